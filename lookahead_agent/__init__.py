@@ -1,0 +1,44 @@
+"""Lookahead Reasoning for LangGraph agents.
+
+The public names are imported when they are first used, so that `import lookahead_agent` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lookahead_agent.chat_model import ChatLookahead
+    from lookahead_agent.errors import LookaheadError
+    from lookahead_agent.policy import POLICIES, VerifierPolicy
+    from lookahead_agent.templates import build_plan_execute
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ChatLookahead": "lookahead_agent.chat_model",
+    "LookaheadError": "lookahead_agent.errors",
+    "POLICIES": "lookahead_agent.policy",
+    "VerifierPolicy": "lookahead_agent.policy",
+    "build_plan_execute": "lookahead_agent.templates",
+}
+
+__all__ = [
+    "POLICIES",
+    "ChatLookahead",
+    "LookaheadError",
+    "VerifierPolicy",
+    "__version__",
+    "build_plan_execute",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,111 @@
+"""The event loop in which engines live: one thread for the whole process.
+
+Engines belong to the loop in which they were first used, and users call from many: sync code, threads, `asyncio.run`
+called again and again. So all decoding runs in one loop of our own, and callers wait for its results in theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The loop, running; it is started at the first call."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="lookahead-agent", daemon=True).start()
+        return _loop
+
+
+def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a coroutine in the background loop; cancelling the future cancels it."""
+    return asyncio.run_coroutine_threadsafe(work, background_loop())
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the background loop and wait; an exception here (Ctrl-C) cancels it."""
+    future = submit(work)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def arun(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the background loop from another loop; cancelling the caller cancels it."""
+    return await asyncio.wrap_future(submit(work))
+
+
+class _End:
+    """Follows the last item of a stream."""
+
+
+def stream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> Iterator[S | T]:
+    """Run `work(emit)` in the background loop; yields what it emits, and at last its result.
+
+    Closing the iterator cancels the work.
+    """
+    items: SimpleQueue[S | _End] = SimpleQueue()
+    future = submit(work(items.put))
+    future.add_done_callback(lambda _: items.put(_End()))
+    try:
+        while not isinstance(item := items.get(), _End):
+            yield item
+        yield future.result()
+    finally:
+        future.cancel()
+
+
+async def astream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncIterator[S | T]:
+    """`stream` for callers in another event loop."""
+    caller = asyncio.get_running_loop()
+    items: asyncio.Queue[S | _End] = asyncio.Queue()
+
+    def put(item: S | _End) -> None:
+        # A caller whose loop has ended no longer wants anything.
+        if not caller.is_closed():
+            caller.call_soon_threadsafe(items.put_nowait, item)
+
+    future = submit(work(put))
+    future.add_done_callback(lambda _: put(_End()))
+    try:
+        while not isinstance(item := await items.get(), _End):
+            yield item
+        yield future.result()  # it is done: the end of the stream followed it
+    finally:
+        future.cancel()
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a thread that does not keep the interpreter from exiting.
+
+    For work that takes minutes and cannot be cancelled: a thread of the default executor would be waited for at exit.
+    """
+    future: Future[T] = Future()
+
+    def target() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=target, name="lookahead-agent-start", daemon=True).start()
+    return await asyncio.wrap_future(future)

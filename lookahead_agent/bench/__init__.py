@@ -1,0 +1,1 @@
+"""Measuring: replies of several policies to the same problems."""

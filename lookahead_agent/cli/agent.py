@@ -1,0 +1,176 @@
+"""`lookahead-agent agent`: the plan-and-execute graph on a question."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import platformdirs
+import typer
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.sqlite import SqliteSaver
+from rich.console import Console
+from rich.table import Table
+
+from lookahead_agent.cli import options
+from lookahead_agent.cli.bars import Bars
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.figures import NodeFigures
+from lookahead_agent.templates import build_plan_execute, template
+
+EXAMPLE = (
+    "A bakery sells 24 trays of 18 rolls each at $0.45 a roll and 37 cakes at $12.80 each. "
+    "Ingredients cost $215.50 in all. How much profit does the bakery make?"
+)
+
+
+def agent(
+    question: Annotated[
+        str | None, typer.Argument(help="What to work out. Default: an example, or the question of --thread.")
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", help="Policy of the planner.")] = "balanced",
+    executor_policy: Annotated[str, typer.Option("--executor-policy", help="Policy of the executor.")] = "strict",
+    finisher_policy: Annotated[str, typer.Option("--finisher-policy", help="Policy of the finisher.")] = "strict",
+    depth: options.Depth = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
+    temperature: options.Temperature = None,
+    max_plans: Annotated[int, typer.Option("--max-plans", min=1, help="How often the planner may run.")] = 3,
+    thread: Annotated[
+        str | None,
+        typer.Option("--thread", help="Thread id: run again with it to resume after an interruption."),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option("--checkpoints", help="SQLite file of the checkpoints.", dir_okay=False)
+    ] = None,
+    engine_arg: options.EngineArgument = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Plan, calculate and answer, showing each step."""
+    if question is not None and not question.strip():
+        raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    policies = {"planner": policy, "executor": executor_policy, "finisher": finisher_policy}
+    llm = options.chat_model(
+        model=model,
+        draft=draft,
+        engine_args=engine_arg,
+        policy=policy,
+        policies={node: options.policy_of(name, depth) for node, name in policies.items()},
+        seed=seed,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
+    file = checkpoints or Path(platformdirs.user_state_dir("lookahead-agent")) / "checkpoints.sqlite"
+    with _checkpointer(file) as saver:
+        graph = build_plan_execute(
+            llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
+        )
+        figures = NodeFigures()
+        thread_id = thread or uuid.uuid4().hex
+        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [figures]}
+        start = _start_of(graph, config, question, thread)
+        with llm:
+            llm.start(Bars())
+            started = time.monotonic()
+            show = Console(stderr=True, quiet=True) if as_json else Console()
+            _show_run(graph.stream(start, config, stream_mode=["messages", "updates"]), show)
+            seconds = time.monotonic() - started
+        state = graph.get_state(config).values
+    if as_json:
+        result = {
+            "answer": state["answer"],
+            "plan": state["plan"],
+            "nodes": figures.nodes(),
+            "seconds": seconds,
+            "results": state.get("results", []),
+            "thread": thread_id,
+        }
+        typer.echo(json.dumps(result, ensure_ascii=False))
+        return
+    show.print(f"\n[bold]Answer:[/] {state['answer']}\n", highlight=False)
+    show.print(_table(figures.nodes()))
+    show.print(f"{seconds:.1f} s in all", highlight=False)
+
+
+@contextmanager
+def _checkpointer(file: Path) -> Iterator[SqliteSaver]:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with SqliteSaver.from_conn_string(str(file)) as saver:
+            saver.setup()
+            yield saver
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
+
+
+def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> dict[str, str] | None:
+    """The graph's input: the question, or None to go on where the thread was interrupted.
+
+    Raises:
+        ConfigurationError: The thread is about another question.
+    """
+    saved = graph.get_state(config)
+    known = saved.values.get("question") if thread is not None else None
+    if known is None:
+        return {"question": question or EXAMPLE}
+    if question is not None and question != known:
+        raise ConfigurationError(
+            f"the thread {thread!r} is about another question: {known!r}. Leave the question out to resume it, "
+            "or choose another --thread."
+        )
+    return None
+
+
+def _show_run(events: Iterator[tuple[str, Any]], show: Console) -> None:
+    writing = None
+    for mode, event in events:
+        if mode == "messages":
+            chunk, metadata = event
+            node = metadata["langgraph_node"]
+            if node != "planner" or not chunk.text:
+                continue
+            if writing != node:
+                show.rule(f"[bold]{node}", align="left")
+                writing = node
+            show.print(chunk.text, end="", markup=False, highlight=False, soft_wrap=True)
+            continue
+        for node, update in event.items():
+            writing = None
+            if node == "planner":
+                show.print()
+                show.rule("[bold]plan", align="left")
+                for number, step in enumerate(update["plan"], 1):
+                    show.print(f"{number}. {step}", markup=False, highlight=False, soft_wrap=True)
+                show.rule("[bold]executor", align="left")
+            for result in update.get("results", ()) if node == "executor" else ():
+                arguments = ", ".join(str(value) for value in result["input"].values())
+                sign = "failed:" if result["failed"] else "="
+                call = f"{result['tool']}({arguments})" if result["tool"] else "no call"
+                show.print(f"{call} {sign} {result['output']}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(nodes: list[dict[str, Any]]) -> Table:
+    table = Table(box=None)
+    table.add_column("node")
+    table.add_column("policy")
+    for heading in ("replies", "steps", "accepted", "tokens", "seconds"):
+        table.add_column(heading, justify="right")
+    for node in nodes:
+        table.add_row(
+            str(node["node"]),
+            node["policy"],
+            str(node["replies"]),
+            str(node["steps"]),
+            f"{node['acceptance_rate']:.0%}",
+            str(node["output_tokens"]),
+            f"{node['seconds']['total']:.1f}",
+        )
+    return table

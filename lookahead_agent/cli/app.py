@@ -1,0 +1,100 @@
+"""The commands, and what becomes of errors and signals."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import click
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from lookahead_agent import __version__
+from lookahead_agent.cli.agent import agent
+from lookahead_agent.cli.ask import ask
+from lookahead_agent.cli.compare import compare
+from lookahead_agent.cli.models import models
+from lookahead_agent.errors import ConfigurationError, LookaheadError, MissingExtraError, ModelNotFoundError
+
+app = typer.Typer(
+    name="lookahead-agent",
+    help="Lookahead Reasoning for LangGraph agents, on vLLM engines of this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(ask)
+app.command()(agent)
+app.command()(compare)
+app.add_typer(models, name="models")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the library does to stderr.")] = False,
+) -> None:
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+        logging.getLogger("lookahead_agent").setLevel(logging.DEBUG)
+    else:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+
+
+def main() -> None:
+    """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(_run())
+
+
+def _run() -> int:
+    errors = Console(stderr=True)
+    try:
+        result = app(standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (ConfigurationError, ModelNotFoundError) as error:
+        errors.print(f"[red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        return 2
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        errors.print(f"[red]Error:[/] {name}: {problem['msg']}", highlight=False, soft_wrap=True)
+        return 2
+    except (LookaheadError, MissingExtraError) as error:
+        errors.print(f"[red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        # What follows takes a moment, and must not be interrupted half-way by an impatient second Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        errors.print("Interrupted.")
+        return 130
+    finally:
+        _shut_down()
+
+
+def _shut_down() -> None:
+    from lookahead_agent.engines.shared import POOL
+
+    POOL.close()
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)

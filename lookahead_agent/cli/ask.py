@@ -1,0 +1,75 @@
+"""`lookahead-agent ask`: one reply."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from rich.console import Console
+
+from lookahead_agent.cli import options
+from lookahead_agent.cli.bars import Bars
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    policy: options.Policy = options.DEFAULT_POLICY,
+    depth: options.Depth = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
+    temperature: options.Temperature = None,
+    engine_arg: options.EngineArgument = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Ask one question and stream the reply."""
+    if not question.strip():
+        raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    llm = options.chat_model(
+        model=model,
+        draft=draft,
+        engine_args=engine_arg,
+        policy=options.policy_of(policy, depth),
+        seed=seed,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        return_token_ids=True,
+    )
+    messages = [*([SystemMessage(system)] if system else []), HumanMessage(question)]
+    with llm:
+        llm.start(Bars())
+        started = time.monotonic()
+        if as_json:
+            message: AIMessage = llm.invoke(messages)
+            typer.echo(json.dumps(_as_json(message, time.monotonic() - started), ensure_ascii=False))
+            return
+        whole: AIMessageChunk | None = None
+        for chunk in llm.stream(messages):
+            typer.echo(chunk.text, nl=False)
+            whole = chunk if whole is None else whole + chunk
+        typer.echo()
+        assert whole is not None
+        figures = whole.response_metadata["lookahead"]
+        tokens = whole.usage_metadata["output_tokens"] if whole.usage_metadata else 0
+        Console(stderr=True).print(
+            f"[dim]{figures['policy']}: {figures['accepted']} of {figures['steps']} steps from the draft, "
+            f"{tokens} tokens in {figures['seconds']['total']:.1f} s[/]",
+            highlight=False,
+        )
+
+
+def _as_json(message: AIMessage, seconds: float) -> dict[str, Any]:
+    return {
+        "text": message.text,
+        "tool_calls": message.tool_calls,
+        "lookahead": message.response_metadata["lookahead"],
+        "usage": message.usage_metadata,
+        "seconds": seconds,
+        "finish_reason": message.response_metadata["finish_reason"],
+        "token_ids": message.response_metadata["token_ids"],
+    }

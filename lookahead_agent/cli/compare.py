@@ -1,0 +1,111 @@
+"""`lookahead-agent compare`: policies on a file of problems."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lookahead_agent.bench.compare import compare_policies, summarize
+from lookahead_agent.bench.problems import read_problems
+from lookahead_agent.cli import options
+from lookahead_agent.cli.bars import Bars
+
+
+def compare(
+    dataset: Annotated[
+        Path,
+        typer.Option("--dataset", exists=True, dir_okay=False, help="JSON Lines with id, question, answer."),
+    ],
+    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Results, appended; a rerun resumes.")] = Path(
+        "results/compare.jsonl"
+    ),
+    policies: Annotated[str, typer.Option("--policies", help="Policy names; the first is the baseline.")] = (
+        "off,exact,balanced"
+    ),
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many problems.")] = 10,
+    skip: Annotated[int, typer.Option("--skip", min=0, help="Problems to leave out at the file's beginning.")] = 0,
+    depth: options.Depth = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    engine_arg: options.EngineArgument = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare policies on the same problems: right answers, acceptance, speed.
+
+    The policy "off" has an engine of its own on all cores; the others share a pair on divided cores.
+    """
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter("no policy is named", param_hint="--policies")
+    problems = read_problems(dataset, limit, skip)
+    models = {
+        name: options.chat_model(
+            model=model,
+            draft=draft,
+            engine_args=engine_arg,
+            policy=options.policy_of(name, depth if name != "off" else None),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            return_token_ids=True,
+        )
+        for name in names
+    }
+    settings: dict[str, Any] = {
+        "model": model,
+        "draft": draft,
+        "depth": depth,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "engine_args": options.engine_arguments(engine_arg),
+    }
+    log = Console(stderr=True)
+
+    def report(row: dict[str, Any]) -> None:
+        figures = row["lookahead"]
+        log.print(
+            f"{row['id']} {row['policy']}: {'right' if row['right'] else 'wrong'}, "
+            f"{figures['accepted']}/{figures['steps']} steps accepted, "
+            f"{len(row['token_ids'])} tokens in {row['seconds']:.1f} s",
+            highlight=False,
+        )
+
+    with ExitStack() as stack:
+        for llm in models.values():
+            stack.enter_context(llm).start(Bars())
+        rows = compare_policies(problems, models, out, settings, report)
+    summary = summarize(rows, names[0])
+    if as_json:
+        typer.echo(json.dumps({"settings": settings, "policies": summary}))
+        return
+    Console().print(_table(summary, names[0]))
+
+
+def _table(summary: list[dict[str, Any]], baseline: str) -> Table:
+    table = Table(box=None)
+    table.add_column("policy")
+    for heading in (
+        "right",
+        "accepted",
+        f"same tokens as {baseline}",
+        "tokens/s",
+        f"speed against {baseline}",
+    ):
+        table.add_column(heading, justify="right")
+    for row in summary:
+        table.add_row(
+            row["policy"],
+            f"{row['right']}/{row['replies']}",
+            f"{row['acceptance_rate']:.0%}",
+            f"{row['same_tokens']}/{row['replies']}",
+            f"{row['tokens_per_second']:.2f}",
+            "" if row["speedup"] is None else f"{row['speedup']:.2f}",
+        )
+    return table

@@ -1,0 +1,61 @@
+"""`lookahead-agent models`: which models there are, and getting them here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lookahead_agent.cli.bars import Bars
+from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
+
+models = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A catalogue name, a folder or a Hub id.")]
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the catalogue."""
+    table = Table(box=None)
+    for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "NOTE"):
+        table.add_column(heading)
+    for known in CATALOGUE.values():
+        here = all(locate(facts) is not None for facts in (known.target, known.draft))
+        table.add_row(
+            known.name + (" (default)" if known.name == DEFAULT_SET else ""),
+            known.target.hub_id,
+            known.draft.hub_id,
+            str(known.context_length),
+            "yes" if here else "no",
+            known.note,
+        )
+    Console(width=None if Console().is_terminal else 200).print(table)
+
+
+@models.command("fetch")
+def fetch_models(name: Name = DEFAULT_SET) -> None:
+    """Fetch a set's models (or one model), if they are not on this machine yet."""
+    for facts in _needed(name):
+        typer.echo(f"{facts.hub_id}: {fetch(facts, Bars())}")
+
+
+@models.command("path")
+def path(name: Name = DEFAULT_SET) -> None:
+    """Print where a set's models are; fails if one is not on this machine."""
+    missing = False
+    for facts in _needed(name):
+        folder = locate(facts)
+        missing |= folder is None
+        typer.echo(f"{facts.hub_id}: {folder or 'not here; run: lookahead-agent models fetch ' + name}")
+    if missing:
+        raise typer.Exit(1)
+
+
+def _needed(name: str) -> list[ModelFacts]:
+    chosen = choose_models(name, draft_wanted=False)
+    if chosen.catalogued is None or name == chosen.target.hub_id:
+        return [chosen.target]
+    return [chosen.target, chosen.catalogued.draft, chosen.catalogued.embedding]

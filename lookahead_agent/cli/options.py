@@ -1,0 +1,93 @@
+"""Options that several commands share, and the chat model that they describe."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.models import DEFAULT_SET
+from lookahead_agent.policy import VerifierPolicy, as_policy
+
+Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue name, a folder or a Hub id.")]
+Draft = Annotated[
+    str | None, typer.Option("--draft", help="Draft model: a folder or a Hub id. Default: the catalogue's.")
+]
+Policy = Annotated[str, typer.Option("--policy", help="off, exact, strict, balanced or fast.")]
+Depth = Annotated[
+    int | None,
+    typer.Option("--depth", min=1, max=16, help="Steps in flight at the front (γ). Default: the policy's."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", min=0.0, help="0 is greedy. Default: what the model's makers recommend."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+EngineArgument = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-arg",
+        metavar="NAME=VALUE",
+        help="Argument of both vLLM engines, such as dtype=float32. Repeatable.",
+    ),
+]
+
+DEFAULT_MODEL = DEFAULT_SET
+DEFAULT_POLICY = "balanced"
+DEFAULT_MAX_TOKENS = 1024
+
+
+def policy_of(name: str, depth: int | None) -> VerifierPolicy:
+    """The named policy, with another depth if one is given."""
+    policy = as_policy(name)
+    if depth is None:
+        return policy
+    if not policy.speculates:
+        Console(stderr=True).print("--depth has no effect: the policy 'off' runs the target alone.")
+        return policy
+    return policy.model_copy(update={"depth": depth})
+
+
+def engine_arguments(given: list[str] | None) -> dict[str, Any]:
+    """`NAME=VALUE` pairs as engine arguments; values are read as JSON where they are JSON.
+
+    Raises:
+        typer.BadParameter: Not of this form.
+    """
+    arguments: dict[str, Any] = {}
+    for pair in given or ():
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--engine-arg")
+        try:
+            arguments[name.replace("-", "_")] = json.loads(value)
+        except json.JSONDecodeError:
+            arguments[name.replace("-", "_")] = value
+    return arguments
+
+
+def chat_model(
+    *,
+    model: str,
+    draft: str | None,
+    engine_args: list[str] | None = None,
+    **fields: Any,
+) -> ChatLookahead:
+    """A chat model from options; nothing is loaded yet.
+
+    Raises:
+        LookaheadError: Options that cannot work.
+    """
+    arguments = engine_arguments(engine_args)
+    return ChatLookahead(
+        model=model,
+        draft_model=draft,
+        engine_args=arguments,
+        draft_engine_args=arguments,
+        **fields,
+    )

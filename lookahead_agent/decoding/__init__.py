@@ -1,0 +1,18 @@
+"""The algorithm of Lookahead Reasoning: knows no vLLM, no LangChain and no HTTP."""
+
+from lookahead_agent.decoding.accounting import ReplyReport, TokenFates
+from lookahead_agent.decoding.driver import DecodingSettings, Reply, ReplyRequest, lookahead
+from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.step import Step, StepEnd
+
+__all__ = [
+    "DecodingSettings",
+    "LookaheadMachine",
+    "Reply",
+    "ReplyReport",
+    "ReplyRequest",
+    "Step",
+    "StepEnd",
+    "TokenFates",
+    "lookahead",
+]

@@ -1,0 +1,89 @@
+"""Where the tokens and the time of a reply went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class TokenFates:
+    """What became of the tokens that one engine generated for a reply.
+
+    Attributes:
+        committed: Part of the reply.
+        rejected: In steps that were complete and not used.
+        aborted: In steps that were stopped before they were complete.
+    """
+
+    committed: int = 0
+    rejected: int = 0
+    aborted: int = 0
+
+    @property
+    def generated(self) -> int:
+        """All of them."""
+        return self.committed + self.rejected + self.aborted
+
+
+class BusyClock:
+    """Measures how long at least one piece of work of a kind was under way.
+
+    Args:
+        now: Clock in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._running = 0
+        self._since = 0.0
+        self._total = 0.0
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count the time inside; overlapping work counts once."""
+        if self._running == 0:
+            self._since = self._now()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self._total += self._now() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """Time counted so far, in seconds."""
+        return self._total + (self._now() - self._since if self._running else 0.0)
+
+
+@dataclass
+class ReplyReport:
+    """Figures of one reply.
+
+    Attributes:
+        steps: Steps of the reply.
+        accepted: Those of them that the draft wrote.
+        verifier_calls: Step pairs that the verifier was asked about.
+        target_tokens: Fates of the target's tokens.
+        draft_tokens: Fates of the draft's tokens.
+        seconds: Wall-clock time: `total`, and the part of it in which the `draft`, the `target` and the `verifier`
+            had work (they overlap, so the parts do not add up to the total).
+        speculation_off: Why speculation ended before the reply did; None if it did not.
+    """
+
+    steps: int = 0
+    accepted: int = 0
+    verifier_calls: int = 0
+    target_tokens: TokenFates = field(default_factory=TokenFates)
+    draft_tokens: TokenFates = field(default_factory=TokenFates)
+    seconds: dict[str, float] = field(default_factory=dict)
+    speculation_off: str | None = None
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the reply's steps that the draft wrote (α); 0 for a reply without steps."""
+        return self.accepted / self.steps if self.steps else 0.0

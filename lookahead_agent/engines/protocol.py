@@ -1,0 +1,90 @@
+"""What the decoder needs from a place where tokens come from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lookahead_agent.engines.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen and when generation ends.
+
+    Attributes:
+        max_tokens: Most tokens to generate, at least 1.
+        temperature: 0 takes the likeliest token.
+        top_p: Probability mass that is sampled from, in (0, 1].
+        top_k: Number of likeliest tokens that are sampled from; 0: all.
+        seed: Makes sampling repeatable for one prompt.
+        stop: Texts that end the generation.
+        logprobs: How many of the likeliest tokens come with their log-probabilities; None: none.
+        allowed_token_ids: The only tokens that may be generated; None: all.
+        structured: Constraint on the output in the engine's own terms, such as `{"json": schema}`; None: free text.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    structured: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Tokens that were generated since the last delta.
+
+    Attributes:
+        token_ids: The new tokens.
+        logprobs: For each of them the log-probabilities of the likeliest tokens by id, if asked for.
+        finish_reason: "stop" or "length" in the last delta, else None.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Mapping[int, float], ...] | None = None
+    finish_reason: str | None = None
+
+
+class Engine(Protocol):
+    """Generates tokens from tokens."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and reply together."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are running."""
+        ...
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Generate from a prompt of token ids, shape (n,), streaming what comes.
+
+        Closing the generator, or cancelling the task that reads it, aborts the request.
+
+        Raises:
+            EngineError: The engine failed.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Abort the request with this id; its generator ends. An id that is not running is no error."""
+        ...
+
+    def close(self) -> None:
+        """Shut down; every running request fails. May be called again."""
+        ...

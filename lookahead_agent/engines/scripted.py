@@ -1,0 +1,160 @@
+"""An engine that follows a script: for tests and simulation, with time that its event loop provides."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.tokenizer import ScriptedTokenizer, Tokenizer
+from lookahead_agent.errors import EngineError
+
+
+@dataclass(frozen=True)
+class ScriptedStep:
+    """What the engine does for one step of a reply.
+
+    Attributes:
+        text: What it writes; with the delimiter, if the step has one.
+        seconds: How long that takes, spread evenly over its tokens.
+        error: Raised instead of the last token.
+        hangs: Whether it never ends after its tokens.
+    """
+
+    text: str
+    seconds: float = 0.0
+    error: str | None = None
+    hangs: bool = False
+
+
+Script = Callable[[str], Sequence[ScriptedStep]]
+"""Given the reply so far, what the engine would write next (all of the rest, or the next step only)."""
+
+
+class ScriptedEngine:
+    """Writes what a script says.
+
+    Args:
+        tokenizer: Shared by engines that exchange token ids.
+        script: A list of steps, of which step `n` follows the reply's first `n` (delimited) steps, or a function of
+            the reply so far.
+        prompt_length: Tokens before the reply begins; the script is given what follows them.
+        logprobs: For requests that ask for log-probabilities: those of the first token, by text.
+        context_length: Most tokens of prompt and reply together.
+
+    With a list, a reply ends (EOS) after the last step.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ScriptedTokenizer,
+        script: Sequence[ScriptedStep] | Script,
+        prompt_length: int,
+        *,
+        logprobs: Mapping[str, float] | None = None,
+        context_length: int = 1 << 20,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._script = script if callable(script) else _following(script)
+        self._prompt_length = prompt_length
+        self._logprobs = logprobs or {}
+        self._context_length = context_length
+        self._running: dict[str, asyncio.Event] = {}
+        self._ids = itertools.count()
+        self._closed = False
+        self.generated = 0
+        """Tokens that were generated in all."""
+        self.requests: list[tuple[tuple[int, ...], Sampling]] = []
+        """Prompt and sampling parameters of every request."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer given."""
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """The context length given."""
+        return self._context_length
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are running."""
+        return len(self._running)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Write what the script says, token by token; see `Engine.generate`."""
+        if self._closed:
+            raise EngineError("the engine is shut down")
+        self.requests.append((tuple(prompt_ids), sampling))
+        request_id = request_id or f"request-{next(self._ids)}"
+        aborted = self._running[request_id] = asyncio.Event()
+        try:
+            if sampling.logprobs is not None:
+                yield self._likelihoods(sampling)
+                return
+            room = min(sampling.max_tokens, self._context_length - len(prompt_ids))
+            for written, (token, seconds, step) in enumerate(self._tokens(prompt_ids), 1):
+                if seconds:
+                    await asyncio.sleep(seconds)
+                if token is None:
+                    if step.hangs:
+                        await aborted.wait()
+                    if aborted.is_set():
+                        return
+                    raise EngineError(step.error or "the script has no more to say")
+                if aborted.is_set():
+                    return
+                self.generated += 1
+                ended = token in self._tokenizer.eos_ids
+                yield Delta((token,), None, "stop" if ended else "length" if written >= room else None)
+                if ended or written >= room:
+                    return
+        finally:
+            del self._running[request_id]
+
+    def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:
+        """Tokens to write with the seconds before each; None where the script fails or hangs."""
+        reply = self._tokenizer.decode(prompt_ids[self._prompt_length :])
+        tokens: list[tuple[int | None, float, ScriptedStep]] = []
+        for step in self._script(reply):
+            ids: list[int | None] = [*self._tokenizer.encode(step.text)]
+            if step.error is not None or step.hangs:
+                ids.append(None)
+            tokens += [(token, step.seconds / len(ids), step) for token in ids]
+            if ids and ids[-1] is None:
+                return tokens
+        return [*tokens, (ScriptedTokenizer.EOS, 0.0, ScriptedStep(""))]
+
+    def _likelihoods(self, sampling: Sampling) -> Delta:
+        logprobs = {self._tokenizer.encode(text)[0]: value for text, value in self._logprobs.items()}
+        if sampling.allowed_token_ids is not None:
+            logprobs = {token: logprobs.get(token, -math.inf) for token in sampling.allowed_token_ids}
+        self.generated += 1
+        best = max(logprobs, key=lambda token: logprobs[token])
+        return Delta((best,), (logprobs,), "length")
+
+    async def abort(self, request_id: str) -> None:
+        """Abort the request with this id."""
+        if request_id in self._running:
+            self._running[request_id].set()
+
+    def close(self) -> None:
+        """Refuse further requests."""
+        self._closed = True
+
+
+def _following(steps: Sequence[ScriptedStep], delimiter: str = "\n\n") -> Script:
+    def script(reply: str) -> Sequence[ScriptedStep]:
+        *complete, begun = reply.split(delimiter)
+        rest = list(steps[sum(1 for part in complete if part.strip()) :])
+        if rest and begun and rest[0].text.startswith(begun):
+            rest[0] = replace(rest[0], text=rest[0].text[len(begun) :])
+        return rest
+
+    return script

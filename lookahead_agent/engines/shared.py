@@ -1,0 +1,89 @@
+"""Engines shared by configuration within the process, and shut down when nobody needs them or the process exits."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Callable
+
+import psutil
+
+from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, end_processes
+from lookahead_agent.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+
+class _Entry:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.engine: VLLMEngine | None = None
+        self.users = 0
+
+
+class EnginePool:
+    """Starts each configuration once.
+
+    Args:
+        start: Makes an engine from its configuration.
+    """
+
+    def __init__(self, start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._closed = False
+
+    def acquire(self, config: VLLMConfig) -> VLLMEngine:
+        """Return the running engine with this configuration, or start it; blocks while it starts.
+
+        Every `acquire` is paired with one `release`.
+
+        Raises:
+            EngineStartError: It could not start.
+            EngineError: The pool is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineError("the process is shutting down")
+            entry = self._entries.setdefault(config.key, _Entry())
+            entry.users += 1
+        try:
+            with entry.lock:
+                if entry.engine is None:
+                    entry.engine = self._start(config)
+                return entry.engine
+        except BaseException:
+            self.release(config)
+            raise
+
+    def release(self, config: VLLMConfig) -> None:
+        """Say that an engine is no longer needed; the last user's release shuts it down."""
+        with self._lock:
+            entry = self._entries.get(config.key)
+            if entry is None:
+                return
+            entry.users -= 1
+            if entry.users > 0:
+                return
+            del self._entries[config.key]
+        if entry.engine is not None:
+            entry.engine.close()
+
+    def close(self) -> None:
+        """Shut everything down, engines that are still starting included."""
+        with self._lock:
+            self._closed = True
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            if entry.engine is not None:
+                entry.engine.close()
+        # An engine that is starting has processes that only the process table knows of.
+        if any(entry.engine is None for entry in entries):
+            end_processes(psutil.Process().children(recursive=True))
+
+
+POOL = EnginePool()
+atexit.register(POOL.close)

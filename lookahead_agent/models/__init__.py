@@ -1,0 +1,16 @@
+"""Which models there are and how they get onto this machine."""
+
+from lookahead_agent.models.catalogue import CATALOGUE, DEFAULT_SET, ModelFacts, ModelSet, model_set
+from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, locate
+
+__all__ = [
+    "CATALOGUE",
+    "DEFAULT_SET",
+    "ModelFacts",
+    "ModelSet",
+    "ResolvedSet",
+    "choose_models",
+    "fetch",
+    "locate",
+    "model_set",
+]

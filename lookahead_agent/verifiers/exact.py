@@ -1,0 +1,18 @@
+"""The verifier that changes nothing."""
+
+from __future__ import annotations
+
+from lookahead_agent.verifiers.protocol import StepPair, Verdict
+
+
+class ExactVerifier:
+    """Accepts a draft step that is the target's, token for token.
+
+    At temperature 0 the reply is then the one that the target alone writes. Tokens are compared and not only text:
+    the same text in other tokens would lead the target on another way.
+    """
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        """Judge one pair."""
+        same = pair.draft.token_ids == pair.target.token_ids
+        return Verdict(same, "same tokens" if same else "other tokens")

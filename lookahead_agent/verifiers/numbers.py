@@ -1,0 +1,39 @@
+"""The numbers of a text, as values: steps with different results never mean the same."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{?\s*(-?[\d.,]+)\s*\}?\s*\{?\s*(-?[\d.,]+)\s*\}?")
+_LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
+_NUMBER = re.compile(
+    r"""
+    (?P<sign> (?<![\w)\]}%.]) (?<![\w)\]}%]\s) [-−–] \s? )?   # a sign, where it cannot be a subtraction
+    [$€£]? \s?
+    (?P<digits> \d{1,3}(?:,\d{3})+(?:\.\d+)? | \d+(?:\.\d+)? | (?<!\d)\.\d+ )
+    (?: \s? (?P<percent> \\?% ) )?
+    """,
+    re.VERBOSE,
+)
+
+
+def numbers(text: str) -> frozenset[Fraction | str]:
+    """The distinct numbers in `text` by value.
+
+    Thousands separators, currency signs, trailing zeros and the spelling of LaTeX fractions make no difference; the
+    sign does, and a percentage is not the bare number. The enumerators of lists ("2.", "Step 3:") are not counted:
+    they number the thoughts and are no part of them.
+    """
+    text = _ENUMERATOR.sub("", text)
+    text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
+    text = _LATEX_FRACTION.sub(r" \1 / \2 ", text)
+    text = text.replace("\\$", "$")
+    found: set[Fraction | str] = set()
+    for match in _NUMBER.finditer(text):
+        value = Fraction(match["digits"].replace(",", ""))
+        if match["sign"]:
+            value = -value
+        found.add(f"{value}%" if match["percent"] else value)
+    return frozenset(found)

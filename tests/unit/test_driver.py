@@ -1,0 +1,220 @@
+"""The decoder on scripted engines in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lookahead_agent.decoding import DecodingSettings, lookahead
+from lookahead_agent.engines import Sampling, ScriptedStep
+from lookahead_agent.engines.virtual_time import run_in_virtual_time
+from lookahead_agent.errors import EngineError
+from lookahead_agent.verifiers import ExactVerifier
+from tests.unit.scripts import Pair, ScriptedVerifier
+
+STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
+ALL = ScriptedVerifier(lambda draft, target: True)
+NONE = ScriptedVerifier(lambda draft, target: False)
+
+
+def test_target_alone_writes_its_script_and_streams_every_token() -> None:
+    pair = Pair(STEPS, None)
+    reply = pair.run()
+    assert reply.text == "".join(STEPS)
+    assert reply.finish_reason == "stop"
+    assert reply.report.steps == 4
+    assert reply.report.acceptance_rate == 0
+    assert len(pair.pieces) > len(STEPS), "tokens of the target alone appear one by one"
+    assert len(pair.target.requests) == 1, "one request writes the whole reply"
+    assert reply.report.seconds["total"] == pytest.approx(12)
+
+
+def test_equal_draft_is_accepted_throughout_and_saves_time() -> None:
+    pair = Pair(STEPS, STEPS)
+    reply = pair.run()
+    assert reply.text == "".join(STEPS)
+    assert reply.report.accepted == reply.report.steps == 4
+    # The draft takes 1 s a step; the fourth target step starts after 3 s and takes 3.
+    assert reply.report.seconds["total"] == pytest.approx(6)
+    assert reply.report.seconds["target"] == pytest.approx(6)
+    assert reply.report.seconds["draft"] == pytest.approx(4)
+
+
+def test_text_appears_as_soon_as_it_is_committed() -> None:
+    pair = Pair(STEPS, STEPS)
+    pair.run()
+    assert pair.pieces == STEPS
+
+
+def test_accepted_steps_are_the_drafts_own_words() -> None:
+    other = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
+    assert Pair(STEPS, other).run(ALL).text == "".join(other)
+
+
+def test_rejected_steps_are_the_targets() -> None:
+    other = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
+    pair = Pair(STEPS, other)
+    reply = pair.run(NONE)
+    assert reply.text == "".join(STEPS)
+    assert reply.report.accepted == 0
+    assert reply.report.target_tokens.rejected == 0
+    assert reply.report.draft_tokens.committed == 0
+
+
+def test_never_slower_than_the_target_when_everything_is_rejected() -> None:
+    other = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
+    slow_no = ScriptedVerifier(lambda draft, target: False, seconds=2.0)
+    hedged = Pair(STEPS, other).run(slow_no, DecodingSettings(hedge=True))
+    paper = Pair(STEPS, other).run(slow_no, DecodingSettings(hedge=False))
+    alone = Pair(STEPS, None).run()
+    # Only the verdict on the last step cannot be hedged against: nothing follows it.
+    assert hedged.report.seconds["total"] <= alone.report.seconds["total"] + 2.0
+    assert paper.report.seconds["total"] == pytest.approx(alone.report.seconds["total"] + 4 * 2.0)
+
+
+def test_mixed_verdicts_commit_in_order() -> None:
+    other = ["Firstly this.\n\n", "Then that.\n\n", "So it is 5.\n\n", "Done."]
+    agree = ScriptedVerifier(lambda draft, target: "5" not in draft, seconds=0.5)
+    reply = Pair(STEPS, other).run(agree)
+    assert reply.text == "Firstly this.\n\nThen that.\n\nSo it is 4.\n\nDone."
+    assert reply.report.accepted == 3
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 8])
+def test_depth_limits_steps_in_flight(depth: int) -> None:
+    steps = [f"Step {i}.\n\n" for i in range(8)]
+    pair = Pair(steps, steps, target_seconds=100, draft_seconds=1)
+    most = 0
+
+    async def watched() -> None:
+        nonlocal most
+        reply = asyncio.create_task(pair.reply(settings=DecodingSettings(depth=depth)))
+        while not reply.done():
+            most = max(most, pair.target.in_flight)
+            await asyncio.sleep(0.5)
+        await reply
+
+    run_in_virtual_time(watched())
+    assert most == depth
+
+
+def test_a_step_cut_by_the_length_limit_is_never_accepted() -> None:
+    steps = ["one two three four five six\n\n", "end."]
+    reply = Pair(steps, steps).run(ALL, DecodingSettings(max_step_tokens=4))
+    assert reply.text == "".join(steps)
+    # Only the uncut ends of the steps can be the draft's.
+    assert reply.report.draft_tokens.committed < len(reply.token_ids)
+
+
+def test_a_pair_of_which_only_one_side_ends_the_reply_is_not_accepted() -> None:
+    reply = Pair(STEPS, ["First this."]).run(ALL)
+    assert reply.text.startswith("First this.\n\n")
+    assert len(reply.text) > len("First this.\n\n")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 11])
+@pytest.mark.parametrize("draft", [None, STEPS, ["Else.\n\n", "Other.\n\n", "More.\n\n"]])
+def test_the_token_budget_is_exact(max_tokens: int, draft: list[str] | None) -> None:
+    reply = Pair(STEPS, draft).run(sampling=Sampling(max_tokens=max_tokens))
+    assert len(reply.token_ids) == max_tokens
+    assert reply.finish_reason == "length"
+    assert "".join(STEPS).startswith(reply.text)
+
+
+@pytest.mark.parametrize("stop", ["that", "that.\n\nSo", "4"])
+@pytest.mark.parametrize("draft", [None, STEPS])
+def test_stop_strings_end_the_reply_and_are_not_part_of_it(stop: str, draft: list[str] | None) -> None:
+    pair = Pair(STEPS, draft)
+    reply = pair.run(sampling=Sampling(max_tokens=1000, stop=(stop,)))
+    assert reply.text == "".join(STEPS).split(stop)[0]
+    assert reply.finish_reason == "stop"
+
+
+def test_nothing_inside_an_action_comes_from_the_draft() -> None:
+    steps = ["I need a tool.\n\n", '<tool_call>\n{"name": "x",\n\n"arguments": {}}\n</tool_call>']
+    pair = Pair(steps, steps)
+    reply = pair.run(ALL, markers=("<tool_call>",))
+    assert reply.text == "".join(steps)
+    committed_by_draft = pair.tokenizer.encode(steps[0])
+    assert reply.report.draft_tokens.committed == len(committed_by_draft)
+
+
+def test_a_failed_draft_turns_speculation_off() -> None:
+    broken = [ScriptedStep("First this.\n\n", 1), ScriptedStep("Then", 1, error="out of memory")]
+    reply = Pair(STEPS, broken).run(ALL)
+    assert reply.text == "".join(STEPS)
+    assert reply.report.speculation_off == "out of memory"
+
+
+def test_a_failed_verifier_turns_speculation_off() -> None:
+    reply = Pair(STEPS, STEPS).run(ScriptedVerifier(lambda d, t: True, error="judge is away"))
+    assert reply.text == "".join(STEPS)
+    assert reply.report.accepted == 0
+    assert reply.report.speculation_off == "judge is away"
+
+
+def test_a_verifier_that_hangs_is_given_up() -> None:
+    reply = Pair(STEPS, STEPS).run(
+        ScriptedVerifier(lambda d, t: True, seconds=1e6), DecodingSettings(verifier_timeout=5)
+    )
+    assert reply.text == "".join(STEPS)
+    assert reply.report.speculation_off == "TimeoutError"
+
+
+def test_a_draft_that_hangs_costs_nothing() -> None:
+    reply = Pair(STEPS, [ScriptedStep("First", 1, hangs=True)] * 4).run(ALL)
+    assert reply.text == "".join(STEPS)
+    assert reply.report.seconds["total"] == pytest.approx(12)
+
+
+def test_a_failed_target_fails_the_reply_once() -> None:
+    broken = [ScriptedStep("First this.\n\n", 1), ScriptedStep("Then", 1, error="out of memory")]
+    pair = Pair(broken, STEPS)
+    with pytest.raises(EngineError, match="out of memory"):
+        pair.run(ALL)
+    assert pair.target.in_flight == 0
+    assert pair.draft is not None
+    assert pair.draft.in_flight == 0
+
+
+@pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 1.5, 2.9, 3.0, 3.3, 4.7, 6.1, 8.0])
+@pytest.mark.parametrize("verdict", [True, False])
+def test_cancelling_at_any_moment_leaves_no_request(after: float, verdict: bool) -> None:
+    pair = Pair(STEPS, ["Firstly.\n\n", "Then that.\n\n", "So.\n\n", "Done."])
+    verifier = ScriptedVerifier(lambda d, t: verdict, seconds=0.4)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(
+            lookahead(pair.request(), pair.target, pair.draft, verifier, DecodingSettings(depth=3))
+        )
+        await asyncio.sleep(after)
+        task.cancel()
+        if not task.done():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert pair.draft is not None
+        assert pair.target.in_flight == pair.draft.in_flight == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_in_virtual_time(cancelled())
+
+
+def test_sampled_steps_have_a_seed_of_their_own_shared_by_draft_and_target() -> None:
+    pair = Pair(STEPS, STEPS)
+    pair.run(sampling=Sampling(max_tokens=1000, temperature=0.7, seed=3))
+    assert pair.draft is not None
+    seeds = {prompt: sampling.seed for prompt, sampling in pair.target.requests}
+    assert len(set(seeds.values())) == 4, "one per position"
+    for prompt, sampling in pair.draft.requests:
+        assert sampling.seed == seeds[prompt]
+
+
+def test_the_target_alone_uses_the_same_seeds() -> None:
+    sampling = Sampling(max_tokens=1000, temperature=0.7, seed=3)
+    alone, pair = Pair(STEPS, None), Pair(STEPS, STEPS)
+    alone.run(sampling=sampling)
+    pair.run(ExactVerifier(), sampling=sampling)
+    seeds = {pair.tokenizer.decode(prompt): sampling.seed for prompt, sampling in pair.target.requests}
+    for prompt, used in alone.target.requests:
+        assert used.seed == seeds[alone.tokenizer.decode(prompt)]

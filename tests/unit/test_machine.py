@@ -1,0 +1,232 @@
+"""The decisions, under every order of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookahead_agent.decoding.machine import (
+    Abort,
+    Action,
+    Commit,
+    Event,
+    Fail,
+    Failed,
+    Finish,
+    Judged,
+    LookaheadMachine,
+    Node,
+    Reject,
+    Source,
+    StartDraft,
+    StartTarget,
+    StepWritten,
+    Verify,
+)
+from lookahead_agent.step import Step, StepEnd
+
+Text = tuple[str, ...]
+
+
+def step(text: str, end: StepEnd) -> Step:
+    return Step(tuple(ord(letter) for letter in text), text, end)
+
+
+def prefix(node: Node) -> Text:
+    """Texts from the front to the node; what is committed is kept by the world."""
+    texts: list[str] = []
+    walk: Node | None = node
+    while walk is not None and walk.step is not None and walk.parent is not None:
+        texts.append(walk.step.text)
+        walk = walk.parent
+    return tuple(reversed(texts))
+
+
+@dataclass
+class World:
+    """Models that answer by a function of the prefix, and every rule that the machine must keep."""
+
+    target: Callable[[Text], Step]
+    draft: Callable[[Text], Step]
+    accepts: Callable[[Step, Step], bool]
+    depth: int
+    running: dict[int, tuple[str, Node, Event]] = field(default_factory=dict)
+    fates: dict[int, str] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+    committed: list[Node] = field(default_factory=list)
+    ended: Action | None = None
+
+    def text_before(self, node: Node) -> Text:
+        own = prefix(node)
+        committed = tuple(n.step.text for n in self.committed if n.step is not None)
+        return committed + own
+
+    def carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert self.ended is None, "nothing follows the end"
+            match action:
+                case StartDraft(job, node):
+                    assert not any(kind == "draft" for kind, _, _ in self.running.values()), "one draft at a time"
+                    self._start(job, "draft", node, StepWritten(job, self.draft(self.text_before(node))))
+                case StartTarget(job, node, _):
+                    self._start(job, "target", node, StepWritten(job, self.target(self.text_before(node))))
+                case Verify(job, draft, target):
+                    assert draft.step is not None
+                    assert target.step is not None
+                    assert draft.source is Source.DRAFT
+                    assert target.source is Source.TARGET
+                    assert draft.parent is target.parent, "a pair is written from one prefix"
+                    assert draft.step.end is target.step.end
+                    assert draft.step.end in (StepEnd.DELIMITER, StepEnd.EOS, StepEnd.STOP)
+                    self._start(job, "verify", draft, Judged(job, self.accepts(draft.step, target.step)))
+                case Commit(node):
+                    self._fate(node.job, "committed")
+                    self.committed.append(node)
+                case Reject(job):
+                    assert job not in self.running
+                    self._fate(job, "rejected")
+                case Abort(job):
+                    del self.running[job]
+                    self._fate(job, "aborted")
+                case Finish() | Fail():
+                    self.ended = action
+        targets = sum(kind == "target" for kind, _, _ in self.running.values())
+        assert targets <= max(1, self.depth) + 1, "depth, and one hedge"
+
+    def _start(self, job: int, kind: str, node: Node, event: Event) -> None:
+        assert job not in self.started
+        self.started.add(job)
+        self.running[job] = (kind, node, event)
+
+    def _fate(self, job: int, fate: str) -> None:
+        assert job in self.started
+        assert job not in self.fates, "a job has one fate"
+        self.fates[job] = fate
+
+    def reply(self) -> Text:
+        return tuple(node.step.text for node in self.committed if node.step is not None)
+
+
+def model(letters: str, length: int, salt: int) -> Callable[[Text], Step]:
+    """A deterministic model: its step depends on everything before."""
+
+    def write(before: Text) -> Step:
+        value = hash((before, salt)) & 0xFFFF
+        end = StepEnd.EOS if len(before) >= length else StepEnd.DELIMITER
+        if value % 11 == 3:
+            end = StepEnd.LIMIT
+        elif value % 13 == 5:
+            end = StepEnd.EOS
+        elif value % 17 == 7:
+            end = StepEnd.ACTION
+        return step(letters[value % len(letters)], end)
+
+    return write
+
+
+def alone(target: Callable[[Text], Step]) -> Text:
+    texts: Text = ()
+    while True:
+        written = target(texts)
+        texts += (written.text,)
+        if written.end.ends_reply:
+            return texts
+
+
+def play(world: World, machine: LookaheadMachine, choose: Callable[[int], int], failures: set[str]) -> None:
+    world.carry_out(machine.start())
+    stale: list[Event] = []
+    for _ in range(5000):
+        if world.ended is not None:
+            break
+        jobs = sorted(world.running)
+        job = jobs[choose(len(jobs))]
+        kind, _, event = world.running.pop(job)
+        if kind in failures:
+            failures.discard(kind)
+            event = Failed(job, f"{kind} failed")
+        if kind == "verify":
+            world.fates[job] = "judged"
+        if isinstance(event, Failed):
+            world.fates[job] = "failed"
+        stale.append(event)
+        world.carry_out(machine.handle(event))
+        world.carry_out(machine.handle(stale[choose(len(stale))]))  # an event that comes twice changes nothing
+    assert world.ended is not None, "it comes to an end"
+    assert not world.running, "nothing runs on after the end"
+
+
+verdicts = st.sampled_from(["equal", "all", "none", "odd"])
+
+
+def verdict(name: str) -> Callable[[Step, Step], bool]:
+    return {
+        "equal": lambda a, b: a.token_ids == b.token_ids,
+        "all": lambda a, b: True,
+        "none": lambda a, b: False,
+        "odd": lambda a, b: hash((a.text, b.text)) % 2 == 1,
+    }[name]
+
+
+@given(
+    depth=st.integers(0, 8),
+    hedge=st.booleans(),
+    salts=st.tuples(st.integers(0, 500), st.integers(0, 500), st.booleans()),
+    length=st.integers(0, 9),
+    how=verdicts,
+    failing=st.sets(st.sampled_from(["draft", "verify"])),
+    data=st.data(),
+)
+@settings(max_examples=1500, deadline=None)
+def test_guarantees_hold_in_every_order_of_events(
+    depth: int,
+    hedge: bool,
+    salts: tuple[int, int, bool],
+    length: int,
+    how: str,
+    failing: set[str],
+    data: st.DataObject,
+) -> None:
+    target = model("ab", length, salts[0])
+    draft = target if salts[2] else model("ab", length, salts[1])
+    world = World(target, draft, verdict(how), depth)
+    machine = LookaheadMachine(depth, hedge)
+    random = data.draw(st.randoms(use_true_random=False))
+    play(world, machine, random.randrange, set(failing))
+
+    assert isinstance(world.ended, Finish)
+    assert set(world.fates) == world.started, "every job has a fate"
+    if how in ("equal", "none"):
+        assert world.reply() == alone(target), "the target's own reply, whatever the order"
+    last = world.committed[-1].step
+    assert last is not None
+    assert last.end is world.ended.end
+    action_open = False
+    for node in world.committed:
+        assert node.step is not None
+        if node.source is Source.DRAFT:
+            assert node.step.end not in (StepEnd.LIMIT, StepEnd.BUDGET, StepEnd.ACTION)
+            assert not action_open, "an action is the target's alone"
+            assert depth > 0
+        action_open = action_open or node.step.end is StepEnd.ACTION
+
+
+@given(depth=st.integers(0, 4), salt=st.integers(0, 500), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_failed_target_ends_it(depth: int, salt: int, data: st.DataObject) -> None:
+    target = model("ab", 5, salt)
+    world = World(target, target, verdict("all"), depth)
+    random = data.draw(st.randoms(use_true_random=False))
+    play(world, LookaheadMachine(depth), random.randrange, {"target"})
+    assert isinstance(world.ended, Fail)
+
+
+def test_an_event_of_the_wrong_kind_is_refused() -> None:
+    machine = LookaheadMachine(depth=2)
+    job = next(action.job for action in machine.start() if isinstance(action, StartTarget))
+    with pytest.raises(ValueError, match="does not fit"):
+        machine.handle(Judged(job, True))
