@@ -152,18 +152,27 @@ def build_plan_execute(
 
 
 def parse_plan(text: str) -> list[str]:
-    """The items of the list after the last "Plan:" line (of the whole text, if there is no such line).
+    """The items of the first list after the last "Plan:" line (of the whole text, if there is no such line).
 
     Numbered items count, or bullets where nothing is numbered. What stands below an item belongs to it, up to a
-    blank line.
+    blank line; other text after a blank line ends the list.
     """
     headings = list(re.finditer(r"^[#*\s]*plan\b[*\s]*:?[*\s]*$", text, re.IGNORECASE | re.MULTILINE))
     if headings:
         text = text[headings[-1].end() :]
     for mark in (r"\d+[.)]", r"[-*•]"):
-        item = rf"^[ \t]*{mark}[ \t]+(.+(?:\n(?![ \t]*{mark}[ \t])[ \t]*\S.*)*)"
-        if items := re.findall(item, text, re.MULTILINE):
-            return [" ".join(item.split()) for item in items]
+        items: list[str] = []
+        after_blank = False
+        for line in text.splitlines():
+            if item := re.match(rf"\s*{mark}\s+(.*\S)", line):
+                items.append(item[1])
+            elif items and line.strip():
+                if after_blank:
+                    break
+                items[-1] += " " + line.strip()
+            after_blank = not line.strip()
+        if items:
+            return items
     return []
 
 

@@ -8,7 +8,6 @@ import sys
 from types import FrameType
 from typing import Annotated
 
-import click
 import typer
 from pydantic import ValidationError
 from rich.console import Console
@@ -18,7 +17,9 @@ from lookahead_agent.cli.agent import agent
 from lookahead_agent.cli.ask import ask
 from lookahead_agent.cli.compare import compare
 from lookahead_agent.cli.models import models
-from lookahead_agent.errors import ConfigurationError, LookaheadError, MissingExtraError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="lookahead-agent",
@@ -55,6 +56,7 @@ def _options(
 
 def main() -> None:
     """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise."""
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(_run())
 
@@ -62,38 +64,38 @@ def main() -> None:
 def _run() -> int:
     errors = Console(stderr=True)
     try:
-        result = app(standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.UsageError as error:
-        error.show()
-        return 2
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (ConfigurationError, ModelNotFoundError) as error:
-        errors.print(f"[red]Error:[/] {error}", highlight=False, soft_wrap=True)
-        return 2
+        app()
+    except SystemExit as exit_:  # typer has shown its own errors
+        code = exit_.code if isinstance(exit_.code, int) else 1
+        if code == _INTERRUPTED:
+            errors.print("Interrupted.")
+        return code
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"])
         errors.print(f"[red]Error:[/] {name}: {problem['msg']}", highlight=False, soft_wrap=True)
         return 2
-    except (LookaheadError, MissingExtraError) as error:
+    except (ConfigurationError, ModelNotFoundError) as error:
+        errors.print(f"[red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        return 2
+    except LookaheadError as error:
         errors.print(f"[red]Error:[/] {error}", highlight=False, soft_wrap=True)
         return 1
-    except (KeyboardInterrupt, click.Abort):
-        # What follows takes a moment, and must not be interrupted half-way by an impatient second Ctrl-C.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        errors.print("Interrupted.")
-        return 130
     finally:
         _shut_down()
+    return 0
 
 
 def _shut_down() -> None:
     from lookahead_agent.engines.shared import POOL
 
     POOL.close()
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    # Ending the engines takes a moment, and an impatient second Ctrl-C must not leave them behind.
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _terminate(number: int, _: FrameType | None) -> None:

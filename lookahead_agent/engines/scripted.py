@@ -30,8 +30,8 @@ class ScriptedStep:
     hangs: bool = False
 
 
-Script = Callable[[str], Sequence[ScriptedStep]]
-"""Given the reply so far, what the engine would write next (all of the rest, or the next step only)."""
+Script = Callable[[str, str], Sequence[ScriptedStep]]
+"""Given the prompt and the reply so far, all that the engine would write next."""
 
 
 class ScriptedEngine:
@@ -40,8 +40,8 @@ class ScriptedEngine:
     Args:
         tokenizer: Shared by engines that exchange token ids.
         script: A list of steps, of which step `n` follows the reply's first `n` (delimited) steps, or a function of
-            the reply so far.
-        prompt_length: Tokens before the reply begins; the script is given what follows them.
+            the prompt and the reply so far.
+        prompt_length: Tokens before the reply begins; None: it begins after the last "assistant: ".
         logprobs: For requests that ask for log-probabilities: those of the first token, by text.
         context_length: Most tokens of prompt and reply together.
 
@@ -52,13 +52,13 @@ class ScriptedEngine:
         self,
         tokenizer: ScriptedTokenizer,
         script: Sequence[ScriptedStep] | Script,
-        prompt_length: int,
+        prompt_length: int | None = None,
         *,
         logprobs: Mapping[str, float] | None = None,
         context_length: int = 1 << 20,
     ) -> None:
         self._tokenizer = tokenizer
-        self._script = script if callable(script) else _following(script)
+        self._script = script if callable(script) else following(script)
         self._prompt_length = prompt_length
         self._logprobs = logprobs or {}
         self._context_length = context_length
@@ -120,9 +120,13 @@ class ScriptedEngine:
 
     def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:
         """Tokens to write with the seconds before each; None where the script fails or hangs."""
-        reply = self._tokenizer.decode(prompt_ids[self._prompt_length :])
+        if self._prompt_length is not None:
+            prompt = self._tokenizer.decode(prompt_ids[: self._prompt_length])
+            reply = self._tokenizer.decode(prompt_ids[self._prompt_length :])
+        else:
+            prompt, _, reply = self._tokenizer.decode(prompt_ids).rpartition("assistant: ")
         tokens: list[tuple[int | None, float, ScriptedStep]] = []
-        for step in self._script(reply):
+        for step in self._script(prompt, reply):
             ids: list[int | None] = [*self._tokenizer.encode(step.text)]
             if step.error is not None or step.hangs:
                 ids.append(None)
@@ -149,8 +153,10 @@ class ScriptedEngine:
         self._closed = True
 
 
-def _following(steps: Sequence[ScriptedStep], delimiter: str = "\n\n") -> Script:
-    def script(reply: str) -> Sequence[ScriptedStep]:
+def following(steps: Sequence[ScriptedStep], delimiter: str = "\n\n") -> Script:
+    """The script of a list: after `n` delimited steps comes step `n`, without what is already written of it."""
+
+    def script(_: str, reply: str) -> Sequence[ScriptedStep]:
         *complete, begun = reply.split(delimiter)
         rest = list(steps[sum(1 for part in complete if part.strip()) :])
         if rest and begun and rest[0].text.startswith(begun):

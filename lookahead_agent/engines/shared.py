@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+
+# Imported for its exit handler, which waits for child processes and must be registered before ours: handlers run in
+# reverse order, and ours is what ends those children.
+import multiprocessing.util  # noqa: F401
 import threading
 from collections.abc import Callable
 

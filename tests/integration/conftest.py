@@ -1,0 +1,68 @@
+"""Engines are slow to start, so tests share them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lookahead_agent import ChatLookahead
+from tests.integration.tiny_models import make_pair
+
+logging.getLogger("lookahead_agent").setLevel(logging.INFO)
+
+TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 28, "max_model_len": 1024}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a tiny target and draft."""
+    return make_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
+    """The tiny pair in real vLLM."""
+    with ChatLookahead(
+        model=str(tiny_pair[0]),
+        draft_model=str(tiny_pair[1]),
+        policy="exact",
+        temperature=0,
+        max_tokens=96,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+        return_token_ids=True,
+    ) as llm:
+        llm.start()
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[ChatLookahead]:
+    """The packaged pair in real vLLM, with the policies of the plan-and-execute agent."""
+    with ChatLookahead(
+        policies={"planner": "balanced", "executor": "strict", "finisher": "strict"},
+        temperature=0,
+        max_tokens=400,
+        return_token_ids=True,
+    ) as llm:
+        llm.start()
+        yield llm
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Processes that a process has started, and theirs."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

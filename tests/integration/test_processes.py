@@ -1,0 +1,106 @@
+"""Whole processes: the command line, scripts, and what is left when they are interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.conftest import descendants
+
+COMMAND = Path(sys.executable).parent / "lookahead-agent"
+ENGINE = ["--engine-arg", "dtype=float32", "--engine-arg", "kv_cache_memory_bytes=268435456"]
+ENGINE += ["--engine-arg", "max_model_len=1024"]
+
+
+def ask(pair: tuple[Path, Path], *arguments: str) -> list[str]:
+    return [
+        str(COMMAND),
+        "ask",
+        "A two and three?",
+        "--model",
+        str(pair[0]),
+        "--draft",
+        str(pair[1]),
+        *ENGINE,
+        *arguments,
+    ]
+
+
+def test_ask_prints_one_json_object_and_exact_has_the_tokens_of_off(tiny_pair: tuple[Path, Path]) -> None:
+    results = {}
+    for policy in ("off", "exact"):
+        command = ask(tiny_pair, "--policy", policy, "--temperature", "0", "--max-tokens", "120", "--json")
+        process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert process.returncode == 0, process.stderr
+        results[policy] = json.loads(process.stdout)
+        assert process.stdout.count("\n") == 1
+    assert results["off"]["token_ids"] == results["exact"]["token_ids"]
+    assert results["off"]["text"] == results["exact"]["text"]
+    assert results["exact"]["lookahead"]["policy"] == "exact"
+    assert results["exact"]["lookahead"]["tokens"]["draft"]["committed"] > 0
+    assert results["exact"]["usage"]["output_tokens"] == len(results["exact"]["token_ids"])
+
+
+def wait_for_engines(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """Wait until the process has written its first words, and return its children."""
+    assert process.stdout is not None
+    while process.stdout.read(1) == "":
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+    children = descendants(process.pid)
+    assert len(children) >= count
+    return children
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_an_interrupted_run(tiny_pair: tuple[Path, Path], sign: signal.Signals) -> None:
+    command = ask(tiny_pair, "--policy", "fast", "--max-tokens", "900", "--temperature", "1.0")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
+    )
+    children = wait_for_engines(process, 2)
+    process.send_signal(sign)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sign]
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert "Traceback" not in errors
+
+
+def test_nothing_is_left_when_interrupted_while_loading(tiny_pair: tuple[Path, Path]) -> None:
+    process = subprocess.Popen(ask(tiny_pair), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (children := descendants(process.pid)):
+        assert process.poll() is None
+        try:
+            process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert "Traceback" not in errors
+
+
+def test_a_script_without_a_main_guard_works_and_leaves_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from lookahead_agent import ChatLookahead\n"
+        "print('begun', flush=True)\n"
+        "arguments = {'dtype': 'float32', 'kv_cache_memory_bytes': 1 << 28, 'max_model_len': 1024}\n"
+        f"llm = ChatLookahead(model={str(tiny_pair[0])!r}, draft_model={str(tiny_pair[1])!r}, policy='exact',\n"
+        "                    engine_args=arguments, draft_engine_args=arguments, max_tokens=20)\n"
+        "print(len(llm.invoke('A two?').text) > 0)\n"
+    )
+    process = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
+    assert process.stdout.split() == ["begun", "True"], process.stderr
+    assert process.returncode == 0
+    assert "Traceback" not in process.stderr

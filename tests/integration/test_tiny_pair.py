@@ -1,0 +1,95 @@
+"""The decoder on real vLLM with tiny random models in float32."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.policy import as_policy
+from tests.integration.tiny_models import questions
+from tests.waiting import becomes
+
+
+def tokens(message: object) -> list[int]:
+    return message.response_metadata["token_ids"]  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_pair_is_worth_testing_on(tiny: ChatLookahead) -> None:
+    """Steps are written, and some of the draft's are accepted and some are not."""
+    figures = [tiny.invoke(question).response_metadata["lookahead"] for question in questions(12, seed=1)]
+    assert sum(entry["steps"] for entry in figures) > 24
+    assert 0 < sum(entry["accepted"] for entry in figures) < sum(entry["steps"] for entry in figures)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+async def test_exact_is_lossless(tiny: ChatLookahead, depth: int) -> None:
+    policy = as_policy("exact").model_copy(update={"depth": depth})
+    asked = questions(50, seed=depth)
+    alone = await asyncio.gather(*(tiny.ainvoke(question, policy="off") for question in asked))
+    ahead = await asyncio.gather(*(tiny.ainvoke(question, policy=policy) for question in asked))
+    different = [
+        question
+        for question, a, b in zip(asked, alone, ahead, strict=True)
+        if tokens(a) != tokens(b) or a.text != b.text
+    ]
+    assert not different
+    assert sum(message.response_metadata["lookahead"]["accepted"] for message in ahead) > 0
+
+
+async def test_exact_is_lossless_when_sampling_with_a_seed(tiny: ChatLookahead) -> None:
+    for seed, question in enumerate(questions(12, seed=9)):
+        alone = await tiny.ainvoke(question, policy="off", temperature=0.8, seed=seed)
+        again = await tiny.ainvoke(question, policy="off", temperature=0.8, seed=seed)
+        ahead = await tiny.ainvoke(question, policy="exact", temperature=0.8, seed=seed)
+        assert tokens(alone) == tokens(again) == tokens(ahead)
+
+
+async def test_sampling_without_a_seed_differs(tiny: ChatLookahead) -> None:
+    replies = [tokens(await tiny.ainvoke("A two?", temperature=1.5)) for _ in range(4)]
+    assert len({tuple(ids) for ids in replies}) > 1
+
+
+@pytest.mark.parametrize("policy", ["off", "exact"])
+def test_stop_and_budget(tiny: ChatLookahead, policy: str) -> None:
+    whole = tiny.invoke("A two three?", policy=policy)
+    word = whole.text.split()[5]
+    stopped = tiny.invoke("A two three?", policy=policy, stop=[word])
+    assert stopped.text == whole.text.split(word)[0]
+    short = tiny.invoke("A two three?", policy=policy, max_tokens=7)
+    assert tokens(short) == tokens(whole)[:7]
+    assert short.response_metadata["finish_reason"] == "length"
+
+
+def test_the_stream_is_the_reply(tiny: ChatLookahead) -> None:
+    for question in questions(3, seed=4):
+        assert "".join(chunk.text for chunk in tiny.stream(question)) == tiny.invoke(question).text
+
+
+async def test_cancelled_calls_leave_no_request_in_the_engines(tiny: ChatLookahead) -> None:
+    assert tiny._runtime is not None
+    async with tiny._runtime.engines(as_policy("exact")) as engines:
+        for moment in (0.0, 0.01, 0.05, 0.1, 0.2):
+            tasks = [asyncio.create_task(tiny.ainvoke(question)) for question in questions(4, seed=5)]
+            await asyncio.sleep(moment)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert engines.draft is not None
+        for engine in (engines.target, engines.draft):
+            await becomes(lambda engine=engine: engine.in_flight == 0)  # type: ignore[misc]
+    assert tiny.invoke("A two?").text == tiny.invoke("A two?", policy="off").text, "and they still work"
+
+
+def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead) -> None:
+    twin = tiny.model_copy(update={"max_tokens": 5})
+    other = ChatLookahead(**{name: getattr(tiny, name) for name in ("model", "draft_model", "engine_args")},
+                          draft_engine_args=tiny.draft_engine_args, policy="exact", temperature=0)  # fmt: skip
+    assert twin.invoke("A two?").usage_metadata["output_tokens"] == 5  # type: ignore[index]
+    assert other.invoke("A two?", max_tokens=5).text == twin.invoke("A two?").text
+    assert other._runtime is not None
+    assert tiny._runtime is not None
+    assert other._runtime._held == tiny._runtime._held
+    other.close()
+    assert tiny.invoke("A two?").text, "closing one leaves the other's engines running"

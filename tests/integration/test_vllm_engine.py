@@ -1,0 +1,158 @@
+"""The vLLM engine: what it generates, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lookahead_agent import background
+from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine
+from lookahead_agent.engines.vllm_engine import as_arguments
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
+from tests.integration.conftest import TINY_ENGINE
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
+    before = set(psutil.Process().children(recursive=True))
+    with VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(TINY_ENGINE))) as engine:
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert started
+        yield engine
+    assert not any(process.is_running() for process in started), "closing leaves no process"
+    with pytest.raises(EngineError, match="shut down"):
+        generate(engine, [1, 2], Sampling(max_tokens=1))
+
+
+async def collect(engine: VLLMEngine, prompt: list[int], sampling: Sampling) -> list[Delta]:
+    return [delta async for delta in engine.generate(prompt, sampling)]
+
+
+def generate(engine: VLLMEngine, prompt: list[int], sampling: Sampling) -> list[Delta]:
+    return background.run(collect(engine, prompt, sampling))
+
+
+def ids(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def prompt_of(engine: VLLMEngine) -> list[int]:
+    return engine.tokenizer.chat_prompt([{"role": "user", "content": "A two and three?"}])
+
+
+def test_tokens_come_one_after_another(engine: VLLMEngine) -> None:
+    deltas = generate(engine, prompt_of(engine), Sampling(max_tokens=20))
+    assert len(deltas) > 5
+    assert len(ids(deltas)) == 20
+    assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
+    assert engine.in_flight == 0
+
+
+def test_greedy_is_repeatable_and_a_prefix_continues(engine: VLLMEngine) -> None:
+    prompt = prompt_of(engine)
+    whole = ids(generate(engine, prompt, Sampling(max_tokens=30)))
+    rest = ids(generate(engine, prompt + whole[:11], Sampling(max_tokens=19)))
+    assert whole[11:] == rest
+
+
+def test_stop_strings(engine: VLLMEngine) -> None:
+    prompt = prompt_of(engine)
+    whole = engine.tokenizer.decode(ids(generate(engine, prompt, Sampling(max_tokens=30))))
+    word = whole.split()[3]
+    stopped = generate(engine, prompt, Sampling(max_tokens=30, stop=(word,)))
+    assert stopped[-1].finish_reason == "stop"
+    assert len(ids(stopped)) < 30
+
+
+def test_log_probabilities(engine: VLLMEngine) -> None:
+    (delta,) = generate(engine, prompt_of(engine), Sampling(max_tokens=1, logprobs=5))
+    assert delta.logprobs is not None
+    values = delta.logprobs[0]
+    assert len(values) >= 5
+    assert max(values, key=lambda token: values[token]) == delta.token_ids[0]
+    assert sum(math.exp(value) for value in values.values()) <= 1.0001
+
+
+def test_constraints(engine: VLLMEngine) -> None:
+    allowed = tuple(engine.tokenizer.encode("yes") + engine.tokenizer.encode("no"))
+    assert set(ids(generate(engine, prompt_of(engine), Sampling(max_tokens=5, allowed_token_ids=allowed)))) <= set(
+        allowed
+    )
+
+
+def test_seeds(engine: VLLMEngine) -> None:
+    prompt = prompt_of(engine)
+
+    def sample(seed: int) -> list[int]:
+        return ids(generate(engine, prompt, Sampling(max_tokens=20, temperature=1.0, seed=seed)))
+
+    assert sample(1) == sample(1) != sample(2)
+
+
+def test_sampling_parameters_act(engine: VLLMEngine) -> None:
+    prompt = prompt_of(engine)
+    greedy = ids(generate(engine, prompt, Sampling(max_tokens=20)))
+    hot = {"temperature": 2.0, "seed": 5}
+    assert ids(generate(engine, prompt, Sampling(max_tokens=20, **hot))) != greedy  # type: ignore[arg-type]
+    assert ids(generate(engine, prompt, Sampling(max_tokens=20, top_k=1, **hot))) == greedy  # type: ignore[arg-type]
+    assert ids(generate(engine, prompt, Sampling(max_tokens=20, top_p=1e-6, **hot))) == greedy  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_fills_the_context(engine: VLLMEngine) -> None:
+    with pytest.raises(ContextLengthError, match="max_model_len"):
+        generate(engine, [6] * engine.context_length, Sampling(max_tokens=1))
+
+
+def test_aborting_ends_a_request(engine: VLLMEngine) -> None:
+    async def abort() -> int:
+        seen = 0
+        async for _ in engine.generate(prompt_of(engine), Sampling(max_tokens=900), request_id="long"):
+            seen += 1
+            if seen == 3:
+                await engine.abort("long")
+        return seen
+
+    assert background.run(abort()) < 900
+    assert engine.in_flight == 0
+
+
+def test_closing_the_generator_ends_a_request(engine: VLLMEngine) -> None:
+    async def close() -> None:
+        deltas = engine.generate(prompt_of(engine), Sampling(max_tokens=900))
+        await anext(deltas)
+        assert engine.in_flight == 1
+        await deltas.aclose()
+        assert engine.in_flight == 0
+        assert not engine._llm.output_processor.has_unfinished_requests()
+
+    background.run(close())
+
+
+def test_requests_share_the_engine(engine: VLLMEngine) -> None:
+    async def many() -> list[list[Delta]]:
+        prompt = prompt_of(engine)
+        return await asyncio.gather(*(collect(engine, prompt, Sampling(max_tokens=15)) for _ in range(16)))
+
+    replies = background.run(many())
+    assert all(ids(reply) == ids(replies[0]) for reply in replies)
+
+
+def test_an_unknown_engine_argument_is_refused(tiny_pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigurationError, match="tensor_paralel_size"):
+        VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments({"tensor_paralel_size": 1})))
+
+
+def test_a_failed_start_leaves_no_process(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_pair[0], broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(EngineStartError, match="could not start broken"):
+        VLLMEngine(VLLMConfig(broken, "0", as_arguments(TINY_ENGINE)))
+    assert not [p for p in set(psutil.Process().children(recursive=True)) - before if p.is_running()]

@@ -1,0 +1,94 @@
+"""Tiny models with random weights, made on the fly: a target, and a draft that often agrees with it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+TEXT = " so then we add two and three which makes five apples of each kind in the box"
+WORDS = [f" {word}" for word in TEXT.split()]
+DELIMITERS = ["\n\n", ".\n\n", ":\n\n"]
+SPECIAL = ["<eos>", "<|user|>", "<|assistant|>"]
+TEMPLATE = (
+    "{% for message in messages %}<|user|>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def make_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
+    """Write the pair in float32 and return the folders of target and draft."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = _tokenizer()
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    model = Qwen2ForCausalLM(config).to(torch.float32)
+    with torch.no_grad():
+        # Words are likelier than bytes, steps end often, and replies seldom.
+        words = [tokenizer.encode(word)[0] for word in WORDS]
+        ends = [tokenizer.encode(delimiter)[0] for delimiter in DELIMITERS]
+        likely = set(words + ends)
+        for token in range(len(tokenizer)):
+            model.lm_head.weight[token] *= 1.0 if token in likely else 0.4
+        for token in ends:
+            model.lm_head.weight[token] *= 1.2
+    target, draft = folder / "target", folder / "draft"
+    _save(model, tokenizer, target)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.005 * weight.std() * torch.randn_like(weight) if weight.numel() > 1 else 0
+    _save(model, tokenizer, draft)
+    return target, draft
+
+
+def _tokenizer() -> Any:
+    """A byte-level tokenizer as Qwen's, with whole tokens for the words and the delimiters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*WORDS * 3, *DELIMITERS * 3, "yes", "yes", "no", "no"], trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", additional_special_tokens=SPECIAL[1:]
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+
+
+def questions(count: int, seed: int = 0) -> list[str]:
+    """Different questions in the tiny vocabulary."""
+    randomly = random.Random(seed)
+    return [
+        "A" + "".join(randomly.choice(WORDS + [str(digit) for digit in range(10)]) for _ in range(8)) + "?"
+        for _ in range(count)
+    ]

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.calculator import calculate, calculator
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("24 * 18 * 0.45", "194.4"),
+        ("0.1 + 0.2", "0.3"),
+        ("1,200 + 3", "1203"),
+        ("20% * 50", "10"),
+        ("7 % 3", "1"),
+        ("2^10", "1024"),
+        ("10 / 4", "2.5"),
+        ("10/3", "3.33333333333333"),
+        ("sqrt(16) + max(1, 2)", "6"),
+        ("sqrt(2)", "1.4142135623731"),
+        ("5 × 3 =", "15"),
+        ("-3 + 5", "2"),
+        ("$12.80 * 2", "25.6"),
+        ("round(2.567, 2)", "2.57"),
+        ("1e3", "1000"),
+    ],
+)
+def test_results(expression: str, result: str) -> None:
+    assert calculate(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "(1 + 2", "1 / 0", "9**9**9", "2**100000", "__import__('os')", "a + 1", "'a' * 3", "[1]", "sqrt(-1)",
+     "1 if 1 else 2", "print(1)", "(1).real", "1" * 2000, "max()", "True + 1", "abs(1, 2)", "5 % 0"],
+)  # fmt: skip
+def test_what_is_not_arithmetic(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        calculate(expression)
+
+
+@given(st.text(alphabet="0123456789.+-*/%^() ,emaxsqrt", max_size=30))
+def test_only_value_errors_come_out(expression: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert calculate(expression)
+
+
+def test_as_a_tool_it_reports_errors_to_the_model() -> None:
+    assert calculator.invoke({"expression": "2 + 3"}) == "5"
+    message = calculator.invoke({"name": "calculator", "args": {"expression": "1/0"}, "id": "1", "type": "tool_call"})
+    assert message.status == "error"
+    assert "divides by zero" in message.text

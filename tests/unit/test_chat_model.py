@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.graph import END, START, StateGraph
+from pydantic import ValidationError
+
+from lookahead_agent import ChatLookahead, VerifierPolicy
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, PolicyError
+from lookahead_agent.runtime import EngineSet
+from tests.unit.chat import SameText, scripted_chat
+from tests.waiting import becomes
+
+REPLY = "First this.\n\nThen that.\n\nIt is 4."
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+def test_invoke() -> None:
+    message = scripted_chat(REPLY).invoke("What is it?")
+    assert message.text == REPLY
+    assert message.usage_metadata is not None
+    assert message.usage_metadata["output_tokens"] > 0
+    metadata = message.response_metadata
+    assert metadata["finish_reason"] == "stop"
+    figures = metadata["lookahead"]
+    assert figures["policy"] == "balanced"
+    assert figures["node"] is None
+    assert figures["steps"] == figures["accepted"] == 3
+    assert figures["acceptance_rate"] == 1
+    assert figures["verifier_calls"] >= 3
+    for role in ("target", "draft"):
+        assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted"}
+    assert set(figures["seconds"]) == {"total", "draft", "target", "verifier"}
+    assert figures["speculation_off"] is None
+
+
+async def test_ainvoke_and_many_at_once() -> None:
+    llm = scripted_chat(lambda prompt: "It is " + prompt.strip()[-1] + ".")
+    replies = await asyncio.gather(*(llm.ainvoke(f"number {i}") for i in range(8)))
+    assert [reply.text for reply in replies] == [f"It is {i}." for i in range(8)]
+
+
+def test_stream_passes_text_on_step_by_step() -> None:
+    chunks = list(scripted_chat(REPLY).stream("What is it?"))
+    texts = [chunk.text for chunk in chunks if chunk.text]
+    assert len(texts) >= 3
+    assert "".join(texts) == REPLY
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    assert whole.response_metadata["lookahead"]["steps"] == 3
+    assert whole.usage_metadata is not None
+
+
+async def test_astream() -> None:
+    texts = [chunk.text async for chunk in scripted_chat(REPLY).astream("What is it?")]
+    assert "".join(texts) == REPLY
+
+
+async def test_sync_calls_inside_a_running_loop_and_from_threads() -> None:
+    llm = scripted_chat(REPLY)
+    assert llm.invoke("What is it?").text == REPLY
+    texts: list[str] = []
+    thread = threading.Thread(target=lambda: texts.append(llm.invoke("What is it?").text))
+    thread.start()
+    thread.join()
+    assert texts == [REPLY]
+
+
+def test_stop_and_max_tokens() -> None:
+    llm = scripted_chat(REPLY)
+    assert llm.invoke("?", stop=["that"]).text == "First this.\n\nThen "
+    assert scripted_chat(REPLY, stop="that").invoke("?").text == "First this.\n\nThen "
+    short = llm.invoke("?", max_tokens=3)
+    assert short.response_metadata["finish_reason"] == "length"
+    assert short.usage_metadata is not None
+    assert short.usage_metadata["output_tokens"] == 3
+
+
+def test_sampling_parameters_reach_both_engines() -> None:
+    llm = scripted_chat(REPLY, temperature=0.5, top_p=0.9, top_k=7, seed=1)
+    llm.invoke("?")
+    llm.invoke("?", temperature=0.25, top_p=0.8, top_k=3)
+    assert llm.engines is not None
+    for engine in (llm.engines.target, llm.engines.draft):
+        assert isinstance(engine, ScriptedEngine)
+        values = {(s.temperature, s.top_p, s.top_k) for _, s in engine.requests}
+        assert values == {(0.5, 0.9, 7), (0.25, 0.8, 3)}
+        assert all(s.seed is not None for _, s in engine.requests)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"max_tokens": 0}, {"seed": "x"}]
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        scripted_chat(REPLY, **options)
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        scripted_chat(REPLY).invoke("?", **options)
+
+
+def test_unknown_arguments_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="beam_width"):
+        scripted_chat(REPLY).invoke("?", beam_width=3)
+    with pytest.raises(ValidationError):
+        scripted_chat(REPLY, beam_width=3)
+
+
+def test_unknown_policies_are_refused_when_the_model_is_made() -> None:
+    with pytest.raises(PolicyError, match="lenient"):
+        scripted_chat(REPLY, policy="lenient")
+    with pytest.raises(PolicyError, match="lenient"):
+        scripted_chat(REPLY, policies={"planner": "lenient"})
+
+
+def test_messages_reach_the_template() -> None:
+    seen: list[str] = []
+
+    def target(prompt: str) -> str:
+        seen.append(prompt)
+        return "Yes."
+
+    scripted_chat(target, policy="off").invoke(
+        [
+            SystemMessage("Be brief."),
+            HumanMessage([{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]),
+            AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}]),
+            ToolMessage("3", tool_call_id="1"),
+        ]
+    )
+    assert "system: Be brief." in seen[0]
+    assert "user: Hello \nthere" in seen[0]
+    assert "tool: 3" in seen[0]
+
+
+def test_what_is_not_text_is_refused() -> None:
+    image = HumanMessage([{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}])
+    with pytest.raises(ConfigurationError, match="only text"):
+        scripted_chat(REPLY).invoke([image])
+
+
+def test_a_prompt_that_does_not_fit_is_refused() -> None:
+    tokenizer = ScriptedTokenizer()
+    engine = ScriptedEngine(tokenizer, [ScriptedStep("x")], context_length=4)
+    with pytest.raises(ContextLengthError, match="shorten"):
+        ChatLookahead(engines=EngineSet(engine), policy="off").invoke("one two three four five")
+
+
+def test_a_failing_target_raises() -> None:
+    engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x", error="no memory")])
+    with pytest.raises(EngineError, match="no memory"):
+        ChatLookahead(engines=EngineSet(engine), policy="off").invoke("?")
+
+
+def test_a_failing_draft_is_reported_and_harmless() -> None:
+    tokenizer = ScriptedTokenizer()
+    target = ScriptedEngine(tokenizer, [ScriptedStep(REPLY, 0.1)])
+    draft = ScriptedEngine(tokenizer, [ScriptedStep("x", error="no memory")])
+    message = ChatLookahead(engines=EngineSet(target, draft, SameText())).invoke("?")
+    assert message.text == REPLY
+    assert message.response_metadata["lookahead"]["speculation_off"] == "no memory"
+
+
+def test_tool_calls() -> None:
+    llm = scripted_chat("I add the numbers.\n\n" + CALL).bind_tools([add])
+    message = llm.invoke("1 + 2?")
+    assert message.text == "I add the numbers."
+    assert message.tool_calls[0]["args"] == {"a": 1, "b": 2}
+    assert message.response_metadata["finish_reason"] == "tool_calls"
+    assert message.response_metadata["lookahead"]["accepted"] == 1, "the call itself is the target's"
+
+
+def test_tool_calls_in_a_stream() -> None:
+    whole: AIMessageChunk | None = None
+    for chunk in scripted_chat("I add.\n\n" + CALL).bind_tools([add]).stream("1 + 2?"):
+        assert "tool_call" not in chunk.text
+        whole = chunk if whole is None else whole + chunk
+    assert whole is not None
+    assert whole.tool_calls[0]["name"] == "add"
+
+
+def test_tool_calls_that_cannot_be_read() -> None:
+    llm = scripted_chat("<tool_call>{oops</tool_call>").bind_tools([add])
+    assert llm.invoke("?").invalid_tool_calls[0]["args"] == "{oops"
+
+
+def test_tool_choice() -> None:
+    llm = scripted_chat('{"name":"add","arguments":{"a":1,"b":2}}')
+    for choice in ("any", "required", True, "add", {"type": "function", "function": {"name": "add"}}):
+        assert llm.bind_tools([add], tool_choice=choice).invoke("?").tool_calls
+    assert llm.engines is not None
+    assert isinstance(llm.engines.target, ScriptedEngine)
+    assert all(sampling.structured for _, sampling in llm.engines.target.requests)
+    assert not llm.bind_tools([add], tool_choice="none").invoke("?").tool_calls
+    with pytest.raises(ConfigurationError, match="subtract"):
+        llm.bind_tools([add], tool_choice="subtract")
+
+
+def test_a_forced_call_is_the_targets_alone() -> None:
+    llm = scripted_chat('{"name":"add","arguments":{"a":1,"b":2}}')
+    llm.bind_tools([add], tool_choice="any").invoke("?")
+    assert llm.engines is not None
+    assert isinstance(llm.engines.draft, ScriptedEngine)
+    assert llm.engines.draft.requests == []
+
+
+class State(TypedDict, total=False):
+    answers: list[AIMessage]
+
+
+def graph_with(llm: ChatLookahead, nodes: Sequence[str], asynchronous: bool = False) -> Any:
+    graph = StateGraph(State)
+
+    def node(state: State) -> State:
+        return {"answers": [*state.get("answers", []), llm.invoke("What is it?")]}
+
+    async def anode(state: State) -> State:
+        return {"answers": [*state.get("answers", []), await llm.ainvoke("What is it?")]}
+
+    for name in nodes:
+        graph.add_node(name, anode if asynchronous else node)
+    for first, second in zip([START, *nodes], [*nodes, END], strict=True):
+        graph.add_edge(first, second)
+    return graph.compile()
+
+
+POLICIES: dict[str, str | VerifierPolicy] = {"planner": "exact", "executor": "off"}
+
+
+def chosen(state: Any) -> list[tuple[str, str]]:
+    figures = [message.response_metadata["lookahead"] for message in state["answers"]]
+    return [(entry["node"], entry["policy"]) for entry in figures]
+
+
+EXPECTED = [("planner", "exact"), ("executor", "off"), ("finisher", "balanced")]
+
+
+def test_the_node_chooses_the_policy() -> None:
+    graph = graph_with(scripted_chat(REPLY, policies=POLICIES), ["planner", "executor", "finisher"])
+    assert chosen(graph.invoke({})) == EXPECTED
+
+
+async def test_the_node_chooses_the_policy_async() -> None:
+    llm = scripted_chat(REPLY, policies=POLICIES)
+    graph = graph_with(llm, ["planner", "executor", "finisher"], asynchronous=True)
+    assert chosen(await graph.ainvoke({})) == EXPECTED
+
+
+def test_the_node_chooses_the_policy_when_the_graph_streams_messages() -> None:
+    graph = graph_with(scripted_chat(REPLY, policies=POLICIES), ["planner", "executor", "finisher"])
+    events = list(graph.stream({}, stream_mode=["messages", "values"]))
+    assert chosen([event for mode, event in events if mode == "values"][-1]) == EXPECTED
+    assert any(mode == "messages" for mode, _ in events)
+
+
+def test_configuration_and_call_go_before_the_node() -> None:
+    llm = scripted_chat(REPLY, policies=POLICIES)
+    graph = graph_with(llm, ["planner"])
+    assert chosen(graph.invoke({}, {"configurable": {"lookahead_policy": "fast"}})) == [("planner", "fast")]
+    message = llm.invoke("?", {"configurable": {"lookahead_policy": "fast"}}, policy="strict")
+    assert message.response_metadata["lookahead"]["policy"] == "strict"
+    assert llm.bind(policy="off").invoke("?").response_metadata["lookahead"]["policy"] == "off"
+
+
+def test_policies_act() -> None:
+    llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.")
+    figures = {name: llm.invoke("?", policy=name).response_metadata["lookahead"] for name in ("off", "exact")}
+    assert figures["off"]["tokens"]["draft"] == {"committed": 0, "rejected": 0, "aborted": 0}
+    assert figures["exact"]["accepted"] == 2, "the second step has other tokens"
+
+
+def test_token_ids_on_request() -> None:
+    assert "token_ids" not in scripted_chat(REPLY).invoke("?").response_metadata
+    message = scripted_chat(REPLY, return_token_ids=True).invoke("?")
+    assert message.usage_metadata is not None
+    assert len(message.response_metadata["token_ids"]) == message.usage_metadata["output_tokens"]
+
+
+async def test_a_cancelled_call_leaves_no_request() -> None:
+    tokenizer = ScriptedTokenizer()
+    engines = EngineSet(
+        ScriptedEngine(tokenizer, [ScriptedStep("x", hangs=True)]),
+        ScriptedEngine(tokenizer, [ScriptedStep("x", hangs=True)]),
+        SameText(),
+    )
+    task = asyncio.create_task(ChatLookahead(engines=engines).ainvoke("?"))
+    await becomes(lambda: engines.target.in_flight > 0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await becomes(lambda: engines.target.in_flight == 0)

@@ -1,0 +1,107 @@
+"""The command line up to where models would load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent.cli import app as cli
+
+
+def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["lookahead-agent", *arguments])
+    monkeypatch.setattr(cli, "_shut_down", lambda: None)  # the pool is the whole test process's
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ask"], "question"),
+        (["ask", " "], "empty"),
+        (["ask", "x", "--policy", "lenient"], "off, exact, strict, balanced, fast"),
+        (["ask", "x", "--depth", "0"], "--depth"),
+        (["ask", "x", "--depth", "17"], "--depth"),
+        (["ask", "x", "--max-tokens", "0"], "--max-tokens"),
+        (["ask", "x", "--temperature", "-1"], "--temperature"),
+        (["ask", "x", "--seed", "one"], "--seed"),
+        (["ask", "x", "--model", "gpt-5"], "qwen2.5-coder-1.5b"),
+        (["ask", "x", "--model", "owner/target"], "--draft"),
+        (["ask", "x", "--engine-arg", "dtype"], "NAME=VALUE"),
+        (["ask", "x", "--beams", "3"], "--beams"),
+        (["agent", " "], "empty"),
+        (["agent", "x", "--policy", "lenient"], "lenient"),
+        (["agent", "x", "--executor-policy", "lenient"], "lenient"),
+        (["agent", "x", "--max-plans", "0"], "--max-plans"),
+        (["models", "path", "gpt-5"], "gpt-5"),
+        (["compare", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_arguments_exit_with_2_before_anything_loads(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, monkeypatch=monkeypatch) == 2
+    captured = capsys.readouterr()
+    assert message.lower() in captured.err.replace("\n", " ").lower()
+    assert captured.out == ""
+
+
+def test_a_dataset_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text('{"id": 1}\n')
+    assert run("compare", "--dataset", str(file), monkeypatch=monkeypatch) == 2
+    assert "line 1" in capsys.readouterr().err
+
+
+def test_models_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "list", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    for name in ("qwen2.5-coder-1.5b", "qwen3-32b", "qwen3-8b", "deepseek-r1-distill-qwen-32b"):
+        assert name in out
+
+
+def test_models_path_of_what_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    assert run("models", "path", monkeypatch=monkeypatch) == 1
+    assert "models fetch" in capsys.readouterr().out
+
+
+def test_version_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"
+    assert run("ask", "--help", monkeypatch=monkeypatch) == 0
+    assert "--max-tokens" in capsys.readouterr().out
+
+
+def test_it_is_installed_as_a_command() -> None:
+    command = Path(sys.executable).parent / "lookahead-agent"
+    result = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "0.1.0"
+
+
+def test_depth_changes_the_policy() -> None:
+    from lookahead_agent.cli.options import engine_arguments, policy_of
+
+    assert policy_of("balanced", 7).depth == 7
+    assert policy_of("off", 7).depth == policy_of("off", None).depth
+    assert engine_arguments(["dtype=float32", "max-model-len=4096"]) == {"dtype": "float32", "max_model_len": 4096}
+
+
+def test_json_of_ask_has_what_is_promised() -> None:
+    from lookahead_agent.cli.ask import _as_json
+    from tests.unit.chat import scripted_chat
+
+    message = scripted_chat("It is 4.", return_token_ids=True).invoke("?")
+    result = json.loads(json.dumps(_as_json(message, 1.0)))
+    assert {"text", "tool_calls", "lookahead", "usage", "seconds", "token_ids"} <= set(result)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
+from lookahead_agent.engines.cores import binding, share_cores
+from lookahead_agent.engines.shared import EnginePool
+from lookahead_agent.engines.virtual_time import run_in_virtual_time
+from lookahead_agent.errors import EngineError, EngineStartError
+
+
+@pytest.mark.parametrize("count", range(2, 40))
+def test_target_and_draft_never_share_a_core(count: int) -> None:
+    target, draft = share_cores(list(range(count)), with_draft=True)
+    assert target
+    assert draft
+    assert sorted(target + draft) == list(range(count))
+    assert len(target) >= len(draft)
+
+
+def test_without_a_draft_the_target_has_all_cores() -> None:
+    assert share_cores([0, 1], with_draft=False) == ([0, 1], [])
+    assert share_cores([3], with_draft=True) == ([3], [3])
+
+
+def test_binding_notation() -> None:
+    assert binding([0, 1, 2, 5]) == "0-2,5"
+    assert binding([7]) == "7"
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def pool_of(started: list[FakeEngine], fail: bool = False) -> EnginePool:
+    def start(config: VLLMConfig) -> Any:
+        if fail:
+            raise EngineStartError("no memory")
+        started.append(FakeEngine())
+        return started[-1]
+
+    return EnginePool(start)
+
+
+CONFIG = VLLMConfig(Path("model"), "0", (("dtype", "float32"),))
+
+
+def test_equal_configurations_share_an_engine_until_the_last_release() -> None:
+    started: list[FakeEngine] = []
+    pool = pool_of(started)
+    first, second = pool.acquire(CONFIG), pool.acquire(VLLMConfig(Path("model"), "0", (("dtype", "float32"),)))
+    assert first is second
+    pool.acquire(VLLMConfig(Path("model"), "1"))
+    assert len(started) == 2
+    pool.release(CONFIG)
+    assert not started[0].closed
+    pool.release(CONFIG)
+    assert started[0].closed == 1
+    pool.close()
+    assert [engine.closed for engine in started] == [1, 1]
+
+
+def test_threads_share_one_start() -> None:
+    started: list[FakeEngine] = []
+    pool = pool_of(started)
+    threads = [threading.Thread(target=pool.acquire, args=(CONFIG,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(started) == 1
+
+
+def test_a_failed_start_is_forgotten() -> None:
+    pool = pool_of([], fail=True)
+    for _ in range(2):
+        with pytest.raises(EngineStartError):
+            pool.acquire(CONFIG)
+
+
+def test_a_closed_pool_starts_nothing() -> None:
+    pool = pool_of([])
+    pool.close()
+    with pytest.raises(EngineError, match="shutting down"):
+        pool.acquire(CONFIG)
+
+
+def test_scripted_engine_takes_the_time_that_its_script_says() -> None:
+    tokenizer = ScriptedTokenizer()
+    prompt = tokenizer.encode("p")
+    engine = ScriptedEngine(tokenizer, [ScriptedStep("a b c\n\n", 4.0), ScriptedStep("d", 2.0)], len(prompt))
+
+    async def run() -> tuple[str, float]:
+        ids: list[int] = []
+        async for delta in engine.generate(prompt, Sampling(max_tokens=100)):
+            ids += delta.token_ids
+        return tokenizer.decode(ids), asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(run()) == ("a b c\n\nd", pytest.approx(6.0))
+
+
+def test_scripted_engine_aborts() -> None:
+    tokenizer = ScriptedTokenizer()
+    engine = ScriptedEngine(tokenizer, [ScriptedStep("a b c", hangs=True)], 0)
+
+    async def run() -> int:
+        async def read() -> int:
+            return len([d async for d in engine.generate([], Sampling(max_tokens=9), request_id="r")])
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(1)
+        assert engine.in_flight == 1
+        await engine.abort("r")
+        await engine.abort("unknown")
+        return await reading
+
+    assert run_in_virtual_time(run()) == 3
+    assert engine.in_flight == 0
+
+
+def test_virtual_time_reports_a_deadlock() -> None:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="no timer"):
+        run_in_virtual_time(wait())
+
+
+def test_importing_the_library_imports_no_engine() -> None:
+    code = (
+        "import sys, lookahead_agent, lookahead_agent.chat_model, lookahead_agent.cli\n"
+        "heavy = {'vllm', 'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_vllm_the_error_names_the_extra() -> None:
+    code = (
+        "import importlib.util, sys\n"
+        "sys.modules['vllm'] = None\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'vllm' else real(name, *a)\n"
+        "from lookahead_agent import ChatLookahead\n"
+        "from lookahead_agent.errors import MissingExtraError\n"
+        "try:\n"
+        "    ChatLookahead()\n"
+        "except MissingExtraError as error:\n"
+        "    assert 'lookahead-agent[cpu]' in str(error) and '[gpu]' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead_agent.verifiers.numbers import numbers
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("12 × 5/6 = 6", "12 × 5/6 = 10"),
+        ("x = 2", "x = -2"),
+        ("10% of it", "10 of it"),
+        ("it is 1.5", "it is 15"),
+        ("it is 1,500", "it is 1.500"),
+        (r"\frac{3}{4}", r"\frac{3}{5}"),
+        ("profit of $452.50", "profit of $452.05"),
+        ("3 apples", "apples"),
+        ("(-4) apples", "4 apples"),
+    ],
+)
+def test_different(first: str, second: str) -> None:
+    assert numbers(first) != numbers(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("12 × 5/6 = 10", "so 10 = 5/6 × 12"),
+        ("$1,200.50", "1200.5 dollars"),
+        (r"\frac{3}{4}", "3/4"),
+        (r"10\%", "10 %"),
+        ("10{,}000", "10,000"),
+        ("5-3=2", "5 - 3 = 2"),
+        ("1. First, 4 trays.\n2. Then sum.", "4 trays. Then the sum."),
+        ("Step 2: add 7", "add 7"),
+        ("**Step 3:** add 7", "add 7"),
+        (".5", "0.50"),
+    ],
+)
+def test_same(first: str, second: str) -> None:
+    assert numbers(first) == numbers(second)
+
+
+@given(st.decimals(min_value=0, max_value=10**9, places=2), st.decimals(min_value=0, max_value=10**9, places=2))
+def test_values_decide(first: object, second: object) -> None:
+    assert (numbers(f"it is {first:,} km") == numbers(f"that makes {second} km")) == (first == second)

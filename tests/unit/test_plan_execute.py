@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
+
+from graphs.plan_execute import build_plan_execute, parse_plan
+from lookahead_agent.figures import NodeFigures
+from lookahead_agent.templates import template
+from tests.unit.chat import scripted_chat
+from tools.calculator import calculator
+
+THOUGHT = "There are pens and books.\n\nPlan:\n1. Pens: 2 * 3\n2. All: result 1 + 4"
+
+
+def thinker(calls: list[str], plan: str = THOUGHT) -> Any:
+    """A model that plans, makes the given calls one after another, and answers."""
+    left = list(calls)
+
+    def target(prompt: str) -> str:
+        if "You are a planner" in prompt:
+            return plan
+        if "You carry out" in prompt:
+            return left.pop(0)
+        return "It is " + prompt.split("= ")[-1].strip() + "."
+
+    return scripted_chat(target, policies={"planner": "exact", "executor": "off"})
+
+
+def call(expression: str) -> str:
+    return f'{{"name":"calculator","arguments":{{"expression":"{expression}"}}}}'
+
+
+def test_plans_calculates_and_answers() -> None:
+    figures = NodeFigures()
+    graph = build_plan_execute(thinker([call("2*3"), call("6+4")]), [calculator])
+    state = graph.invoke({"question": "How much?"}, {"callbacks": [figures]})
+    assert state["plan"] == ["Pens: 2 * 3", "All: result 1 + 4"]
+    assert [result["output"] for result in state["results"]] == ["6", "10"]
+    assert state["answer"] == "It is 10."
+    nodes = {node["node"]: node for node in figures.nodes()}
+    assert {name: node["policy"] for name, node in nodes.items()} == {
+        "planner": "exact",
+        "executor": "off",
+        "finisher": "balanced",
+    }
+    assert nodes["executor"]["replies"] == 2
+    assert nodes["planner"]["accepted"] > 0
+
+
+def test_plans_anew_after_a_failed_call_up_to_the_limit() -> None:
+    graph = build_plan_execute(thinker([call("1/0")] * 3), [calculator], max_plans=3)
+    state = graph.invoke({"question": "How much?"})
+    assert state["plans"] == 3
+    assert [result["failed"] for result in state["results"]] == [True] * 3
+    assert "divides by zero" in state["results"][0]["output"]
+    assert state["answer"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        ("I would rather not.", "no tool was called"),
+        ('{"name":"oracle","arguments":{}}', "no tool was called"),
+        ('<tool_call>{"name":"oracle","arguments":{}}</tool_call>', "there is no tool oracle"),
+        ('{"name":"calculator","arguments":{"sum":"1"}}', "wrong arguments"),
+    ],
+)
+def test_bad_calls_are_failed_steps(reply: str, problem: str) -> None:
+    graph = build_plan_execute(thinker([reply]), [calculator], max_plans=1)
+    assert problem in graph.invoke({"question": "How much?"})["results"][0]["output"]
+
+
+def test_the_number_of_steps_is_limited() -> None:
+    plan = "Plan:\n" + "\n".join(f"{i}. Add: 1 + {i}" for i in range(1, 30))
+    graph = build_plan_execute(thinker([call("1+1")] * 30, plan), [calculator], max_steps=4)
+    assert len(graph.invoke({"question": "How much?"})["results"]) == 4
+
+
+def test_an_interrupted_run_resumes_by_its_thread(tmp_path: Path) -> None:
+    config: Any = {"configurable": {"thread_id": "one"}}
+    with SqliteSaver.from_conn_string(str(tmp_path / "state.sqlite")) as saver:
+        broken = build_plan_execute(thinker([call("2*3")]), [calculator], checkpointer=saver)
+        with pytest.raises(Exception, match="pop from empty list"):
+            broken.invoke({"question": "How much?"}, config)
+    with SqliteSaver.from_conn_string(str(tmp_path / "state.sqlite")) as saver:
+        mended = build_plan_execute(thinker([call("6+4")], plan="Not asked again."), [calculator], checkpointer=saver)
+        state = mended.invoke(None, config)
+    assert [result["output"] for result in state["results"]] == ["6", "10"]
+    assert state["plans"] == 1
+
+
+def test_it_needs_tools() -> None:
+    with pytest.raises(ValueError, match="at least one tool"):
+        build_plan_execute(thinker([]), [])
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("Plan:\n1. a\n2. b", ["a", "b"]),
+        ("1. thought\n\n**Plan:**\n\n1) a\n   more of a\n\n2) b\n\nAnswer: 3", ["a more of a", "b"]),
+        ("### Plan\n- a\n- b", ["a", "b"]),
+        ("1. a\n2. b", ["a", "b"]),
+        ("Plan:\n1. a\n\nCalculation:\n1. c", ["a"]),
+        ("no plan at all", []),
+    ],
+)
+def test_parse_plan(text: str, plan: list[str]) -> None:
+    assert parse_plan(text) == plan
+
+
+def test_templates_are_found() -> None:
+    assert template("graphs", "plan_execute").parse_plan("1. a") == ["a"]
+    with pytest.raises(FileNotFoundError, match="graphs/nonsense"):
+        template("graphs", "nonsense")

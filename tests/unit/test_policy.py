@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from lookahead_agent.errors import PolicyError
+from lookahead_agent.policy import POLICIES, VerifierPolicy, as_policy, choose_policy
+
+
+def test_names() -> None:
+    assert list(POLICIES) == ["off", "exact", "strict", "balanced", "fast"]
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(PolicyError, match="off, exact, strict, balanced, fast"):
+        as_policy("lenient")
+
+
+def test_fields_make_a_policy() -> None:
+    assert as_policy({"verifier": "embedding", "similarity": 0.9}).similarity == 0.9
+    with pytest.raises(PolicyError, match="depth"):
+        as_policy({"depth": 17})
+    with pytest.raises(PolicyError, match="strictness"):
+        as_policy({"strictness": 1})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"verifier": "exact", "similarity": 0.9},
+        {"verifier": "embedding", "p_aligned": 0.9},
+        {"verifier": "judge", "ask_judge_from": 0.5},
+        {"verifier": "off", "same_numbers": True},
+    ],
+)
+def test_a_threshold_that_would_be_ignored_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="does not use"):
+        VerifierPolicy.model_validate(fields)
+
+
+def test_a_judge_that_would_never_be_asked_is_refused() -> None:
+    with pytest.raises(ValidationError, match="never be asked"):
+        VerifierPolicy(similarity=0.5, ask_judge_from=0.6)
+
+
+def test_order_of_choice() -> None:
+    everything = {"call": "off", "configurable": "exact", "node": "a", "policies": {"a": "strict"}, "default": "fast"}
+
+    def chosen(**changes: object) -> str:
+        return choose_policy(**{**everything, **changes}).name  # type: ignore[arg-type]
+
+    assert chosen() == "off"
+    assert chosen(call=None) == "exact"
+    assert chosen(call=None, configurable=None) == "strict"
+    assert chosen(call=None, configurable=None, node="b") == "fast"
+    assert chosen(call=None, configurable=None, node=None) == "fast"
+
+
+@pytest.mark.parametrize("name", ["strict", "balanced"])
+def test_named_policies_compare_numbers(name: str) -> None:
+    assert POLICIES[name].same_numbers
+    assert POLICIES[name].verifier == "cascade"
+
+
+def test_strict_is_stricter_than_balanced() -> None:
+    strict, balanced = POLICIES["strict"], POLICIES["balanced"]
+    assert strict.similarity > balanced.similarity
+    assert strict.p_aligned > balanced.p_aligned

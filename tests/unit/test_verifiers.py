@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.errors import EngineError
+from lookahead_agent.policy import as_policy
+from lookahead_agent.runtime import EngineSet
+from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.verifiers import (
+    CascadeVerifier,
+    EmbeddingVerifier,
+    ExactVerifier,
+    JudgeVerifier,
+    NumbersFirst,
+    StepPair,
+    Verifier,
+)
+
+
+class FixedEmbedder:
+    def __init__(self, similarity: float) -> None:
+        self._similarity = similarity
+        self.asked = 0
+
+    async def similarity(self, first: str, second: str) -> float:
+        self.asked += 1
+        return self._similarity
+
+
+def pair(draft: str, target: str) -> StepPair:
+    tokenizer = ScriptedTokenizer()
+
+    def step(text: str) -> Step:
+        return Step(tuple(tokenizer.encode(text)), text, StepEnd.DELIMITER)
+
+    return StepPair("What is it?", "", step(draft), step(target))
+
+
+def judge(yes: float, no: float, threshold: float = 0.5) -> JudgeVerifier:
+    tokenizer = ScriptedTokenizer()
+    logprobs = {word: math.log(p) for word, p in (("yes", yes), ("no", no)) if p} | {"maybe": math.log(0.01)}
+    return JudgeVerifier(ScriptedEngine(tokenizer, [], logprobs=logprobs), threshold)
+
+
+async def accepted(verifier: Verifier, draft: str = "It is 4.", target: str = "So it is 4.") -> bool:
+    return (await verifier.verify(pair(draft, target))).accepted
+
+
+async def test_exact_compares_tokens_and_not_only_text() -> None:
+    assert await accepted(ExactVerifier(), "same", "same")
+    assert not await accepted(ExactVerifier(), "same", "same ")
+    first, second = Step((1, 2), "ab", StepEnd.DELIMITER), Step((3,), "ab", StepEnd.DELIMITER)
+    assert not (await ExactVerifier().verify(StepPair("", "", first, second))).accepted
+
+
+async def test_embedding_threshold() -> None:
+    assert await accepted(EmbeddingVerifier(FixedEmbedder(0.9), 0.9))
+    assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.89), 0.9))
+
+
+async def test_judge_reads_p_aligned_from_log_probabilities() -> None:
+    assert await judge(0.6, 0.2).p_aligned(pair("a", "b")) == pytest.approx(0.75)
+    assert await accepted(judge(0.6, 0.2, threshold=0.75 - 1e-9))
+    assert not await accepted(judge(0.6, 0.2, threshold=0.76))
+
+
+async def test_judge_without_an_answer_is_an_error() -> None:
+    with pytest.raises(EngineError, match="neither yes nor no"):
+        await judge(0, 0).p_aligned(pair("a", "b"))
+
+
+async def test_cascade_asks_only_what_it_must() -> None:
+    embedder = FixedEmbedder(0.95)
+    cascade = CascadeVerifier(embedder, 0.9, 0.7, judge(0.0, 0.9))
+    assert await accepted(cascade, "It is 4.", " It is 4.\n\n"), "the same text"
+    assert embedder.asked == 0
+    assert await accepted(cascade), "sure, so the judge (who says no) is not asked"
+    assert not await accepted(CascadeVerifier(FixedEmbedder(0.6), 0.9, 0.7, judge(0.9, 0.0)))
+    assert await accepted(CascadeVerifier(FixedEmbedder(0.8), 0.9, 0.7, judge(0.9, 0.1)))
+    assert not await accepted(CascadeVerifier(FixedEmbedder(0.8), 0.9, 0.7, judge(0.1, 0.9)))
+    assert not await accepted(CascadeVerifier(FixedEmbedder(0.8), 0.9, 0.7, None))
+
+
+async def test_numbers_first() -> None:
+    embedder = FixedEmbedder(1.0)
+    assert not await accepted(NumbersFirst(EmbeddingVerifier(embedder, 0.5)), "12 × 5/6 = 6", "12 × 5/6 = 10")
+    assert embedder.asked == 0
+
+
+def engines(similarity: float = 1.0, yes: float = 1.0) -> EngineSet:
+    tokenizer = ScriptedTokenizer()
+    logprobs = {"yes": math.log(yes) if yes else -50.0, "no": math.log(1 - yes) if yes < 1 else -50.0}
+    engine = ScriptedEngine(tokenizer, [], logprobs=logprobs)
+    return EngineSet(engine, ScriptedEngine(tokenizer, []), FixedEmbedder(similarity))
+
+
+@pytest.mark.parametrize("policy", ["exact", "strict", "balanced", {"verifier": "judge"}])
+async def test_different_numbers_never_pass(policy: str | dict[str, object]) -> None:
+    verifier = engines().verifier(as_policy(policy))
+    assert verifier is not None
+    assert not await accepted(verifier, "12 × 5/6 = 6", "12 × 5/6 = 10")
+
+
+async def test_every_threshold_of_a_policy_has_an_effect() -> None:
+    async def decides(fields: dict[str, object], similarity: float = 1.0, yes: float = 1.0) -> bool:
+        verifier = engines(similarity, yes).verifier(as_policy(fields))
+        assert verifier is not None
+        return await accepted(verifier, "It is 4.", "So it is 4 or 5." if "same_numbers" in fields else "So it is 4.")
+
+    assert await decides({"verifier": "embedding", "similarity": 0.5}, similarity=0.6)
+    assert not await decides({"verifier": "embedding", "similarity": 0.7}, similarity=0.6)
+    assert await decides({"verifier": "judge", "p_aligned": 0.5}, yes=0.6)
+    assert not await decides({"verifier": "judge", "p_aligned": 0.7}, yes=0.6)
+    assert await decides({"verifier": "judge", "same_numbers": False})
+    assert not await decides({"verifier": "judge", "same_numbers": True})
+    assert await decides({"verifier": "cascade", "similarity": 0.9, "ask_judge_from": 0.5}, similarity=0.6)
+    assert not await decides({"verifier": "cascade", "similarity": 0.9, "ask_judge_from": 0.7}, similarity=0.6)
+    assert not await decides({"verifier": "cascade", "similarity": 0.9, "ask_judge_from": None}, similarity=0.6)
+    assert not await decides({"verifier": "cascade", "p_aligned": 0.9}, similarity=0.7, yes=0.8)
+
+
+def test_without_its_models_a_policy_has_no_verifier() -> None:
+    whole = engines()
+    assert EngineSet(whole.target).verifier(as_policy("exact")) is None
+    assert EngineSet(whole.target, whole.draft).verifier(as_policy("balanced")) is None
+    assert whole.verifier(as_policy("off")) is None

@@ -1,0 +1,13 @@
+"""Waiting in a test for what another thread does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def becomes(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until a condition holds; fails if it does not within `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
