@@ -1,0 +1,24 @@
+"""The README's Python runs as it is written there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.timeout(1200)
+def test_the_example_runs(real: ChatLookahead, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["message"].response_metadata["lookahead"]["policy"] == "balanced"
+    assert "84" in capsys.readouterr().out
+    assert set(names["graph"].get_graph().nodes) >= {"planner", "executor", "finisher"}
+    assert names["llm"]._runtime._held == real._runtime._held, "it shares the engines that are running"  # type: ignore[union-attr]
