@@ -78,8 +78,9 @@ class ChatLookahead(BaseChatModel):
     shut down by `close`, when the model is collected, or at exit.
 
     `response_metadata["lookahead"]` says what happened: `policy`, `node`, `steps`, `accepted`, `acceptance_rate`,
-    `verifier_calls`, `tokens` (of each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, and the time
-    that `draft`, `target` and `verifier` had work), and `speculation_off` (why speculation ended early, or None).
+    `verifier_calls`, `refuted` (draft steps dropped before the verifier had to be asked), `tokens` (of each engine:
+    `committed`, `rejected`, `aborted`), `seconds` (`total`, and the time that `draft`, `target` and `verifier` had
+    work), and `speculation_off` (why speculation ended early, or None).
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
@@ -427,6 +428,7 @@ class _Call:
                 "accepted": report.accepted,
                 "acceptance_rate": report.acceptance_rate,
                 "verifier_calls": report.verifier_calls,
+                "refuted": report.refuted,
                 "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
                 "seconds": report.seconds,
                 "speculation_off": problem,

@@ -67,7 +67,8 @@ class ReplyReport:
     Attributes:
         steps: Steps of the reply.
         accepted: Those of them that the draft wrote.
-        verifier_calls: Step pairs that the verifier was asked about.
+        verifier_calls: Complete step pairs that the verifier was asked about.
+        refuted: Draft steps that were dropped before the target's step was complete.
         target_tokens: Fates of the target's tokens.
         draft_tokens: Fates of the draft's tokens.
         seconds: Wall-clock time: `total`, and the part of it in which the `draft`, the `target` and the `verifier`
@@ -78,6 +79,7 @@ class ReplyReport:
     steps: int = 0
     accepted: int = 0
     verifier_calls: int = 0
+    refuted: int = 0
     target_tokens: TokenFates = field(default_factory=TokenFates)
     draft_tokens: TokenFates = field(default_factory=TokenFates)
     seconds: dict[str, float] = field(default_factory=dict)

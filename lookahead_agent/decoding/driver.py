@@ -23,6 +23,7 @@ from lookahead_agent.decoding.machine import (
     Judged,
     LookaheadMachine,
     Node,
+    Refuted,
     Reject,
     Source,
     StartDraft,
@@ -36,7 +37,7 @@ from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.tokenizer import TextStream
 from lookahead_agent.errors import EngineError
 from lookahead_agent.step import Step, StepEnd
-from lookahead_agent.verifiers.protocol import StepPair, Verifier
+from lookahead_agent.verifiers.protocol import EarlyVerifier, StepPair, Verifier, Writing
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class DecodingSettings:
         delimiter: Text that ends a step.
         max_step_tokens: Length limit of one step in tokens; a step cut there is never accepted.
         hedge: Whether the target goes on after its own step while the verifier thinks.
+        early: Whether a draft step is dropped as soon as the verifier is certain to reject it.
         verifier_timeout: Seconds after which a verifier that does not answer turns speculation off.
     """
 
@@ -57,6 +59,7 @@ class DecodingSettings:
     delimiter: str = "\n\n"
     max_step_tokens: int = 256
     hedge: bool = True
+    early: bool = True
     verifier_timeout: float = 60.0
 
 
@@ -150,13 +153,20 @@ class _Stream:
 class _WriteJob:
     """A step that is being written, or was; if `live`, its tokens are certain as they come."""
 
+    node: Node
     stream: _Stream
     segmenter: Segmenter
     live: bool
+    complete: bool = False
+    refuted: bool = False
 
     @property
     def generated(self) -> int:
         return len(self.segmenter.token_ids)
+
+    @property
+    def so_far(self) -> Writing:
+        return Writing(self.segmenter.token_ids, self.segmenter.text, self.complete)
 
 
 class _Driver:
@@ -173,6 +183,7 @@ class _Driver:
         self._target = target
         self._draft = draft
         self._verifier = verifier
+        self._early = verifier if settings.early and isinstance(verifier, EarlyVerifier) else None
         self._settings = settings
         self._rules = Segmentation(
             delimiter=settings.delimiter,
@@ -289,7 +300,7 @@ class _Driver:
             prompt = [*self._request.prompt_ids, *reply]
             sampling = replace(self._sampling(node), max_tokens=budget, stop=())
             stream = _Stream(source, engine.generate(prompt, sampling), engine.tokenizer.stream(prompt))
-        written = _WriteJob(stream, Segmenter(self._rules, stream.text, before, budget), live)
+        written = _WriteJob(node, stream, Segmenter(self._rules, stream.text, before, budget), live)
         self._writing[job] = written
         self._spawn(job, partial(self._write, job, written))
 
@@ -333,11 +344,32 @@ class _Driver:
                     if written.live:
                         self._text.commit((token,))
                     if step is not None:
+                        written.complete = True
                         return StepWritten(job, step)
+                    self._look_for_refutation(job, written)
                 if not await stream.read():
                     if stream.finish_reason is None:
                         raise EngineError("the engine ended a reply without saying why")
                     return StepWritten(job, written.segmenter.close(stream.finish_reason))
+
+    def _look_for_refutation(self, job: int, written: _WriteJob) -> None:
+        """See whether the target's step, as far as it is written, rules the draft's step from the same node out."""
+        node = written.node
+        if self._early is None or written.live or node.draft_refused:
+            return
+        if written.stream.source is Source.TARGET:
+            target_job, draft_job = job, node.draft_job if node.draft is None else node.draft.job
+        else:
+            target_job, draft_job = node.target_job, job
+        target, draft = self._writing.get(target_job or 0), self._writing.get(draft_job or 0)
+        if target_job is None or target is None or draft is None or not target.generated or not draft.generated:
+            return
+        if target.complete or target.refuted:
+            return
+        if self._early.refutes(draft.so_far, target.so_far):
+            target.refuted = True
+            self._report.refuted += 1
+            self._events.put_nowait(Refuted(target_job))
 
     async def _verify(self, job: int, draft: Node, target: Node) -> Event:
         assert self._verifier is not None

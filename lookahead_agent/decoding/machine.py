@@ -94,6 +94,13 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Refuted:
+    """What this running `StartTarget` job has written so far already rules the draft's step out."""
+
+    job: int
+
+
+@dataclass(frozen=True)
 class Failed:
     """A job failed; it is over."""
 
@@ -101,7 +108,7 @@ class Failed:
     reason: str
 
 
-Event = StepWritten | Judged | Failed
+Event = StepWritten | Judged | Refuted | Failed
 
 # Actions
 
@@ -208,6 +215,8 @@ class LookaheadMachine:
         """Take one event into account and return what is to be done."""
         if self.finished or event.job not in self._jobs:
             return []
+        if isinstance(event, Refuted):
+            return self._advance(self._refuse(self._jobs[event.job][1]))
         kind, node = self._jobs.pop(event.job)
         match event, kind:
             case StepWritten(job, step), _Kind.DRAFT:
@@ -300,6 +309,16 @@ class LookaheadMachine:
         if own.target is None and own.target_job is None:
             own.target_job = self._start(_Kind.TARGET, own)
             actions.append(StartTarget(own.target_job, own, live=False))
+
+    def _refuse(self, node: Node) -> list[Action]:
+        """Drop the draft's step after a node before the target's is complete; the draft waits for that one."""
+        actions: list[Action] = []
+        self._abort(node.draft_job, actions)
+        if node.draft is not None:
+            self._drop(node.draft, actions)
+        node.draft = node.draft_job = None
+        node.draft_refused = True
+        return actions
 
     def _stop_speculating(self, reason: str) -> list[Action]:
         """Forget everything but the target's own steps from the front."""

@@ -56,6 +56,11 @@ class Segmenter:
         """Tokens so far."""
         return self._ids
 
+    @property
+    def text(self) -> str:
+        """Their text."""
+        return self._text
+
     def push(self, token_id: int) -> Step | None:
         """Add one token; returns the step if the token ended it."""
         self._ids.append(token_id)

@@ -5,10 +5,11 @@ from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, Sen
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import JudgeVerifier
 from lookahead_agent.verifiers.numbers_first import NumbersFirst
-from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier
+from lookahead_agent.verifiers.protocol import EarlyVerifier, StepPair, Verdict, Verifier, Writing
 
 __all__ = [
     "CascadeVerifier",
+    "EarlyVerifier",
     "Embedder",
     "EmbeddingVerifier",
     "ExactVerifier",
@@ -18,4 +19,5 @@ __all__ = [
     "StepPair",
     "Verdict",
     "Verifier",
+    "Writing",
 ]

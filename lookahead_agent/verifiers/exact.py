@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lookahead_agent.verifiers.protocol import StepPair, Verdict
+from lookahead_agent.verifiers.protocol import StepPair, Verdict, Writing
 
 
 class ExactVerifier:
@@ -16,3 +16,10 @@ class ExactVerifier:
         """Judge one pair."""
         same = pair.draft.token_ids == pair.target.token_ids
         return Verdict(same, "same tokens" if same else "other tokens")
+
+    def refutes(self, draft: Writing, target: Writing) -> bool:
+        """Whether the steps differ already."""
+        common = min(len(draft.token_ids), len(target.token_ids))
+        if draft.token_ids[common - 1 : common] != target.token_ids[common - 1 : common]:
+            return True
+        return draft.complete and len(target.token_ids) > len(draft.token_ids)

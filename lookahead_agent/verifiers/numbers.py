@@ -37,3 +37,13 @@ def numbers(text: str) -> frozenset[Fraction | str]:
             value = -value
         found.add(f"{value}%" if match["percent"] else value)
     return frozenset(found)
+
+
+def numbers_so_far(text: str) -> frozenset[Fraction | str]:
+    """Numbers that are in `text` and in everything that may come of it by writing on.
+
+    The last word may go on ("1" to "12"), and the one before may get a sign of percentage or turn out to be half of
+    something; both are left out.
+    """
+    settled = re.search(r"^(.*\s)\S+\s+\S+\s+\S*\Z", text, re.DOTALL)
+    return numbers(settled[1]) if settled else frozenset()

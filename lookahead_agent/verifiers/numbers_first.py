@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lookahead_agent.verifiers.numbers import numbers
-from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier
+from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
+from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier, Writing
 
 
 class NumbersFirst:
@@ -23,3 +23,7 @@ class NumbersFirst:
         if numbers(pair.draft.text) != numbers(pair.target.text):
             return Verdict(False, "different numbers")
         return await self._verifier.verify(pair)
+
+    def refutes(self, draft: Writing, target: Writing) -> bool:
+        """Whether the target's step has a number that the draft's complete step has not."""
+        return draft.complete and not numbers_so_far(target.text) <= numbers(draft.text)

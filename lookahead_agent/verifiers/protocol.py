@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lookahead_agent.step import Step
 
@@ -47,5 +48,32 @@ class Verifier(Protocol):
         """Judge one pair.
 
         An exception turns speculation off for the request; it never fails the reply.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A step so far.
+
+    Attributes:
+        token_ids: Its tokens.
+        text: Their text.
+        complete: Whether the step has ended.
+    """
+
+    token_ids: Sequence[int]
+    text: str
+    complete: bool
+
+
+@runtime_checkable
+class EarlyVerifier(Protocol):
+    """A verifier that can rule a draft step out before the target's step is complete."""
+
+    def refutes(self, draft: Writing, target: Writing) -> bool:
+        """Whether the verifier is certain to reject the pair, however the steps that are not complete go on.
+
+        It is asked after every token, in the event loop: it must be quick. It saves work and changes no result.
         """
         ...

@@ -218,3 +218,17 @@ def test_the_target_alone_uses_the_same_seeds() -> None:
     seeds = {pair.tokenizer.decode(prompt): sampling.seed for prompt, sampling in pair.target.requests}
     for prompt, used in alone.target.requests:
         assert used.seed == seeds[alone.tokenizer.decode(prompt)]
+
+
+def test_early_decisions_save_work_and_change_nothing() -> None:
+    target = ["First this and that and more.\n\n", "Then that and this and more.\n\n", "Done."]
+    draft = ["First of all we begin.\n\n", "Then that and this and more.\n\n", "Done."]
+    replies = {}
+    for early in (True, False):
+        replies[early] = Pair(target, draft).run(ExactVerifier(), DecodingSettings(early=early))
+    assert replies[True].token_ids == replies[False].token_ids
+    assert replies[True].report.refuted == 1
+    assert replies[False].report.refuted == 0
+    assert replies[True].report.draft_tokens.generated < replies[False].report.draft_tokens.generated
+    assert replies[True].report.target_tokens.generated < replies[False].report.target_tokens.generated
+    assert replies[True].report.seconds["total"] <= replies[False].report.seconds["total"]

@@ -20,6 +20,7 @@ from lookahead_agent.decoding.machine import (
     Judged,
     LookaheadMachine,
     Node,
+    Refuted,
     Reject,
     Source,
     StartDraft,
@@ -54,6 +55,7 @@ class World:
     draft: Callable[[Text], Step]
     accepts: Callable[[Step, Step], bool]
     depth: int
+    early: bool = False
     running: dict[int, tuple[str, Node, Event]] = field(default_factory=dict)
     fates: dict[int, str] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
@@ -107,6 +109,17 @@ class World:
         assert job not in self.fates, "a job has one fate"
         self.fates[job] = fate
 
+    def refutable(self) -> list[int]:
+        """Running target jobs whose step the verifier would not let the draft's stand for."""
+        if not self.early:
+            return []
+        return [
+            job
+            for job, (kind, node, event) in self.running.items()
+            if kind == "target" and isinstance(event, StepWritten) and not node.draft_refused
+            if not self.accepts(self.draft(self.text_before(node)), event.step)
+        ]
+
     def reply(self) -> Text:
         return tuple(node.step.text for node in self.committed if node.step is not None)
 
@@ -143,6 +156,8 @@ def play(world: World, machine: LookaheadMachine, choose: Callable[[int], int], 
     for _ in range(5000):
         if world.ended is not None:
             break
+        if refutable := world.refutable():
+            world.carry_out(machine.handle(Refuted(refutable[choose(len(refutable))])))
         jobs = sorted(world.running)
         job = jobs[choose(len(jobs))]
         kind, _, event = world.running.pop(job)
@@ -175,6 +190,7 @@ def verdict(name: str) -> Callable[[Step, Step], bool]:
 @given(
     depth=st.integers(0, 8),
     hedge=st.booleans(),
+    early=st.booleans(),
     salts=st.tuples(st.integers(0, 500), st.integers(0, 500), st.booleans()),
     length=st.integers(0, 9),
     how=verdicts,
@@ -185,6 +201,7 @@ def verdict(name: str) -> Callable[[Step, Step], bool]:
 def test_guarantees_hold_in_every_order_of_events(
     depth: int,
     hedge: bool,
+    early: bool,
     salts: tuple[int, int, bool],
     length: int,
     how: str,
@@ -193,7 +210,7 @@ def test_guarantees_hold_in_every_order_of_events(
 ) -> None:
     target = model("ab", length, salts[0])
     draft = target if salts[2] else model("ab", length, salts[1])
-    world = World(target, draft, verdict(how), depth)
+    world = World(target, draft, verdict(how), depth, early)
     machine = LookaheadMachine(depth, hedge)
     random = data.draw(st.randoms(use_true_random=False))
     play(world, machine, random.randrange, set(failing))

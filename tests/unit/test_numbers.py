@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.verifiers.numbers import numbers
+from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,35 @@ def test_same(first: str, second: str) -> None:
 @given(st.decimals(min_value=0, max_value=10**9, places=2), st.decimals(min_value=0, max_value=10**9, places=2))
 def test_values_decide(first: object, second: object) -> None:
     assert (numbers(f"it is {first:,} km") == numbers(f"that makes {second} km")) == (first == second)
+
+
+PIECES = [
+    "12",
+    "1,200",
+    "0.5",
+    ".5",
+    "%",
+    " ",
+    "\n",
+    "- ",
+    "-3",
+    "$",
+    "\\$4",
+    r"\frac{3}{4}",
+    "1. ",
+    "2) ",
+    "Step 3: ",
+    "x",
+    " = ",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14), st.lists(st.sampled_from(PIECES), max_size=4))
+def test_numbers_so_far_stay(before: list[str], after: list[str]) -> None:
+    begun = "".join(before)
+    for length in range(len(begun) + 1):
+        assert numbers_so_far(begun[:length]) <= numbers(begun + "".join(after))
+
+
+def test_numbers_so_far_are_found() -> None:
+    assert numbers_so_far("It takes 12 boxes and then 7") == {12}

@@ -17,6 +17,7 @@ from lookahead_agent.verifiers import (
     NumbersFirst,
     StepPair,
     Verifier,
+    Writing,
 )
 
 
@@ -127,3 +128,21 @@ def test_without_its_models_a_policy_has_no_verifier() -> None:
     assert EngineSet(whole.target).verifier(as_policy("exact")) is None
     assert EngineSet(whole.target, whole.draft).verifier(as_policy("balanced")) is None
     assert whole.verifier(as_policy("off")) is None
+
+
+def test_exact_refutes_at_the_first_difference() -> None:
+    def refutes(draft: list[int], target: list[int], complete: bool = False) -> bool:
+        return ExactVerifier().refutes(Writing(draft, "", complete), Writing(target, "", False))
+
+    assert not refutes([1, 2], [1])
+    assert refutes([1, 2], [1, 3])
+    assert not refutes([1, 2], [1, 2, 3])
+    assert refutes([1, 2], [1, 2, 3], complete=True)
+
+
+def test_numbers_refute_a_complete_draft_step() -> None:
+    first = NumbersFirst(EmbeddingVerifier(FixedEmbedder(1.0), 0.5))
+    target = Writing([], "It takes 12 boxes and then some", False)
+    assert first.refutes(Writing([], "It takes 11 boxes.\n\n", True), target)
+    assert not first.refutes(Writing([], "It takes 12 boxes.\n\n", True), target)
+    assert not first.refutes(Writing([], "It takes 11 boxes", False), target), "12 may still come"
