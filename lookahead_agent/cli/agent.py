@@ -169,7 +169,8 @@ def _table(nodes: list[dict[str, Any]]) -> Table:
             node["policy"],
             str(node["replies"]),
             str(node["steps"]),
-            f"{node['acceptance_rate']:.0%}",
+            # Nothing was there to accept where every reply was an action (or the target alone).
+            f"{node['acceptance_rate']:.0%}" if any(node["tokens"]["draft"].values()) else "–",
             str(node["output_tokens"]),
             f"{node['seconds']['total']:.1f}",
         )
