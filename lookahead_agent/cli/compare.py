@@ -13,6 +13,7 @@ from rich.table import Table
 
 from lookahead_agent.bench.compare import compare_policies, summarize
 from lookahead_agent.bench.problems import read_problems
+from lookahead_agent.bench.ties import trace_differences
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 
@@ -81,11 +82,20 @@ def compare(
         for llm in models.values():
             stack.enter_context(llm).start(Bars())
         rows = compare_policies(problems, models, out, settings, report)
+        questions = {problem.id: problem.question for problem in problems}
+        ties = trace_differences(rows, questions, names[0], models[names[0]])
     summary = summarize(rows, names[0])
     if as_json:
-        typer.echo(json.dumps({"settings": settings, "policies": summary}))
+        typer.echo(json.dumps({"settings": settings, "policies": summary, "ties": ties}))
         return
-    Console().print(_table(summary, names[0]))
+    show = Console()
+    show.print(_table(summary, names[0]))
+    for tie in ties:
+        show.print(
+            f"{tie['id']}: exact differs from {names[0]} at token {tie['at']}, where the target finds the two tokens "
+            f"{tie['gap']:.3f} nats apart",
+            highlight=False,
+        )
 
 
 def _table(summary: list[dict[str, Any]], baseline: str) -> Table:

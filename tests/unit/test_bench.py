@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.compare import compare_policies, summarize
 from lookahead_agent.bench.problems import Problem, final_number, is_right, read_problems
+from lookahead_agent.bench.ties import first_difference, trace_differences
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.runtime import EngineSet
 from tests.unit.chat import scripted_chat
 
 PROBLEMS = [Problem("a", "What is 2 + 2?", "4"), Problem("b", "What is 2 + 3?", "5")]
@@ -67,3 +71,28 @@ def test_summary(tmp_path: Path) -> None:
     assert exact["same_tokens"] == 2
     assert exact["acceptance_rate"] == 1
     assert exact["speedup"] > 0
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+
+
+def test_differences_are_traced_to_the_targets_log_probabilities() -> None:
+    tokenizer = ScriptedTokenizer()
+    yes, no = tokenizer.encode("yes") + tokenizer.encode("no")
+    engine = ScriptedEngine(tokenizer, [ScriptedStep("x")], logprobs={"yes": -0.7, "no": -0.75})
+    model = ChatLookahead(engines=EngineSet(engine), policy="off")
+    rows = [
+        {"id": "a", "policy": "off", "token_ids": [5, yes]},
+        {"id": "a", "policy": "exact", "token_ids": [5, no]},
+        {"id": "b", "policy": "off", "token_ids": [5, yes]},
+        {"id": "b", "policy": "exact", "token_ids": [5, yes]},
+        {"id": "b", "policy": "balanced", "token_ids": [5, no]},
+    ]
+    (traced,) = trace_differences(rows, {"a": "?", "b": "?"}, "off", model)
+    assert (traced["id"], traced["at"]) == ("a", 1)
+    assert traced["gap"] == pytest.approx(0.05)
+    prompt, _ = engine.requests[-1]
+    assert prompt[-1] == 5, "asked after the tokens that are equal"
