@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.engines import VLLMEngine
+from lookahead_agent.engines.cores import available_cores
 from lookahead_agent.policy import as_policy
 from tests.integration.tiny_models import questions
 from tests.waiting import becomes
@@ -93,3 +96,18 @@ def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead
     assert other._runtime._held == tiny._runtime._held
     other.close()
     assert tiny.invoke("A two?").text, "closing one leaves the other's engines running"
+
+
+def test_target_and_draft_run_on_cores_of_their_own(tiny: ChatLookahead) -> None:
+    cores: list[set[int]] = []
+    assert tiny._runtime is not None
+    engines = tiny._runtime._engines
+    assert engines is not None
+    for engine in (engines.target, engines.draft):
+        assert isinstance(engine, VLLMEngine)
+        workers = [process for process in engine._children if "Worker" in " ".join(process.cmdline())]
+        assert workers
+        threads = [thread.id for worker in workers for thread in worker.threads()]
+        cores.append({core for thread in threads for core in os.sched_getaffinity(thread)})
+    if len(available_cores()) > 1:
+        assert cores[0].isdisjoint(cores[1]), cores
