@@ -51,6 +51,7 @@ class DecodingSettings:
         delimiter: Text that ends a step.
         max_step_tokens: Length limit of one step in tokens; a step cut there is never accepted.
         hedge: Whether the target goes on after its own step while the verifier thinks.
+        synchronous: Whether to work in rounds (the paper's simpler variant).
         early: Whether a draft step is dropped as soon as the verifier is certain to reject it.
         verifier_timeout: Seconds after which a verifier that does not answer turns speculation off.
     """
@@ -59,6 +60,7 @@ class DecodingSettings:
     delimiter: str = "\n\n"
     max_step_tokens: int = 256
     hedge: bool = True
+    synchronous: bool = False
     early: bool = True
     verifier_timeout: float = 60.0
 
@@ -192,7 +194,7 @@ class _Driver:
             stop=request.sampling.stop,
             eos_ids=target.tokenizer.eos_ids,
         )
-        self._machine = LookaheadMachine(settings.depth, settings.hedge)
+        self._machine = LookaheadMachine(settings.depth, settings.hedge, settings.synchronous)
         self._text = ReplyText(target.tokenizer, request.prompt_ids, request.sampling.stop, on_text)
         self._loop = asyncio.get_running_loop()
         self._report = ReplyReport()

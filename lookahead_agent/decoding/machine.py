@@ -190,6 +190,8 @@ class LookaheadMachine:
     Args:
         depth: Steps in flight at the front, γ ≥ 1; 0 for the target alone.
         hedge: Whether the target goes on after its own step while the verifier thinks.
+        synchronous: Whether to work in rounds: γ draft steps, then all target steps at once, then all verdicts. The
+            paper's simpler variant, for study and comparison; `hedge` means nothing to it.
 
     Feed `start()` and then every event to `handle()`, and carry out the returned actions in their order. Events of
     jobs that were aborted meanwhile may still be fed; they are ignored.
@@ -197,6 +199,7 @@ class LookaheadMachine:
 
     depth: int
     hedge: bool = True
+    synchronous: bool = False
     front: Node = field(default_factory=lambda: Node(position=0))
     finished: bool = False
     speculation_off: str | None = None
@@ -205,6 +208,7 @@ class LookaheadMachine:
     def __post_init__(self) -> None:
         self._speculating = self.depth > 0
         self._next_job = 0
+        self._round_drafted = False
         self._jobs: dict[int, tuple[_Kind, Node]] = {}
 
     def start(self) -> list[Action]:
@@ -245,20 +249,58 @@ class LookaheadMachine:
             node = node.next
 
     def _advance(self, actions: list[Action]) -> list[Action]:
+        if self.synchronous and self._speculating and not self._round(actions):
+            return actions
         for node in self.path():
             self._decide(node, actions)
         while not self.finished and self.front.chosen is not None:
             self._commit(self.front.chosen, actions)
-        if not self.finished:
+        if self.finished:
+            return actions
+        if self.synchronous and self._speculating:
+            self._round_drafted = False
+            self._round(actions)
+        else:
             self._fill(actions)
         return actions
 
-    def _decide(self, node: Node, actions: list[Action]) -> None:
-        draft, target = node.draft, node.target
-        if draft is not None and not _usable(draft):
-            self._drop(draft, actions)
+    def _round(self, actions: list[Action]) -> bool:
+        """Go on with a synchronous round; True once everything in it is written and judged."""
+        for node in list(self.path()):
+            self._drop_unusable(node, actions)
+        nodes = list(self.path())
+        tip = nodes[-1]
+        drafting = len(nodes) <= self.depth and not tip.ends_reply and not tip.draft_refused
+        if drafting and tip.draft_job is None and (len(nodes) < self.depth or not self._round_drafted):
+            tip.draft_job = self._start(_Kind.DRAFT, tip)
+            actions.append(StartDraft(tip.draft_job, tip))
+        if not self._round_drafted:
+            if drafting and len(nodes) < self.depth:
+                return False
+            # The last draft step is only compared, so it is written beside the target's.
+            self._round_drafted = True
+            for node in nodes[: self.depth]:
+                if not node.ends_reply:
+                    node.target_job = self._start(_Kind.TARGET, node)
+                    actions.append(StartTarget(node.target_job, node, live=False))
+        if self._jobs:
+            return False
+        for node in nodes:
+            draft, target = node.draft, node.target
+            if draft is not None and target is not None and node.accepted is None and _comparable(draft, target):
+                node.verify_job = self._start(_Kind.VERIFIER, node)
+                actions.append(Verify(node.verify_job, draft, target))
+        return not self._jobs
+
+    def _drop_unusable(self, node: Node, actions: list[Action]) -> None:
+        if node.draft is not None and not _usable(node.draft):
+            self._drop(node.draft, actions)
             node.draft_refused = True
-            draft = node.draft = None
+            node.draft = None
+
+    def _decide(self, node: Node, actions: list[Action]) -> None:
+        self._drop_unusable(node, actions)
+        draft, target = node.draft, node.target
         if node.chosen is not None or target is None:
             return
         if draft is None or not _comparable(draft, target) or node.accepted is False:

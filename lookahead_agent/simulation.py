@@ -1,0 +1,134 @@
+"""Discrete-event simulation: the very machine that decides in the decoder, on virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lookahead_agent.decoding.machine import (
+    Abort,
+    Action,
+    Commit,
+    Event,
+    Finish,
+    Judged,
+    LookaheadMachine,
+    Source,
+    StartDraft,
+    StartTarget,
+    StepWritten,
+    Verify,
+)
+from lookahead_agent.step import Step, StepEnd
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long work takes, in any unit of time; each is drawn anew for every job.
+
+    Attributes:
+        target: A target step.
+        draft: A draft step.
+        verifier: A verdict.
+    """
+
+    target: Callable[[random.Random], float] = lambda _: 1.0
+    draft: Callable[[random.Random], float] = lambda _: 0.25
+    verifier: Callable[[random.Random], float] = lambda _: 0.0
+
+
+@dataclass(frozen=True)
+class SimulatedReply:
+    """What a simulated reply came to.
+
+    Attributes:
+        steps: Steps committed.
+        accepted: Those from the draft.
+        seconds: Time taken, in the unit of the durations.
+        alone: Time that the target alone would take for as many steps, on average.
+    """
+
+    steps: int
+    accepted: int
+    seconds: float
+    alone: float
+
+    @property
+    def speedup(self) -> float:
+        """Against the target alone."""
+        return self.alone / self.seconds
+
+
+@dataclass
+class _World:
+    durations: Durations
+    alpha: float
+    steps: int
+    randomly: random.Random
+    now: float = 0.0
+    committed: int = 0
+    accepted: int = 0
+    finished: bool = False
+    _agenda: list[tuple[float, int, Event]] = field(default_factory=list)
+    _order: itertools.count[int] = field(default_factory=itertools.count)
+
+    def carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartDraft(job, node):
+                    self._after(self.durations.draft, StepWritten(job, self._step(node.position)))
+                case StartTarget(job, node):
+                    self._after(self.durations.target, StepWritten(job, self._step(node.position)))
+                case Verify(job):
+                    self._after(self.durations.verifier, Judged(job, self.randomly.random() < self.alpha))
+                case Commit(node):
+                    self.committed += 1
+                    self.accepted += node.source is Source.DRAFT
+                case Finish():
+                    self.finished = True
+                case Abort():
+                    continue  # its event still comes, and the machine ignores it
+
+    def _step(self, position: int) -> Step:
+        return Step((0,), "step", StepEnd.EOS if position + 1 >= self.steps else StepEnd.DELIMITER)
+
+    def _after(self, duration: Callable[[random.Random], float], event: Event) -> None:
+        heapq.heappush(self._agenda, (self.now + duration(self.randomly), next(self._order), event))
+
+    def next_event(self) -> Event:
+        self.now, _, event = heapq.heappop(self._agenda)
+        return event
+
+
+def simulate(
+    alpha: float,
+    depth: int,
+    durations: Durations,
+    *,
+    steps: int = 10_000,
+    synchronous: bool = False,
+    hedge: bool = True,
+    seed: int = 0,
+) -> SimulatedReply:
+    """Simulate one long reply.
+
+    Args:
+        alpha: Probability that the verifier accepts a pair, in [0, 1].
+        depth: Steps in flight at the front, γ ≥ 1; 0 for the target alone.
+        durations: How long work takes.
+        steps: Steps of the reply.
+        synchronous: Whether the machine works in rounds.
+        hedge: Whether the target goes on while the verifier thinks.
+        seed: Of the random numbers.
+    """
+    world = _World(durations, alpha, steps, random.Random(seed))
+    machine = LookaheadMachine(depth, hedge, synchronous)
+    world.carry_out(machine.start())
+    while not world.finished:
+        world.carry_out(machine.handle(world.next_event()))
+    sample = random.Random(seed)
+    mean = sum(durations.target(sample) for _ in range(1000)) / 1000
+    return SimulatedReply(world.committed, world.accepted, world.now, mean * world.committed)

@@ -1,0 +1,89 @@
+"""How much faster Lookahead Reasoning is in theory (arXiv 2506.19830, section 3.3), with derivations.
+
+Time is counted in target steps: a target step takes 1, a draft step c ≤ 1, a verdict nothing, and any number of target
+steps run at once at no cost. Every step is accepted with probability α, independently. Speedup is steps per unit of
+time, the target alone making 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lookahead_agent.errors import ConfigurationError
+
+
+def synchronous_speedup(alpha: float, c: float, depth: int) -> float:
+    """Speedup of the synchronous variant.
+
+    A round takes c(γ-1) for the draft steps that target steps start from, and 1 for the last target step; the last
+    draft step is written meanwhile. It commits k+1 steps (the last is the target's) if k were accepted before a
+    rejection, and γ otherwise: (1-α^γ)/(1-α) on average.
+
+    Args:
+        alpha: Probability that a step is accepted, in [0, 1].
+        c: Time of a draft step over that of a target step, in (0, 1].
+        depth: Steps of a round, γ ≥ 1.
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+    _check(alpha, c, depth)
+    return _steps_of_a_window(alpha, depth) / (1 + c * (depth - 1))
+
+
+def asynchronous_speedup(alpha: float, c: float, depth: int) -> float:
+    """Speedup of the asynchronous variant: exact where the draft is the limit, a lower bound where the depth is.
+
+    Draft-bound (γ ≥ ⌈1/c⌉): the next step starts c after an accepted one has, and 1 after a rejected one, when the
+    target's step is there: c·α + (1-α) per step.
+
+    Depth-bound (γ < ⌈1/c⌉): of a window that restarts once all of it is accepted. It ends at 1 + ck with the rejection
+    of step k, at 1 + c(γ-1) if there is none: 1 + c(α-α^γ)/(1-α) on average. A window that slides, as this package's
+    does, need not wait for its last step: see `lookahead_agent.simulation`.
+
+    Args:
+        alpha: Probability that a step is accepted, in [0, 1].
+        c: Time of a draft step over that of a target step, in (0, 1].
+        depth: Steps in flight at the front, γ ≥ 1.
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+    _check(alpha, c, depth)
+    if is_draft_bound(c, depth):
+        return 1 / (c + (1 - c) * (1 - alpha))
+    steps = _steps_of_a_window(alpha, depth)
+    return steps / (1 + c * (steps - 1))
+
+
+def token_speculation_speedup(alpha: float, c: float, depth: int) -> float:
+    """Speedup of token-level speculation: the synchronous formula with tokens in place of steps.
+
+    Args:
+        alpha: Probability that a token is accepted, in [0, 1].
+        c: Time of a draft token over that of a target token, in (0, 1].
+        depth: Speculated tokens, γ ≥ 1.
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+    return synchronous_speedup(alpha, c, depth)
+
+
+def is_draft_bound(c: float, depth: int) -> bool:
+    """Whether the depth is enough for the draft never to wait: γ ≥ ⌈1/c⌉."""
+    return depth >= math.ceil(1 / c - 1e-9)
+
+
+def _steps_of_a_window(alpha: float, depth: int) -> float:
+    """Steps committed by a window on average: 1 + α + … + α^(γ-1)."""
+    return sum(alpha**k for k in range(depth))
+
+
+def _check(alpha: float, c: float, depth: int) -> None:
+    if not 0 <= alpha <= 1:
+        raise ConfigurationError(f"alpha is a probability, not {alpha}")
+    if not 0 < c <= 1:
+        raise ConfigurationError(f"c is in (0, 1], not {c}: a draft slower than its target cannot help")
+    if depth < 1:
+        raise ConfigurationError(f"depth is at least 1, not {depth}")
