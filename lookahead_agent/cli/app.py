@@ -8,7 +8,6 @@ import sys
 from types import FrameType
 from typing import Annotated
 
-import psutil
 import typer
 from pydantic import ValidationError
 from rich.console import Console
@@ -89,11 +88,11 @@ def _run() -> int:
 
 def _shut_down() -> None:
     from lookahead_agent.engines.shared import POOL
-    from lookahead_agent.engines.vllm_engine import end_processes
+    from lookahead_agent.engines.vllm_engine import end_processes, worker_processes
 
     POOL.close()
     # A download or a conversion that a thread of ours was waiting for.
-    end_processes(psutil.Process().children(recursive=True))
+    end_processes(worker_processes())
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:

@@ -11,9 +11,7 @@ import multiprocessing.util  # noqa: F401
 import threading
 from collections.abc import Callable
 
-import psutil
-
-from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, end_processes
+from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, end_processes, worker_processes
 from lookahead_agent.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -57,6 +55,10 @@ class EnginePool:
             with entry.lock:
                 if entry.engine is None:
                     entry.engine = self._start(config)
+                    # vLLM has registered exit handlers by now; handlers run in reverse order, and ours must be first:
+                    # an engine that is taken apart from below reports it as a crash.
+                    atexit.unregister(self.close)
+                    atexit.register(self.close)
                 return entry.engine
         except BaseException:
             self.release(config)
@@ -86,7 +88,7 @@ class EnginePool:
                 entry.engine.close()
         # An engine that is starting has processes that only the process table knows of.
         if any(entry.engine is None for entry in entries):
-            end_processes(psutil.Process().children(recursive=True))
+            end_processes(worker_processes())
 
 
 POOL = EnginePool()

@@ -104,15 +104,15 @@ class VLLMEngine:
         self._children: list[psutil.Process] = []
         self._loop_thread: threading.Thread | None = None
         with _start_lock, _environment(config.cores), _main_module_replaced():
-            known = set(_children())
+            known = worker_processes()
             try:
                 self._llm: Any = _start(config)
             except BaseException as error:
-                end_processes(_children() - known)
+                end_processes(worker_processes() - known)
                 if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                     raise
                 raise EngineStartError(_start_failure(config, error)) from error
-            self._children = list(_children() - known)
+            self._children = list(worker_processes() - known)
         self._context_length = int(self._llm.model_config.max_model_len)
 
     @property
@@ -230,8 +230,19 @@ def end_processes(processes: Sequence[psutil.Process] | set[psutil.Process], pat
     psutil.wait_procs(alive, timeout=patience)
 
 
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
+def worker_processes() -> set[psutil.Process]:
+    """Processes that this one has started, and theirs, but for Python's resource tracker.
+
+    The tracker ends by itself after the others; ended before them it complains about what they did not give back.
+    """
+    return {process for process in psutil.Process().children(recursive=True) if not _is_resource_tracker(process)}
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:  # it has ended, or is another user's
+        return False
 
 
 def _start(config: VLLMConfig) -> Any:

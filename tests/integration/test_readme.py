@@ -19,6 +19,7 @@ def test_the_example_runs(real: ChatLookahead, capsys: pytest.CaptureFixture[str
     names: dict[str, Any] = {}
     exec(example, names)
     assert names["message"].response_metadata["lookahead"]["policy"] == "balanced"
-    assert "84" in capsys.readouterr().out
+    *_, rate = capsys.readouterr().out.split()
+    assert 0 <= float(rate) <= 1
     assert set(names["graph"].get_graph().nodes) >= {"planner", "executor", "finisher"}
     assert names["llm"]._runtime._held == real._runtime._held, "it shares the engines that are running"  # type: ignore[union-attr]

@@ -8,21 +8,20 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from lookahead_agent import background
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine
-from lookahead_agent.engines.vllm_engine import as_arguments
+from lookahead_agent.engines.vllm_engine import as_arguments, worker_processes
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from tests.integration.conftest import TINY_ENGINE
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
-    before = set(psutil.Process().children(recursive=True))
+    before = worker_processes()
     with VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(TINY_ENGINE))) as engine:
-        started = set(psutil.Process().children(recursive=True)) - before
+        started = worker_processes() - before
         assert started
         yield engine
     assert not any(process.is_running() for process in started), "closing leaves no process"
@@ -152,7 +151,7 @@ def test_a_failed_start_leaves_no_process(tiny_pair: tuple[Path, Path], tmp_path
     broken = tmp_path / "broken"
     shutil.copytree(tiny_pair[0], broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    before = set(psutil.Process().children(recursive=True))
+    before = worker_processes()
     with pytest.raises(EngineStartError, match="could not start broken"):
         VLLMEngine(VLLMConfig(broken, "0", as_arguments(TINY_ENGINE)))
-    assert not [p for p in set(psutil.Process().children(recursive=True)) - before if p.is_running()]
+    assert not [p for p in worker_processes() - before if p.is_running()]
