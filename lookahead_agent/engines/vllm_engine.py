@@ -311,6 +311,8 @@ def _environment(cores: str | None) -> Iterator[None]:
     """The environment in which workers are spawned: bound to their cores, and quiet unless the user wants a log."""
     quiet = {
         "VLLM_LOGGING_LEVEL": "ERROR",
+        # vLLM logs to stdout, which belongs to the program's own output.
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",

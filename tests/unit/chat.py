@@ -34,7 +34,7 @@ def scripted_engines(
 ) -> EngineSet:
     tokenizer = ScriptedTokenizer()
     return EngineSet(
-        ScriptedEngine(tokenizer, replying(target, seconds=0.1), **options),
+        ScriptedEngine(tokenizer, replying(target, seconds=0.2), **options),
         ScriptedEngine(tokenizer, replying(draft or target)),
         SameText(),
     )
