@@ -56,7 +56,8 @@ class VerifierPolicy(BaseModel):
         thresholds = frozenset().union(*_THRESHOLDS.values())
         if ignored := sorted((self.model_fields_set & thresholds) - _THRESHOLDS[self.verifier]):
             raise ValueError(f"the verifier {self.verifier!r} does not use {', '.join(ignored)}")
-        if "ask_judge_from" in self.model_fields_set and (self.ask_judge_from or -1) > self.similarity:
+        asked_from = self.ask_judge_from if "ask_judge_from" in self.model_fields_set else None
+        if asked_from is not None and asked_from > self.similarity:
             raise ValueError(
                 f"ask_judge_from ({self.ask_judge_from}) is above similarity ({self.similarity}): "
                 "the judge would never be asked"

@@ -67,13 +67,8 @@ class EngineSet:
             return None
         if policy.verifier == "embedding":
             return EmbeddingVerifier(self.embedder, policy.similarity)
-        asks = policy.ask_judge_from is not None and policy.ask_judge_from < policy.similarity
-        cascade = CascadeVerifier(
-            self.embedder,
-            accept_above=policy.similarity,
-            reject_below=policy.ask_judge_from if asks and policy.ask_judge_from is not None else policy.similarity,
-            judge=judge if asks else None,
-        )
+        ask_from = policy.similarity if policy.ask_judge_from is None else min(policy.ask_judge_from, policy.similarity)
+        cascade = CascadeVerifier(self.embedder, policy.similarity, ask_from, judge)
         return NumbersFirst(cascade) if policy.same_numbers else cascade
 
 

@@ -16,11 +16,9 @@ from langchain_core.messages import HumanMessage
 
 from lookahead_agent import background
 from lookahead_agent.chat_model import ChatLookahead
-from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.likeliest import likeliest
 from lookahead_agent.messages import template_messages
 from lookahead_agent.policy import as_policy
-
-_LIKELIEST = 20
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
@@ -78,9 +76,7 @@ async def _gap(model: ChatLookahead, question: str, first: Sequence[int], second
     async with model._engines(as_policy("off")) as engines:
         messages = template_messages([HumanMessage(question)])
         prompt = await asyncio.to_thread(engines.target.tokenizer.chat_prompt, messages)
-        sampling = Sampling(max_tokens=1, logprobs=_LIKELIEST)
-        async for delta in engines.target.generate([*prompt, *first[:at]], sampling):
-            values = delta.logprobs[0] if delta.logprobs else {}
-            if first[at] in values and second[at] in values:
-                return abs(values[first[at]] - values[second[at]])
+        values = await likeliest(engines.target, [*prompt, *first[:at]])
+    if first[at] in values and second[at] in values:
+        return abs(values[first[at]] - values[second[at]])
     return float("inf")

@@ -348,21 +348,19 @@ class _Driver:
                     if step is not None:
                         written.complete = True
                         return StepWritten(job, step)
-                    self._look_for_refutation(job, written)
+                    self._look_for_refutation(written)
                 if not await stream.read():
                     if stream.finish_reason is None:
                         raise EngineError("the engine ended a reply without saying why")
                     return StepWritten(job, written.segmenter.close(stream.finish_reason))
 
-    def _look_for_refutation(self, job: int, written: _WriteJob) -> None:
+    def _look_for_refutation(self, written: _WriteJob) -> None:
         """See whether the target's step, as far as it is written, rules the draft's step from the same node out."""
         node = written.node
         if self._early is None or written.live or node.draft_refused:
             return
-        if written.stream.source is Source.TARGET:
-            target_job, draft_job = job, node.draft_job if node.draft is None else node.draft.job
-        else:
-            target_job, draft_job = node.target_job, job
+        target_job = node.target_job
+        draft_job = node.draft_job if node.draft is None else node.draft.job
         target, draft = self._writing.get(target_job or 0), self._writing.get(draft_job or 0)
         if target_job is None or target is None or draft is None or not target.generated or not draft.generated:
             return

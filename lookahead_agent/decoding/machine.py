@@ -220,7 +220,9 @@ class LookaheadMachine:
         if self.finished or event.job not in self._jobs:
             return []
         if isinstance(event, Refuted):
-            return self._advance(self._refuse(self._jobs[event.job][1]))
+            actions: list[Action] = []
+            self._refuse_draft(self._jobs[event.job][1], actions)
+            return self._advance(actions)
         kind, node = self._jobs.pop(event.job)
         match event, kind:
             case StepWritten(job, step), _Kind.DRAFT:
@@ -294,9 +296,7 @@ class LookaheadMachine:
 
     def _drop_unusable(self, node: Node, actions: list[Action]) -> None:
         if node.draft is not None and not _usable(node.draft):
-            self._drop(node.draft, actions)
-            node.draft_refused = True
-            node.draft = None
+            self._refuse_draft(node, actions)
 
     def _decide(self, node: Node, actions: list[Action]) -> None:
         self._drop_unusable(node, actions)
@@ -352,15 +352,13 @@ class LookaheadMachine:
             own.target_job = self._start(_Kind.TARGET, own)
             actions.append(StartTarget(own.target_job, own, live=False))
 
-    def _refuse(self, node: Node) -> list[Action]:
-        """Drop the draft's step after a node before the target's is complete; the draft waits for that one."""
-        actions: list[Action] = []
+    def _refuse_draft(self, node: Node, actions: list[Action]) -> None:
+        """Drop what the draft writes or wrote after a node, for good: the step there will be the target's."""
         self._abort(node.draft_job, actions)
         if node.draft is not None:
             self._drop(node.draft, actions)
         node.draft = node.draft_job = None
         node.draft_refused = True
-        return actions
 
     def _stop_speculating(self, reason: str) -> list[Action]:
         """Forget everything but the target's own steps from the front."""
@@ -370,11 +368,9 @@ class LookaheadMachine:
         for node in list(self.path()):
             if node.chosen is not None:
                 continue
-            self._abort(node.draft_job, actions)
             self._abort(node.verify_job, actions)
-            if node.draft is not None:
-                self._drop(node.draft, actions)
-            node.draft = node.draft_job = node.verify_job = None
+            node.verify_job = None
+            self._refuse_draft(node, actions)
             break
         return actions
 

