@@ -25,6 +25,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -33,13 +34,15 @@ from pydantic import (
 from lookahead_agent import background
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
 from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.token_speculation import check_token_speculation, guesses_by_draft_model
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.messages import question, template_messages
 from lookahead_agent.models import DEFAULT_SET, choose_models
 from lookahead_agent.models.catalogue import RecommendedSampling
 from lookahead_agent.policy import VerifierPolicy, as_policy, choose_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.runtime import EngineSet, Runtime, RuntimeSpec
+from lookahead_agent.regions import Regions, ThinkingTags
+from lookahead_agent.runtime import EngineSet, RemoteJudgeSpec, Runtime, RuntimeSpec
 from lookahead_agent.tool_calls import ContentStream, ParsedReply, action_markers, call_constraint, parse_reply
 
 POLICY_KEY = "lookahead_policy"
@@ -78,9 +81,9 @@ class ChatLookahead(BaseChatModel):
     shut down by `close`, when the model is collected, or at exit.
 
     `response_metadata["lookahead"]` says what happened: `policy`, `node`, `steps`, `accepted`, `acceptance_rate`,
-    `verifier_calls`, `refuted` (draft steps dropped before the verifier had to be asked), `tokens` (of each engine:
-    `committed`, `rejected`, `aborted`), `seconds` (`total`, and the time that `draft`, `target` and `verifier` had
-    work), and `speculation_off` (why speculation ended early, or None).
+    `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the verifier had to be asked), `tokens` (of
+    each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the time that `draft`, `target` and `verifier`
+    had work, and `waiting`, in which none had), and `speculation_off` (why speculation ended early, or None).
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
@@ -113,10 +116,24 @@ class ChatLookahead(BaseChatModel):
     """Most tokens of a reply."""
     stop: list[str] | None = None
     """Texts that end a reply; they are not part of it."""
+    judge_model: str | None = None
+    """Judge of step pairs: a catalogue name, a folder or a Hugging Face id, or with `judge_url` its name there; None:
+    the target judges."""
+    judge_url: str | None = None
+    """Address of an OpenAI-compatible server for the judge, up to and with `/v1`."""
+    judge_api_key: SecretStr | None = None
+    """Key for that server."""
+    embedding_model: str | None = None
+    """A sentence-transformers model: a folder or a Hugging Face id; None: the catalogue's."""
+    token_speculation: str | dict[str, Any] = "none"
+    """Token-level speculation inside the target's steps: "none", "ngram", "suffix", "draft_model", or vLLM's
+    `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`): tensor_parallel_size, quantization, …"""
     draft_engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the draft's vLLM engine."""
+    judge_engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the judge's vLLM engine, if it has one of its own."""
     cores: tuple[str, str] | None = None
     """CPU cores of target and draft ("0-5", "6,7"); None: chosen so that they do not share any."""
     return_token_ids: bool = False
@@ -138,12 +155,42 @@ class ChatLookahead(BaseChatModel):
         if self.engines is not None:
             return self
         expects_draft = any(policy.speculates for policy in policies)
-        models = choose_models(self.model, self.draft_model, draft_wanted=expects_draft or self.draft_model is not None)
+        check_token_speculation(self.token_speculation, self.engine_args)
+        wants_draft = expects_draft or self.draft_model is not None or guesses_by_draft_model(self.token_speculation)
+        models = choose_models(
+            self.model,
+            self.draft_model,
+            draft_wanted=wants_draft,
+            judge=self.judge_model if self.judge_url is None else None,
+            embedding=self.embedding_model,
+        )
         if models.catalogued is not None:
             self._sampling_default = models.catalogued.sampling
-        spec = RuntimeSpec(models, self.engine_args, self.draft_engine_args, self.cores)
+        spec = RuntimeSpec(
+            models,
+            self.engine_args,
+            self.draft_engine_args,
+            self.judge_engine_args,
+            self._remote_judge(),
+            self.token_speculation,
+            self.cores,
+        )
         self._runtime = Runtime(spec, expects_draft=expects_draft)
         return self
+
+    def _remote_judge(self) -> RemoteJudgeSpec | None:
+        if self.judge_url is None:
+            if self.judge_api_key is not None:
+                raise ConfigurationError("judge_api_key is for a judge behind a server: give its judge_url too")
+            return None
+        if self.judge_model is None:
+            raise ConfigurationError("judge_url needs judge_model: the model's name on that server")
+        if not self.judge_url.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"judge_url is an http:// or https:// address up to and with /v1, not {self.judge_url!r}"
+            )
+        key = self.judge_api_key.get_secret_value() if self.judge_api_key is not None else None
+        return RemoteJudgeSpec(self.judge_url, self.judge_model, key)
 
     # The engines' life
 
@@ -188,6 +235,11 @@ class ChatLookahead(BaseChatModel):
         assert self._runtime is not None
         async with self._runtime.engines(policy) as engines:
             yield engines
+
+    def _thinking(self, engines: EngineSet) -> ThinkingTags | None:
+        """The tags around the target's thinking: from the catalogue, else from its chat template."""
+        catalogued = self._runtime.models.catalogued if self._runtime is not None else None
+        return catalogued.thinking if catalogued is not None else engines.target.tokenizer.thinking
 
     # What LangChain asks for
 
@@ -389,6 +441,7 @@ class _Call:
                 )
             names = {tool["function"]["name"] for tool in self._tools}
             markers = action_markers(self._tools)
+            regions = Regions(markers, self._model._thinking(engines), self._policy.answer_from_target)
             content = ContentStream(markers, on_content)
             sampling = self._sampling
             verifier = engines.verifier(self._policy)
@@ -396,17 +449,13 @@ class _Call:
                 # The whole reply is an action: the target's alone, and in the form of a call.
                 verifier = None
                 sampling = replace(sampling, structured=call_constraint(self._tools), stop=())
+            draft_prompt = await self._draft_prompt(engines) if verifier is not None else None
             reply = await lookahead(
-                ReplyRequest(tuple(prompt), sampling, question(self._messages), markers),
+                ReplyRequest(tuple(prompt), sampling, question(self._messages), regions, draft_prompt),
                 engines.target,
                 engines.draft,
                 verifier,
-                DecodingSettings(
-                    depth=self._policy.depth,
-                    delimiter=self._policy.delimiter,
-                    max_step_tokens=self._policy.max_step_tokens,
-                    hedge=self._policy.hedge,
-                ),
+                _settings(self._policy),
                 content.push if not self._forced else None,
             )
             parsed = await asyncio.to_thread(parse_reply, reply.text, names)
@@ -414,6 +463,13 @@ class _Call:
             wanted = self._policy.speculates and not self._forced
             problem = engines.problem if wanted and verifier is None else reply.report.speculation_off
             return self._message(reply, parsed, len(prompt), problem)
+
+    async def _draft_prompt(self, engines: EngineSet) -> tuple[int, ...] | None:
+        """The prompt in the draft's own words, if it has another tokenizer."""
+        if engines.draft is None or engines.draft.tokenizer.fingerprint == engines.target.tokenizer.fingerprint:
+            return None
+        ids = await asyncio.to_thread(engines.draft.tokenizer.chat_prompt, self._template_messages, self._tools)
+        return tuple(ids)
 
     def _message(self, reply: Reply, parsed: ParsedReply, prompt_tokens: int, problem: str | None) -> AIMessage:
         report = reply.report
@@ -428,6 +484,7 @@ class _Call:
                 "accepted": report.accepted,
                 "acceptance_rate": report.acceptance_rate,
                 "verifier_calls": report.verifier_calls,
+                "judge_calls": report.judge_calls,
                 "refuted": report.refuted,
                 "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
                 "seconds": report.seconds,
@@ -447,6 +504,11 @@ class _Call:
                 total_tokens=prompt_tokens + len(reply.token_ids),
             ),
         )
+
+
+def _settings(policy: VerifierPolicy) -> DecodingSettings:
+    fields = DecodingSettings.__dataclass_fields__.keys() & VerifierPolicy.model_fields.keys()
+    return DecodingSettings(**{field: getattr(policy, field) for field in fields})
 
 
 def _result(message: AIMessage) -> ChatResult:

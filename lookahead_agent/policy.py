@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lookahead_agent.errors import PolicyError
+from lookahead_agent.errors import ConfigurationError, PolicyError
+from lookahead_agent.verifiers.judge import check_prompt
 
-VerifierName = Literal["off", "exact", "embedding", "judge", "cascade"]
+VerifierName = Literal["off", "exact", "embedding", "judge", "cascade", "score", "likelihood", "random"]
 
-# Which thresholds each verifier reads: one given to a verifier that ignores it is a mistake worth an error.
-_THRESHOLDS: dict[str, frozenset[str]] = {
+# What each verifier reads of these: a value given to a verifier that ignores it is a mistake worth an error.
+_READS: dict[str, frozenset[str]] = {
     "off": frozenset(),
     "exact": frozenset(),
-    "embedding": frozenset({"similarity"}),
-    "judge": frozenset({"p_aligned", "same_numbers"}),
-    "cascade": frozenset({"similarity", "ask_judge_from", "p_aligned", "same_numbers"}),
+    "embedding": frozenset({"similarity", "same_numbers"}),
+    "judge": frozenset({"p_aligned", "same_numbers", "judge_prompt"}),
+    "cascade": frozenset({"similarity", "ask_judge_from", "p_aligned", "same_numbers", "judge_prompt"}),
+    "score": frozenset({"score", "judge_prompt"}),
+    "likelihood": frozenset({"likelihood"}),
+    "random": frozenset({"probability"}),
 }
+_PAIRWISE = frozenset({"hedge", "synchronous", "early"})
 
 
 class VerifierPolicy(BaseModel):
@@ -27,42 +34,104 @@ class VerifierPolicy(BaseModel):
     Attributes:
         name: Name in metadata and reports.
         verifier: "off" runs the target alone; "exact" accepts only the target's own tokens; "embedding" goes by
-            similarity, "judge" by the target model's opinion; "cascade" combines them, cheapest first.
+            similarity, "judge" by a language model's opinion; "cascade" combines them, cheapest first. Baselines:
+            "score" (SpecReason: the target marks a draft step from 0 to 9 and writes only what it refuses),
+            "likelihood" (the same by the step's mean log-probability), and "random".
         similarity: Cosine similarity from which a pair is accepted, in [-1, 1] (embedding, cascade).
         ask_judge_from: Similarity from which the judge is asked about pairs below `similarity`; None: never (cascade).
         p_aligned: Least probability of "yes" with which the judge accepts, in [0, 1] (judge, cascade).
-        same_numbers: Whether steps with different numbers are rejected before any model is asked (judge, cascade).
+        judge_prompt: The question to the judge, with {target} and {draft}, and possibly {question} and {before}
+            (judge, cascade); what the target is asked for a mark (score). None: this package's.
+        same_numbers: Whether steps with different numbers, units or equations are rejected before any model is asked
+            (embedding, judge, cascade); by default not for "embedding".
+        score: Least mark, in [0, 9] (score).
+        likelihood: Least mean log-probability, in nats per token (likelihood).
+        probability: Of acceptance, in [0, 1] (random).
         depth: Steps in flight at the front (γ).
-        delimiter: Text that ends a step.
+        width: Draft candidates per position (w), of which the first accepted one is kept.
+        draft_temperature: At which candidates after the first are sampled when the reply is greedy.
+        delimiter: Text, or compiled pattern, that ends a step.
         max_step_tokens: Length limit of a step in tokens; a draft step that is cut there is never accepted.
         hedge: Whether the target goes on after its own step while the verifier thinks.
+        synchronous: Whether to work in rounds, as the paper's simpler variant does; slower.
+        early: Whether a draft step is dropped as soon as the verifier is certain to reject it; saves work only.
+        answer_from_target: Whether the target writes the final answer alone, of models that think apart.
+        verifier_timeout: Seconds after which a verdict that does not come turns speculation off.
+        draft_timeout: Seconds of silence after which the draft model does.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     name: str = "custom"
     verifier: VerifierName = "cascade"
     similarity: float = Field(0.85, ge=-1, le=1)
     ask_judge_from: float | None = Field(0.65, ge=-1, le=1)
     p_aligned: float = Field(0.75, ge=0, le=1)
+    judge_prompt: str | None = None
     same_numbers: bool = True
+    score: float = Field(7.0, ge=0, le=9)
+    likelihood: float = Field(-0.5, le=0)
+    probability: float = Field(0.5, ge=0, le=1)
     depth: int = Field(4, ge=1, le=16)
-    delimiter: str = Field("\n\n", min_length=1)
+    width: int = Field(1, ge=1, le=8)
+    draft_temperature: float = Field(0.7, gt=0)
+    delimiter: str | re.Pattern[str] = "\n\n"
     max_step_tokens: int = Field(256, ge=1)
     hedge: bool = True
+    synchronous: bool = False
+    early: bool = True
+    answer_from_target: bool = False
+    verifier_timeout: float = Field(60.0, gt=0)
+    draft_timeout: float = Field(120.0, gt=0)
 
     @model_validator(mode="after")
     def _only_what_counts(self) -> VerifierPolicy:
-        thresholds = frozenset().union(*_THRESHOLDS.values())
-        if ignored := sorted((self.model_fields_set & thresholds) - _THRESHOLDS[self.verifier]):
-            raise ValueError(f"the verifier {self.verifier!r} does not use {', '.join(ignored)}")
-        asked_from = self.ask_judge_from if "ask_judge_from" in self.model_fields_set else None
+        given = self.model_fields_set - {"name", "verifier"}
+        readable = _READS[self.verifier]
+        ignored = given & (frozenset().union(*_READS.values()) - readable)
+        if not self.speculates:
+            ignored = given
+        elif self.draft_first:
+            ignored |= given & _PAIRWISE
+        if ignored:
+            raise ValueError(f"the verifier {self.verifier!r} does not use {', '.join(sorted(ignored))}")
+        if "draft_temperature" in given and self.width == 1:
+            raise ValueError("draft_temperature has no effect with width 1")
+        asked_from = self.ask_judge_from if "ask_judge_from" in given else None
         if asked_from is not None and asked_from > self.similarity:
             raise ValueError(
-                f"ask_judge_from ({self.ask_judge_from}) is above similarity ({self.similarity}): "
-                "the judge would never be asked"
+                f"ask_judge_from ({asked_from}) is above similarity ({self.similarity}): the judge would never be asked"
             )
+        if self.judge_prompt is not None and self.verifier != "score":
+            try:
+                check_prompt(self.judge_prompt)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from None
+        empty = self.delimiter == "" if isinstance(self.delimiter, str) else self.delimiter.match("") is not None
+        if empty:
+            raise ValueError("the delimiter matches the empty text: steps would have no end and no beginning")
         return self
+
+    @property
+    def draft_first(self) -> bool:
+        """Whether draft steps are judged without a target step, which is only written after a refusal."""
+        return self.verifier in ("score", "likelihood")
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether the policy may ask a judge model."""
+        asked = self.verifier == "cascade" and self.ask_judge_from is not None
+        return self.verifier == "judge" or (asked and (self.ask_judge_from or 0.0) < self.similarity)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the policy needs an embedding model."""
+        return self.verifier in ("embedding", "cascade")
+
+    @property
+    def compares_results(self) -> bool:
+        """Whether numbers, units and equations are compared before any model is asked."""
+        return self.same_numbers and (self.verifier != "embedding" or "same_numbers" in self.model_fields_set)
 
     @property
     def speculates(self) -> bool:
@@ -86,6 +155,7 @@ POLICIES: dict[str, VerifierPolicy] = {
             ask_judge_from=0.8,
             p_aligned=0.9,
             same_numbers=True,
+            answer_from_target=True,
         ),
         VerifierPolicy(
             name="balanced",
@@ -96,6 +166,9 @@ POLICIES: dict[str, VerifierPolicy] = {
             same_numbers=True,
         ),
         VerifierPolicy(name="fast", verifier="embedding", similarity=0.85),
+        # SpecReason goes step by step: the draft waits for its mark.
+        VerifierPolicy(name="specreason", verifier="score", score=7.0, depth=1),
+        VerifierPolicy(name="random", verifier="random", probability=0.5),
     )
 }
 
@@ -106,18 +179,43 @@ PolicyLike = str | VerifierPolicy | Mapping[str, Any]
 def as_policy(policy: PolicyLike) -> VerifierPolicy:
     """Turn a name or fields into a policy.
 
+    A name may be followed by changes: "balanced:depth=8:width=2". The name of a verifier stands for a policy with its
+    defaults: "judge:p_aligned=0.8".
+
     Raises:
         PolicyError: No policy has this name, or the fields contradict each other.
     """
     if isinstance(policy, VerifierPolicy):
         return policy
     if isinstance(policy, str):
+        return _named(policy)
+    return _validated(policy)
+
+
+def _named(text: str) -> VerifierPolicy:
+    name, *changes = text.split(":")
+    if name in POLICIES:
+        fields = POLICIES[name].model_dump(exclude_unset=True)
+    elif name in get_args(VerifierName):
+        fields = {"name": name, "verifier": name}
+    else:
+        raise PolicyError(f"no policy is called {name!r}: choose one of {', '.join(POLICIES)}")
+    if not changes:
+        return POLICIES.get(name) or _validated(fields)
+    for change in changes:
+        field, separator, value = change.partition("=")
+        if not separator:
+            raise PolicyError(f"{change!r} in {text!r} is not FIELD=VALUE")
         try:
-            return POLICIES[policy]
-        except KeyError:
-            raise PolicyError(f"no policy is called {policy!r}: choose one of {', '.join(POLICIES)}") from None
+            fields[field] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[field] = value
+    return _validated(fields | {"name": text})
+
+
+def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
     try:
-        return VerifierPolicy.model_validate(policy)
+        return VerifierPolicy.model_validate(fields)
     except ValidationError as error:
         problems = "; ".join(
             ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]

@@ -8,20 +8,20 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lookahead_agent.decoding.machine import (
+from lookahead_agent.decoding.events import (
     Abort,
     Action,
     Commit,
     Event,
     Finish,
     Judged,
-    LookaheadMachine,
-    Source,
     StartDraft,
     StartTarget,
     StepWritten,
     Verify,
 )
+from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding.tree import Source
 from lookahead_agent.step import Step, StepEnd
 
 

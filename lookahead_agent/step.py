@@ -13,6 +13,8 @@ class StepEnd(Enum):
     """The step delimiter was written."""
     ACTION = "action"
     """The marker of an action region (such as a tool call) was written."""
+    THINKING = "thinking"
+    """The tag that opens the model's thinking was written, outside of it."""
     EOS = "eos"
     """The model ended the reply."""
     STOP = "stop"
@@ -43,12 +45,14 @@ class Step:
     end: StepEnd
 
 
+def usable(draft: Step) -> bool:
+    """Whether a draft step may be kept at all: not if a limit cut it, nor if an action or other region begins in it."""
+    return draft.end in (StepEnd.DELIMITER, StepEnd.EOS, StepEnd.STOP)
+
+
 def comparable(draft: Step, target: Step) -> bool:
     """Whether a verifier may be asked about this pair at all.
 
-    A step cut by a limit is never accepted, an action is the target's alone, and a pair of which only one side ends
-    the reply cannot stand for each other.
+    The draft's step must be usable, and a pair of which only one side ends the reply cannot stand for each other.
     """
-    if draft.end in (StepEnd.DELIMITER, StepEnd.EOS, StepEnd.STOP):
-        return draft.end is target.end
-    return False
+    return usable(draft) and draft.end is target.end

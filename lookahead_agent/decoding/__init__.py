@@ -1,8 +1,9 @@
 """The algorithm of Lookahead Reasoning: knows no vLLM, no LangChain and no HTTP."""
 
 from lookahead_agent.decoding.accounting import ReplyReport, TokenFates
-from lookahead_agent.decoding.driver import DecodingSettings, Reply, ReplyRequest, lookahead
+from lookahead_agent.decoding.driver import lookahead
 from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
 from lookahead_agent.step import Step, StepEnd
 
 __all__ = [

@@ -67,18 +67,20 @@ class ReplyReport:
     Attributes:
         steps: Steps of the reply.
         accepted: Those of them that the draft wrote.
-        verifier_calls: Complete step pairs that the verifier was asked about.
+        verifier_calls: Draft steps that the verifier was asked about.
+        judge_calls: Questions to a language model that it took to answer.
         refuted: Draft steps that were dropped before the target's step was complete.
         target_tokens: Fates of the target's tokens.
         draft_tokens: Fates of the draft's tokens.
-        seconds: Wall-clock time: `total`, and the part of it in which the `draft`, the `target` and the `verifier`
-            had work (they overlap, so the parts do not add up to the total).
+        seconds: Wall-clock time: `total`; the part of it in which the `draft`, the `target` and the `verifier` had
+            work (they overlap, so the parts do not add up to the total); and the part `waiting` in which none had.
         speculation_off: Why speculation ended before the reply did; None if it did not.
     """
 
     steps: int = 0
     accepted: int = 0
     verifier_calls: int = 0
+    judge_calls: int = 0
     refuted: int = 0
     target_tokens: TokenFates = field(default_factory=TokenFates)
     draft_tokens: TokenFates = field(default_factory=TokenFates)

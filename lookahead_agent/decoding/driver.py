@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from lookahead_agent.decoding.accounting import BusyClock, ReplyReport, TokenFates
-from lookahead_agent.decoding.machine import (
+from lookahead_agent.decoding.events import (
     Abort,
     Action,
     Commit,
@@ -21,89 +22,46 @@ from lookahead_agent.decoding.machine import (
     Failed,
     Finish,
     Judged,
-    LookaheadMachine,
-    Node,
     Refuted,
     Reject,
-    Source,
     StartDraft,
     StartTarget,
     StepWritten,
     Verify,
 )
+from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.output import ReplyText
+from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
-from lookahead_agent.engines.protocol import Delta, Engine, Sampling
-from lookahead_agent.engines.tokenizer import TextStream
+from lookahead_agent.decoding.tree import Node, Source
+from lookahead_agent.decoding.vocabulary import Vocabularies
+from lookahead_agent.decoding.writing import Stream, WriteJob
+from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import EngineError
 from lookahead_agent.step import Step, StepEnd
-from lookahead_agent.verifiers.protocol import EarlyVerifier, StepPair, Verifier, Writing
+from lookahead_agent.verifiers.protocol import (
+    DraftStep,
+    DraftVerifier,
+    EarlyVerifier,
+    StepPair,
+    Verdict,
+    Verifier,
+    Writing,
+)
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class DecodingSettings:
-    """How far and how to look ahead.
-
-    Attributes:
-        depth: Steps in flight at the front (γ); 0 runs the target alone.
-        delimiter: Text that ends a step.
-        max_step_tokens: Length limit of one step in tokens; a step cut there is never accepted.
-        hedge: Whether the target goes on after its own step while the verifier thinks.
-        synchronous: Whether to work in rounds (the paper's simpler variant).
-        early: Whether a draft step is dropped as soon as the verifier is certain to reject it.
-        verifier_timeout: Seconds after which a verifier that does not answer turns speculation off.
-    """
-
-    depth: int = 4
-    delimiter: str = "\n\n"
-    max_step_tokens: int = 256
-    hedge: bool = True
-    synchronous: bool = False
-    early: bool = True
-    verifier_timeout: float = 60.0
-
-
-@dataclass(frozen=True)
-class ReplyRequest:
-    """What to reply to.
-
-    Attributes:
-        prompt_ids: Token ids of the whole prompt, shape (n,).
-        sampling: Sampling parameters; `max_tokens` is the budget of the reply, `stop` its stop strings.
-        question: The text that the reply answers, for verifiers that want to know.
-        action_markers: Texts that open an action region.
-    """
-
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling
-    question: str = ""
-    action_markers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A complete reply.
-
-    Attributes:
-        text: Its text, without stop string and end-of-sequence.
-        token_ids: Its tokens, with those of a stop string and the end-of-sequence.
-        finish_reason: "stop" or "length".
-        report: Its figures.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    report: ReplyReport
+# Tokens at a prompt's end in which a chat template may have opened the thinking.
+_PROMPT_TAIL = 32
 
 
 async def lookahead(
     request: ReplyRequest,
     target: Engine,
     draft: Engine | None = None,
-    verifier: Verifier | None = None,
+    verifier: Verifier | DraftVerifier | None = None,
     settings: DecodingSettings | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Reply:
@@ -112,7 +70,7 @@ async def lookahead(
     Args:
         request: What to reply to.
         target: The engine whose quality the reply has.
-        draft: The engine that thinks ahead; it has the target's vocabulary. None: the target alone.
+        draft: The engine that thinks ahead. None: the target alone.
         verifier: Decides which draft steps are kept. None: the target alone.
         settings: How far to look ahead.
         on_text: Called in the event loop with each piece of text as soon as it is certain.
@@ -123,52 +81,9 @@ async def lookahead(
     Cancelling the task aborts every engine request that it started before the cancellation is raised.
     """
     settings = settings or DecodingSettings()
-    if draft is None or verifier is None:
+    if draft is None or verifier is None or request.sampling.structured is not None:
         settings = replace(settings, depth=0)
-    return await _Driver(request, target, draft, verifier, settings, on_text or (lambda _: None)).run()
-
-
-class _Stream:
-    """One engine request. It may write several steps, one job after another, and is closed once."""
-
-    def __init__(self, source: Source, deltas: AsyncGenerator[Delta, None], text: TextStream) -> None:
-        self.source = source
-        self.text = text
-        self.unread: deque[int] = deque()
-        self.finish_reason: str | None = None
-        self._deltas = deltas
-
-    async def read(self) -> bool:
-        """Wait for more tokens; False at the end of the stream."""
-        async for delta in self._deltas:
-            self.unread.extend(delta.token_ids)
-            self.finish_reason = delta.finish_reason or self.finish_reason
-            return True
-        return False
-
-    async def close(self) -> None:
-        """Abort the request if it still runs."""
-        await self._deltas.aclose()
-
-
-@dataclass
-class _WriteJob:
-    """A step that is being written, or was; if `live`, its tokens are certain as they come."""
-
-    node: Node
-    stream: _Stream
-    segmenter: Segmenter
-    live: bool
-    complete: bool = False
-    refuted: bool = False
-
-    @property
-    def generated(self) -> int:
-        return len(self.segmenter.token_ids)
-
-    @property
-    def so_far(self) -> Writing:
-        return Writing(self.segmenter.token_ids, self.segmenter.text, self.complete)
+    return await _Driver(request, target, draft or target, verifier, settings, on_text or (lambda _: None)).run()
 
 
 class _Driver:
@@ -176,35 +91,56 @@ class _Driver:
         self,
         request: ReplyRequest,
         target: Engine,
-        draft: Engine | None,
-        verifier: Verifier | None,
+        draft: Engine,
+        verifier: Verifier | DraftVerifier | None,
         settings: DecodingSettings,
         on_text: Callable[[str], None],
     ) -> None:
         self._request = request
-        self._target = target
-        self._draft = draft
+        self._engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._verifier = verifier
         self._early = verifier if settings.early and isinstance(verifier, EarlyVerifier) else None
         self._settings = settings
-        self._rules = Segmentation(
-            delimiter=settings.delimiter,
-            max_step_tokens=settings.max_step_tokens,
-            action_markers=request.action_markers,
-            stop=request.sampling.stop,
-            eos_ids=target.tokenizer.eos_ids,
+        self._rules = {source: self._segmentation(engine) for source, engine in self._engines.items()}
+        self._machine = LookaheadMachine(
+            settings.depth,
+            settings.width,
+            settings.hedge,
+            settings.synchronous,
+            draft_first=isinstance(verifier, DraftVerifier),
+            awaits_thinking=request.regions.begins_outside_thinking(
+                target.tokenizer.decode(request.prompt_ids[-_PROMPT_TAIL:])
+            ),
         )
-        self._machine = LookaheadMachine(settings.depth, settings.hedge, settings.synchronous)
         self._text = ReplyText(target.tokenizer, request.prompt_ids, request.sampling.stop, on_text)
+        self._vocabularies = Vocabularies(target.tokenizer, draft.tokenizer)
+        self._draft_reply: list[int] = []  # what is committed, in the draft's vocabulary if that is another
+        self._draft_ids: dict[int, tuple[int, ...]] = {}  # the same of steps that are not, by job
         self._loop = asyncio.get_running_loop()
         self._report = ReplyReport()
-        self._busy = {role: BusyClock(self._loop.time) for role in ("draft", "target", "verifier")}
+        self._busy = {name: BusyClock(self._loop.time) for name in ("draft", "target", "verifier", "any")}
+        # How long the draft has been waited for in all, and how long when it last wrote something.
+        self._draft_waits = BusyClock(self._loop.time)
+        self._draft_waits_before = 0.0
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._writing: dict[int, _WriteJob] = {}
+        self._writing: dict[int, WriteJob] = {}
         self._closing: set[asyncio.Task[None]] = set()
         # The stream of the job whose step was just written, for the job that writes the step after it.
-        self._open: dict[int, _Stream] = {}
+        self._open: dict[int, Stream] = {}
+
+    def _segmentation(self, engine: Engine) -> Segmentation:
+        regions = self._request.regions
+        return Segmentation(
+            delimiter=self._settings.delimiter,
+            max_step_tokens=self._settings.max_step_tokens,
+            # Past its thinking, a reply that must answer for itself is an action.
+            action_markers=regions.action_markers
+            + ((regions.thinking.close,) if regions.thinking and regions.answer_from_target else ()),
+            boundary=regions.thinking.close if regions.thinking else None,
+            stop=self._request.sampling.stop,
+            eos_ids=engine.tokenizer.eos_ids,
+        )
 
     async def run(self) -> Reply:
         started = self._loop.time()
@@ -217,9 +153,9 @@ class _Driver:
                 end = self._carry_out(self._machine.handle(event))
         finally:
             await self._close_everything()
-        self._report.seconds = {"total": self._loop.time() - started} | {
-            role: clock.seconds for role, clock in self._busy.items()
-        }
+        total = self._loop.time() - started
+        seconds = {name: clock.seconds for name, clock in self._busy.items()}
+        self._report.seconds = {"total": total, "waiting": max(0.0, total - seconds.pop("any"))} | seconds
         self._report.speculation_off = self._machine.speculation_off
         return Reply(
             text=self._text.finish(),
@@ -232,11 +168,10 @@ class _Driver:
         end: StepEnd | None = None
         for action in actions:
             match action:
-                case StartDraft(job, node):
-                    assert self._draft is not None
-                    self._start_writing(job, node, Source.DRAFT, self._draft, live=False)
+                case StartDraft(job, node, rank):
+                    self._start_writing(job, node, Source.DRAFT, rank, live=False)
                 case StartTarget(job, node, live):
-                    self._start_writing(job, node, Source.TARGET, self._target, live)
+                    self._start_writing(job, node, Source.TARGET, 0, live)
                 case Verify(job, draft, target):
                     self._report.verifier_calls += 1
                     self._spawn(job, partial(self._verify, job, draft, target))
@@ -245,6 +180,7 @@ class _Driver:
                 case Reject(job):
                     written = self._writing.pop(job)
                     self._fates(written.stream).rejected += written.generated
+                    self._draft_ids.pop(job, None)
                 case Abort(job):
                     self._abort(job)
                 case Finish(finished):
@@ -262,6 +198,9 @@ class _Driver:
         self._report.steps += 1
         self._report.accepted += node.source is Source.DRAFT
         self._fates(written.stream).committed += written.generated
+        if not self._vocabularies.shared:
+            self._draft_reply.extend(self._ids_for_draft(node))
+            self._draft_ids.pop(node.job, None)
         if not written.live:
             self._text.commit(node.step.token_ids)
 
@@ -271,9 +210,10 @@ class _Driver:
             task.cancel()
         if (written := self._writing.pop(job, None)) is not None:
             self._fates(written.stream).aborted += written.generated
+            self._draft_ids.pop(job, None)
             self._retire(written.stream, task)
 
-    def _retire(self, stream: _Stream, reader: asyncio.Task[None] | None = None) -> None:
+    def _retire(self, stream: Stream, reader: asyncio.Task[None] | None = None) -> None:
         """Close a stream that nobody will read on, once the job that reads it has ended."""
 
         async def close() -> None:
@@ -287,58 +227,84 @@ class _Driver:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _fates(self, stream: _Stream) -> TokenFates:
+    def _fates(self, stream: Stream) -> TokenFates:
         drafted = stream.source is Source.DRAFT
         return self._report.draft_tokens if drafted else self._report.target_tokens
 
-    def _start_writing(self, job: int, node: Node, source: Source, engine: Engine, live: bool) -> None:
-        reply, before = self._reply_until(node)
+    # Writing
+
+    def _start_writing(self, job: int, node: Node, source: Source, rank: int, live: bool) -> None:
+        engine = self._engines[source]
+        reply, before = self._reply_until(node, source)
         budget = self._request.sampling.max_tokens - len(reply)
-        stream = self._open.pop(node.job, None)
-        if stream is not None and (stream.source is not source or not self._may_continue()):
-            self._retire(stream)
-            stream = None
-        if stream is None:
-            prompt = [*self._request.prompt_ids, *reply]
-            sampling = replace(self._sampling(node), max_tokens=budget, stop=())
-            stream = _Stream(source, engine.generate(prompt, sampling), engine.tokenizer.stream(prompt))
-        written = _WriteJob(node, stream, Segmenter(self._rules, stream.text, before, budget), live)
+        sampling = self._sampling(node, source, rank)
+        stream = self._open.get(node.job)
+        if stream is not None and stream.source is source and stream.sampling == sampling:
+            del self._open[node.job]
+        else:
+            prompt = [*self._prompt(source), *reply]
+            deltas = engine.generate(prompt, replace(sampling, max_tokens=max(1, budget)))
+            stream = Stream(source, sampling, deltas, engine.tokenizer.stream(prompt))
+        rules = self._rules[source]
+        if self._machine.awaits_thinking and self._request.regions.thinking is not None:
+            rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
+        written = WriteJob(node, stream, Segmenter(rules, stream.text, before, budget), live)
         self._writing[job] = written
         self._spawn(job, partial(self._write, job, written))
 
-    def _may_continue(self) -> bool:
-        """Whether one engine request may write several steps.
+    def _prompt(self, source: Source) -> tuple[int, ...]:
+        request = self._request
+        if source is Source.TARGET or self._vocabularies.shared or request.draft_prompt_ids is None:
+            return request.prompt_ids
+        return request.draft_prompt_ids
 
-        Not if sampling is seeded: a step's random numbers must not depend on which request wrote it.
+    def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
+        """How the step after a node is sampled.
+
+        Two steps that are sampled alike may be written by one engine request. Seeded ones never are: a step's random
+        numbers must not depend on which request wrote it. The draft's first candidate has the target's random numbers
+        at each position, which makes the two agree more often.
         """
-        return self._request.sampling.temperature == 0 or self._request.sampling.seed is None
-
-    def _sampling(self, node: Node) -> Sampling:
-        sampling = self._request.sampling
-        if self._may_continue():
-            return replace(sampling, seed=None)
-        # Draft and target get the same random numbers at one position, which makes them agree more often.
-        digest = hashlib.sha256(f"{sampling.seed}:{node.position}".encode()).digest()
+        sampling = replace(self._request.sampling, stop=())
+        if sampling.temperature == 0:
+            if source is Source.TARGET or rank == 0:
+                return replace(sampling, seed=None)
+            sampling = replace(sampling, temperature=self._settings.draft_temperature, seed=sampling.seed or 0)
+        if sampling.seed is None:
+            return sampling
+        digest = hashlib.sha256(f"{sampling.seed}:{node.position}:{rank}".encode()).digest()
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
-    def _reply_until(self, node: Node) -> tuple[list[int], str]:
-        """Tokens of the reply up to `node`, and its last text."""
-        steps: list[Step] = []
-        walk: Node | None = node
-        while walk is not None and walk is not self._machine.front:
-            assert walk.step is not None
-            steps.append(walk.step)
-            walk = walk.parent
-        ids = [*self._text.token_ids]
+    def _reply_until(self, node: Node, source: Source = Source.TARGET) -> tuple[list[int], str]:
+        """The reply up to `node`: its tokens in the vocabulary of one of the models, and its text."""
+        for_draft = source is Source.DRAFT and not self._vocabularies.shared
+        ids = [*(self._draft_reply if for_draft else self._text.token_ids)]
         text = self._text.text
-        for step in reversed(steps):
-            ids.extend(step.token_ids)
-            text += step.text
+        for walk in self._undecided(node):
+            assert walk.step is not None
+            ids.extend(self._ids_for_draft(walk) if for_draft else walk.step.token_ids)
+            text += walk.step.text
         return ids, text
 
-    async def _write(self, job: int, written: _WriteJob) -> Event:
+    def _undecided(self, node: Node) -> list[Node]:
+        """The nodes after the front down to `node`."""
+        nodes: list[Node] = []
+        walk: Node | None = node
+        while walk is not None and walk is not self._machine.front:
+            nodes.insert(0, walk)
+            walk = walk.parent
+        return nodes
+
+    def _ids_for_draft(self, node: Node) -> tuple[int, ...]:
+        """The draft's tokens of a node's last step; of its own steps they are those that it wrote."""
+        assert node.step is not None
+        if node.job not in self._draft_ids:
+            self._draft_ids[node.job] = self._vocabularies.to_draft(node.step)
+        return self._draft_ids[node.job]
+
+    async def _write(self, job: int, written: WriteJob) -> Event:
         stream = written.stream
-        with self._busy[stream.source.value].busy():
+        with self._at_work(stream.source.value):
             while True:
                 while stream.unread:
                     token = stream.unread.popleft()
@@ -346,43 +312,96 @@ class _Driver:
                     if written.live:
                         self._text.commit((token,))
                     if step is not None:
-                        written.complete = True
-                        return StepWritten(job, step)
+                        return self._written(job, written, step)
                     self._look_for_refutation(written)
-                if not await stream.read():
+                if not await self._read(stream):
                     if stream.finish_reason is None:
                         raise EngineError("the engine ended a reply without saying why")
-                    return StepWritten(job, written.segmenter.close(stream.finish_reason))
+                    return self._written(job, written, written.segmenter.close(stream.finish_reason))
 
-    def _look_for_refutation(self, written: _WriteJob) -> None:
-        """See whether the target's step, as far as it is written, rules the draft's step from the same node out."""
+    def _written(self, job: int, written: WriteJob, step: Step) -> StepWritten:
+        if written.stream.source is Source.DRAFT:
+            ids, _ = self._reply_until(written.node)
+            self._draft_ids[job] = step.token_ids
+            step = self._vocabularies.from_draft(step, self._request.sampling.max_tokens - len(ids))
+        written.complete = step
+        self._look_for_refutation(written)
+        return StepWritten(job, step)
+
+    async def _read(self, stream: Stream) -> bool:
+        """Wait for more tokens of a stream, but not forever.
+
+        Raises:
+            EngineError: The engine wrote nothing for too long.
+        """
+        if stream.source is Source.TARGET:
+            return await self._within(self._settings.target_timeout, "the target model", stream.read())
+        # The draft's silence goes on from one request to the next: the target may finish each step before it.
+        silence = self._draft_waits.seconds - self._draft_waits_before
+        with self._draft_waits.busy():
+            more = await self._within(self._settings.draft_timeout, "the draft model", stream.read(), silence)
+        self._draft_waits_before = self._draft_waits.seconds
+        return more
+
+    async def _within(self, limit: float | None, who: str, work: Coroutine[Any, Any, T], used: float = 0.0) -> T:
+        try:
+            async with asyncio.timeout(None if limit is None else max(0.0, limit - used)):
+                return await work
+        except TimeoutError as error:
+            raise EngineError(f"{who} gave no sign of life for {limit:g} s") from error
+
+    # Verifying
+
+    def _look_for_refutation(self, written: WriteJob) -> None:
+        """See whether the target's step, as far as it is written, rules out a draft step from the same node."""
         node = written.node
-        if self._early is None or written.live or node.draft_refused:
+        target = self._writing.get(node.target_job or 0)
+        if self._early is None or node.target_job is None or target is None or target.complete or not target.generated:
             return
-        target_job = node.target_job
-        draft_job = node.draft_job if node.draft is None else node.draft.job
-        target, draft = self._writing.get(target_job or 0), self._writing.get(draft_job or 0)
-        if target_job is None or target is None or draft is None or not target.generated or not draft.generated:
-            return
-        if target.complete or target.refuted:
-            return
-        if self._early.refutes(draft.so_far, target.so_far):
-            target.refuted = True
-            self._report.refuted += 1
-            self._events.put_nowait(Refuted(target_job))
+        for candidate in node.open_candidates:
+            draft = self._writing.get(candidate.node.job if candidate.node is not None else candidate.job or 0)
+            if draft is None or not draft.generated or candidate.rank in target.refuted:
+                continue
+            if self._early.refutes(self._so_far(draft), self._so_far(target)):
+                target.refuted |= {candidate.rank}
+                self._report.refuted += 1
+                self._events.put_nowait(Refuted(node.target_job, candidate.rank))
 
-    async def _verify(self, job: int, draft: Node, target: Node) -> Event:
-        assert self._verifier is not None
+    def _so_far(self, written: WriteJob) -> Writing:
+        if written.complete is not None:
+            return Writing(written.complete.token_ids, written.complete.text, True)
+        readable = written.stream.source is Source.TARGET or self._vocabularies.shared
+        return Writing(written.segmenter.token_ids if readable else (), written.segmenter.text, False)
+
+    async def _verify(self, job: int, draft: Node, target: Node | None) -> Event:
         assert draft.step is not None
-        assert target.step is not None
         assert draft.parent is not None
-        _, before = self._reply_until(draft.parent)
-        pair = StepPair(self._request.question, before, draft.step, target.step)
-        with self._busy["verifier"].busy():
-            async with asyncio.timeout(self._settings.verifier_timeout):
-                verdict = await self._verifier.verify(pair)
-        logger.debug("%s: %r for %r", verdict, draft.step.text, target.step.text)
+        ids, before = self._reply_until(draft.parent)
+        with self._at_work("verifier"):
+            work = self._verdict(before, ids, draft.step, target.step if target is not None else None)
+            verdict = await self._within(self._settings.verifier_timeout, "the verifier", work)
+        if verdict.score is not None and math.isnan(verdict.score):
+            raise EngineError("the verifier's score is not a number")
+        self._report.judge_calls += verdict.judge_calls
+        logger.debug("%s: %r for %r", verdict, draft.step.text, target.step.text if target and target.step else None)
         return Judged(job, verdict.accepted)
+
+    async def _verdict(self, before: str, ids: list[int], draft: Step, target: Step | None) -> Verdict:
+        question = self._request.question
+        if isinstance(self._verifier, DraftVerifier):
+            prefix = (*self._request.prompt_ids, *ids)
+            return await self._verifier.verify_draft(DraftStep(question, before, draft, prefix))
+        assert self._verifier is not None
+        assert target is not None
+        return await self._verifier.verify(StepPair(question, before, draft, target))
+
+    # Tasks
+
+    def _at_work(self, name: str) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(self._busy[name].busy())
+        stack.enter_context(self._busy["any"].busy())
+        return stack
 
     def _spawn(self, job: int, work: Callable[[], Coroutine[Any, Any, Event]]) -> None:
         task = self._tasks[job] = self._loop.create_task(self._run_job(job, work))

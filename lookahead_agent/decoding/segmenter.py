@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from lookahead_agent.decoding.blocks import open_block
 from lookahead_agent.engines.tokenizer import TextStream
 from lookahead_agent.step import Step, StepEnd
 
@@ -14,23 +17,34 @@ class Segmentation:
     """What ends a step.
 
     Attributes:
-        delimiter: Text that ends a step once the step has other text than white space.
+        delimiter: Text, or pattern, that ends a step once the step has other text than white space. Inside a fenced
+            code block or a LaTeX display it does not.
         max_step_tokens: Length limit of one step in tokens.
         action_markers: Texts that open an action region.
+        thinking_marker: Tag that opens the thinking, where a reply has not begun to think yet.
+        boundary: Text that ends a step wherever it is, such as the tag that closes the thinking.
         stop: The request's stop strings.
         eos_ids: Token ids that end the reply.
     """
 
-    delimiter: str = "\n\n"
+    delimiter: str | re.Pattern[str] = "\n\n"
     max_step_tokens: int = 256
     action_markers: tuple[str, ...] = ()
+    thinking_marker: str | None = None
+    boundary: str | None = None
     stop: tuple[str, ...] = ()
     eos_ids: Collection[int] = ()
 
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The delimiter as a pattern."""
+        return re.compile(re.escape(self.delimiter)) if isinstance(self.delimiter, str) else self.delimiter
+
     @property
     def lookback(self) -> int:
-        """How many characters before a step can be the beginning of a stop string or marker that ends in it."""
-        return max((len(text) for text in (*self.stop, *self.action_markers)), default=1) - 1
+        """How many characters before a step can be the beginning of a marker or stop string that ends in it."""
+        tags = [text for text in (self.thinking_marker, self.boundary) if text is not None]
+        return max((len(text) for text in (*self.stop, *self.action_markers, *tags)), default=1) - 1
 
 
 class Segmenter:
@@ -39,7 +53,7 @@ class Segmenter:
     Args:
         rules: What ends a step.
         text: Decodes the tokens; may have decoded earlier steps of the same stream.
-        before: Text that precedes the step (at least `rules.lookback` characters of it, if there are as many).
+        before: The reply's text before the step.
         budget: Tokens that the reply may still have, this step's included.
     """
 
@@ -47,9 +61,15 @@ class Segmenter:
         self._rules = rules
         self._stream = text
         self._before = before[-rules.lookback :] if rules.lookback else ""
+        # A mark may be cut in two where the step before was cut, so the last line is looked at again with what follows.
+        lines = before.rfind("\n") + 1
+        self._line = before[lines:]
+        self._block = open_block(before[:lines])
         self._budget = budget
         self._ids: list[int] = []
         self._text = ""
+        self._delimited_from = 0
+        """Where a delimiter may still be found."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -75,26 +95,38 @@ class Segmenter:
         return self._step(StepEnd.EOS if reason == "stop" else StepEnd.BUDGET)
 
     def _ended_by(self, token_id: int, piece: str, seen: int) -> StepEnd | None:
-        if token_id in self._rules.eos_ids:
+        rules = self._rules
+        if token_id in rules.eos_ids:
             return StepEnd.EOS
         if piece:
-            whole = self._before + self._text
-            if any(whole.find(stop, max(0, seen - len(stop) + 1)) >= 0 for stop in self._rules.stop):
+            if any(self._ends_now(stop, seen) for stop in rules.stop):
                 return StepEnd.STOP
             if len(self._ids) < self._budget:
-                if any(marker in self._text for marker in self._rules.action_markers):
+                if any(self._ends_now(marker, seen) for marker in rules.action_markers):
                     return StepEnd.ACTION
-                if self._delimited():
+                if self._ends_now(rules.thinking_marker, seen):
+                    return StepEnd.THINKING
+                if self._ends_now(rules.boundary, seen) or self._delimited():
                     return StepEnd.DELIMITER
         if len(self._ids) >= self._budget:
             return StepEnd.BUDGET
-        if len(self._ids) >= self._rules.max_step_tokens:
+        if len(self._ids) >= rules.max_step_tokens:
             return StepEnd.LIMIT
         return None
 
+    def _ends_now(self, marker: str | None, seen: int) -> bool:
+        """Whether a marker is complete that was not when the text had `seen` characters."""
+        if marker is None:
+            return False
+        return (self._before + self._text).find(marker, max(0, seen - len(marker) + 1)) >= 0
+
     def _delimited(self) -> bool:
-        start = len(self._text) - len(self._text.lstrip())
-        return self._rules.delimiter in self._text[start:]
+        begins = len(self._text) - len(self._text.lstrip())
+        for match in self._rules.pattern.finditer(self._text, max(begins, self._delimited_from)):
+            if open_block(self._line + self._text[: match.start()], self._block) is None:
+                return True
+            self._delimited_from = match.end()
+        return False
 
     def _step(self, end: StepEnd) -> Step:
         return Step(tuple(self._ids), self._text, end)

@@ -22,6 +22,8 @@ class Sampling:
         stop: Texts that end the generation.
         logprobs: How many of the likeliest tokens come with their log-probabilities; None: none.
         allowed_token_ids: The only tokens that may be generated; None: all.
+        prompt_logprobs: Whether the first delta tells the log-probabilities of the prompt's own tokens. vLLM computes
+            the whole prompt anew for that: it reads nothing from the prefix cache.
         structured: Constraint on the output in the engine's own terms, such as `{"json": schema}`; None: free text.
     """
 
@@ -33,6 +35,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: bool = False
     structured: Mapping[str, Any] | None = None
 
 
@@ -44,11 +47,13 @@ class Delta:
         token_ids: The new tokens.
         logprobs: For each of them the log-probabilities of the likeliest tokens by id, if asked for.
         finish_reason: "stop" or "length" in the last delta, else None.
+        prompt_logprobs: Of each token of the prompt, in nats, if asked for; None for the first, which nothing precedes.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...] | None = None
     finish_reason: str | None = None
+    prompt_logprobs: tuple[float | None, ...] | None = None
 
 
 class Engine(Protocol):

@@ -42,7 +42,8 @@ class ScriptedEngine:
         script: A list of steps, of which step `n` follows the reply's first `n` (delimited) steps, or a function of
             the prompt and the reply so far.
         prompt_length: Tokens before the reply begins; None: it begins after the last "assistant: ".
-        logprobs: For requests that ask for log-probabilities: those of the first token, by text.
+        logprobs: Log-probabilities of tokens by text, for requests that ask for those of the first token or of the
+            prompt's (there -1 for a text that is not listed).
         context_length: Most tokens of prompt and reply together.
 
     With a list, a reply ends (EOS) after the last step.
@@ -98,6 +99,9 @@ class ScriptedEngine:
             if sampling.logprobs is not None:
                 yield self._likelihoods(sampling)
                 return
+            if sampling.prompt_logprobs:
+                yield self._prompt_likelihoods(prompt_ids)
+                return
             room = min(sampling.max_tokens, self._context_length - len(prompt_ids))
             for written, (token, seconds, step) in enumerate(self._tokens(prompt_ids), 1):
                 if seconds:
@@ -134,6 +138,11 @@ class ScriptedEngine:
             if ids and ids[-1] is None:
                 return tokens
         return [*tokens, (ScriptedTokenizer.EOS, 0.0, ScriptedStep(""))]
+
+    def _prompt_likelihoods(self, prompt_ids: Sequence[int]) -> Delta:
+        known = [self._logprobs.get(self._tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
+        self.generated += 1
+        return Delta((ScriptedTokenizer.EOS,), None, "length", (None, *known))
 
     def _likelihoods(self, sampling: Sampling) -> Delta:
         logprobs = {self._tokenizer.encode(text)[0]: value for text, value in self._logprobs.items()}

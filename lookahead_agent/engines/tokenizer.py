@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lookahead_agent.errors import ConfigurationError, ModelNotFoundError
+from lookahead_agent.regions import ThinkingTags
 
 
 class TextStream(Protocol):
@@ -30,6 +31,16 @@ class Tokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a reply."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of tokens; ids are below it."""
+        ...
+
+    @property
+    def thinking(self) -> ThinkingTags | None:
+        """The tags around the model's thinking; None if it does not think apart."""
         ...
 
     @property
@@ -64,6 +75,14 @@ class Tokenizer(Protocol):
 
         Raises:
             ConfigurationError: The template refuses the messages.
+        """
+        ...
+
+    def follow_up(self, question: str) -> list[int]:
+        """Token ids that end an assistant's reply, ask a further question, and begin the reply to that.
+
+        Raises:
+            ConfigurationError: The template cannot.
         """
         ...
 
@@ -125,6 +144,18 @@ class HFTokenizer:
         return self._eos_ids
 
     @property
+    def size(self) -> int:
+        """Number of tokens, special ones included."""
+        return len(self._tokenizer)
+
+    @property
+    def thinking(self) -> ThinkingTags | None:
+        """`<think>` tags, if the chat template or the vocabulary knows them."""
+        tags = ThinkingTags()
+        known = tags.close in (self._tokenizer.chat_template or "")
+        return tags if known or tags.close in self._tokenizer.get_added_vocab() else None
+
+    @property
     def fingerprint(self) -> str:
         """Digest of the vocabulary."""
         return self._fingerprint
@@ -154,22 +185,47 @@ class HFTokenizer:
         Raises:
             ConfigurationError: The model has no chat template, or the template refuses the messages.
         """
+        ids: list[int] = self._render(messages, tools, tokenize=True, **template_arguments)
+        return ids
+
+    def follow_up(self, question: str) -> list[int]:
+        """Token ids that end an assistant's reply, ask a further question, and begin the reply to that.
+
+        Raises:
+            ConfigurationError: The model has no chat template, or one in which a reply is not found again.
+        """
+        reply = "A reply."
+        messages = [
+            {"role": "user", "content": "A question?"},
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": question},
+        ]
+        text: str = self._render(messages, None, tokenize=False)
+        _, found, rest = text.partition(reply)
+        if not found:
+            raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
+        return self.encode(rest)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        **arguments: Any,
+    ) -> Any:
         import jinja2
 
         if self._tokenizer.chat_template is None:
             raise ConfigurationError(f"{self._tokenizer.name_or_path} has no chat template: use an instruct model")
         try:
-            ids: list[int] = self._tokenizer.apply_chat_template(
+            return self._tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=True,
-                tokenize=True,
                 return_dict=False,
-                **template_arguments,
+                **arguments,
             )
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the model's chat template refuses these messages: {error}") from error
-        return ids
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
@@ -196,12 +252,16 @@ class ScriptedTokenizer:
     """A tokenizer that needs no model: words, single white-space characters and punctuation marks are tokens.
 
     Ids are given out as texts come, so texts made by one instance mean nothing to another.
+
+    Args:
+        thinking: The tags around the thinking of the models that use it.
     """
 
     EOS = 0
     _PIECE = re.compile(r"<[\w/|]+>|\n\n|\s?\w+|\s|.", re.DOTALL)
 
-    def __init__(self) -> None:
+    def __init__(self, thinking: ThinkingTags | None = None) -> None:
+        self._thinking = thinking
         self._ids: dict[str, int] = {"": self.EOS}
         self._texts: list[str] = [""]
 
@@ -209,6 +269,16 @@ class ScriptedTokenizer:
     def eos_ids(self) -> frozenset[int]:
         """The one token that ends a reply."""
         return frozenset({self.EOS})
+
+    @property
+    def size(self) -> int:
+        """Tokens given out so far."""
+        return len(self._texts)
+
+    @property
+    def thinking(self) -> ThinkingTags | None:
+        """The tags given."""
+        return self._thinking
 
     @property
     def fingerprint(self) -> str:
@@ -244,3 +314,7 @@ class ScriptedTokenizer:
         if tools:
             lines.insert(0, "tools: " + json.dumps(list(tools)))
         return self.encode("\n".join([*lines, "assistant: "]))
+
+    def follow_up(self, question: str) -> list[int]:
+        """Token ids of a further line of the user's, and the beginning of the assistant's."""
+        return self.encode(f"\nuser: {question}\nassistant: ")

@@ -163,7 +163,8 @@ class VLLMEngine:
                     logprobs = tuple(
                         {token: entry.logprob for token, entry in position.items()} for position in completion.logprobs
                     )
-                yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason)
+                known = _prompt_logprobs(prompt_ids, output.prompt_logprobs) if sampling.prompt_logprobs else None
+                yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known)
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed on {self._config.model.name}: {error}") from error
         finally:
@@ -298,11 +299,20 @@ def _sampling_params(sampling: Sampling, room: int) -> Any:
         seed=sampling.seed,
         stop=list(sampling.stop) or None,
         logprobs=sampling.logprobs,
+        prompt_logprobs=0 if sampling.prompt_logprobs else None,
         allowed_token_ids=list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
         structured_outputs=StructuredOutputsParams(**sampling.structured) if sampling.structured else None,
         # The decoder makes text itself; only vLLM's own stop strings need it there.
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float | None, ...] | None:
+    if positions is None:
+        return None
+    return tuple(
+        entry[token].logprob if entry is not None else None for token, entry in zip(prompt_ids, positions, strict=True)
     )
 
 

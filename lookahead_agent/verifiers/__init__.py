@@ -1,20 +1,40 @@
 """Decide whether a draft step may stand for the target's."""
 
 from lookahead_agent.verifiers.cascade import CascadeVerifier
+from lookahead_agent.verifiers.checks_first import ChecksFirst
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, SentenceEmbedder
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import JudgeVerifier
-from lookahead_agent.verifiers.numbers_first import NumbersFirst
-from lookahead_agent.verifiers.protocol import EarlyVerifier, StepPair, Verdict, Verifier, Writing
+from lookahead_agent.verifiers.judge_model import EngineJudge, JudgeModel, RemoteJudge
+from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
+from lookahead_agent.verifiers.protocol import (
+    DraftStep,
+    DraftVerifier,
+    EarlyVerifier,
+    StepPair,
+    Verdict,
+    Verifier,
+    Writing,
+)
+from lookahead_agent.verifiers.random_accept import RandomVerifier
+from lookahead_agent.verifiers.score import ScoreVerifier
 
 __all__ = [
     "CascadeVerifier",
+    "ChecksFirst",
+    "DraftStep",
+    "DraftVerifier",
     "EarlyVerifier",
     "Embedder",
     "EmbeddingVerifier",
+    "EngineJudge",
     "ExactVerifier",
+    "JudgeModel",
     "JudgeVerifier",
-    "NumbersFirst",
+    "LikelihoodVerifier",
+    "RandomVerifier",
+    "RemoteJudge",
+    "ScoreVerifier",
     "SentenceEmbedder",
     "StepPair",
     "Verdict",

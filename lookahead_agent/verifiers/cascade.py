@@ -7,9 +7,9 @@ from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier
 
 
 class CascadeVerifier:
-    """Same text: accept. Then the embedding's sure zones, then the judge.
+    """First the embedding's sure zones, then the judge.
 
-    Put `NumbersFirst` before it: an embedding hardly sees numbers.
+    Put `ChecksFirst` before it: an embedding hardly sees numbers.
 
     Args:
         embedder: Measures similarity.
@@ -32,10 +32,7 @@ class CascadeVerifier:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        draft, target = pair.draft.text.strip(), pair.target.text.strip()
-        if draft == target:
-            return Verdict(True, "same text")
-        similarity = await self._embedder.similarity(draft, target)
+        similarity = await self._embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
         if similarity >= self._accept_above:
             return Verdict(True, "similarity", similarity)
         if similarity < self._reject_below or self._judge is None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.errors import MissingExtraError, ModelError
 from lookahead_agent.verifiers.protocol import StepPair, Verdict
 
 
@@ -21,13 +20,18 @@ class Embedder(Protocol):
 
 
 class SentenceEmbedder:
-    """A sentence-transformers model on the CPU, in a thread of its own so that the event loop goes on.
+    """A sentence-transformers model on the CPU, in a thread so that the event loop goes on.
+
+    Pairs that are asked about while it is busy wait and are computed together in one batch.
 
     Args:
         folder: Folder of the model.
 
     Raises:
         MissingExtraError: sentence-transformers is not installed.
+        ModelError: The folder has no model that it can read.
+
+    It is used from one event loop.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,21 +44,46 @@ class SentenceEmbedder:
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()
-        self._model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-        self._lock = threading.Lock()
+        try:
+            self._model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"{folder} is not a sentence-transformers model: {error}") from error
+        self._waiting: list[tuple[tuple[str, str], asyncio.Future[float]]] = []
+        self._worker: asyncio.Task[None] | None = None
+        self.batches = 0
+        """Batches computed so far."""
 
     async def similarity(self, first: str, second: str) -> float:
         """Cosine similarity of two texts."""
-        return await asyncio.to_thread(self._similarity, (first, second))
+        answer: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((first, second), answer))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await answer
 
-    def _similarity(self, texts: Sequence[str]) -> float:
+    async def _work(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                values = await asyncio.to_thread(self._similarities, [pair for pair, _ in batch])
+            except Exception as error:
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            for (_, answer), value in zip(batch, values, strict=True):
+                if not answer.done():  # nobody waits for one that was cancelled
+                    answer.set_result(value)
+
+    def _similarities(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         import torch
 
-        with self._lock:
-            # The cores belong to the engines: an embedding of two short texts must not take all of them.
-            torch.set_num_threads(1)
-            vectors = self._model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
-        return float(vectors[0] @ vectors[1])
+        # The cores belong to the engines: embeddings of short texts must not take all of them.
+        torch.set_num_threads(1)
+        texts = [text for pair in pairs for text in pair]
+        vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        self.batches += 1
+        return [float(vectors[index] @ vectors[index + 1]) for index in range(0, len(texts), 2)]
 
 
 class EmbeddingVerifier:

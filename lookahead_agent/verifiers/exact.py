@@ -20,6 +20,7 @@ class ExactVerifier:
     def refutes(self, draft: Writing, target: Writing) -> bool:
         """Whether the steps differ already."""
         common = min(len(draft.token_ids), len(target.token_ids))
-        if draft.token_ids[common - 1 : common] != target.token_ids[common - 1 : common]:
+        # It is asked after every token, so only the last one that both have is new.
+        if common and draft.token_ids[common - 1] != target.token_ids[common - 1]:
             return True
         return draft.complete and len(target.token_ids) > len(draft.token_ids)

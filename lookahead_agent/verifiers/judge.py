@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
+import string
 
-from lookahead_agent.engines.likeliest import likeliest
-from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.errors import EngineError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
+from lookahead_agent.verifiers.judge_model import JudgeModel
 from lookahead_agent.verifiers.protocol import StepPair, Verdict
 
 SYSTEM_PROMPT = (
@@ -19,32 +17,60 @@ USER_PROMPT = (
     "Question:\n{question}\n\nVersion A:\n{target}\n\nVersion B:\n{draft}\n\nAre the two versions equivalent? "
     "Answer yes or no."
 )
+_PLACEHOLDERS = {"question", "before", "target", "draft"}
+# What is left of the question and of the reply so far if the judge's context is too small for all of them.
+_SHORTENED = 600
+
+
+def check_prompt(prompt: str) -> str:
+    """Return a judge's prompt if it can be filled in.
+
+    Raises:
+        ConfigurationError: It has other placeholders than {question}, {before}, {target} and {draft}, or lacks one of
+            the last two.
+    """
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None}
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the judge's prompt is not a format string ({error}); braces are {{{{ and }}}}"
+        ) from None
+    if not {"target", "draft"} <= names <= _PLACEHOLDERS:
+        raise ConfigurationError(
+            "the judge's prompt needs {target} and {draft}, and may have {question} and {before}; it has "
+            + (", ".join(f"{{{name}}}" for name in sorted(names)) or "none")
+        )
+    return prompt
 
 
 class JudgeVerifier:
     """Asks a model whether two steps mean the same.
 
     The paper's verifier (section 3.2), with p(aligned) = p(yes) / (p(yes) + p(no)) over the first token of the answer
-    in place of the written answer.
+    in place of the written answer. If a pair is too long for the judge's context, the question and the reply so far
+    are shortened to their ends; if the steps themselves are, the pair is rejected.
 
     Args:
-        engine: The judge; the target's engine may judge too, in its own batch.
+        model: The judge.
         threshold: Least p(aligned) of an accepted pair, in [0, 1].
         system_prompt: What the judge is told to do.
-        user_prompt: The question to it, a format string with `question`, `target` and `draft`.
+        user_prompt: The question to it, a format string with `target`, `draft`, and possibly `question` and `before`.
+
+    Raises:
+        ConfigurationError: A prompt that cannot be filled in.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        model: JudgeModel,
         threshold: float,
         system_prompt: str = SYSTEM_PROMPT,
         user_prompt: str = USER_PROMPT,
     ) -> None:
-        self._engine = engine
+        self._model = model
         self._threshold = threshold
         self._system_prompt = system_prompt
-        self._user_prompt = user_prompt
+        self._user_prompt = check_prompt(user_prompt)
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair.
@@ -52,32 +78,38 @@ class JudgeVerifier:
         Raises:
             EngineError: The judge failed, or gave neither yes nor no any probability.
         """
-        aligned = await self.p_aligned(pair)
-        return Verdict(aligned >= self._threshold, "judge", aligned)
+        try:
+            aligned = await self.p_aligned(pair)
+        except ContextLengthError:
+            return Verdict(False, "too long for the judge")
+        return Verdict(aligned >= self._threshold, "judge", aligned, judge_calls=1)
 
     async def p_aligned(self, pair: StepPair) -> float:
-        """Probability that the judge answers yes, in [0, 1]."""
-        prompt = await asyncio.to_thread(self._prompt, pair)
-        logprobs = await likeliest(self._engine, prompt)
-        if not logprobs:
-            raise EngineError("the judge gave no log-probabilities")
-        return self._read({token: math.exp(value) for token, value in logprobs.items()})
+        """Probability that the judge answers yes, in [0, 1].
 
-    def _prompt(self, pair: StepPair) -> list[int]:
-        user = self._user_prompt.format(
-            question=pair.question, target=pair.target.text.strip(), draft=pair.draft.text.strip()
-        )
-        messages = [{"role": "system", "content": self._system_prompt}, {"role": "user", "content": user}]
-        return self._engine.tokenizer.chat_prompt(messages)
-
-    def _read(self, probabilities: dict[int, float]) -> float:
-        yes = no = 0.0
-        for token, probability in probabilities.items():
-            match self._engine.tokenizer.decode((token,)).strip().lower():
-                case "yes":
-                    yes += probability
-                case "no":
-                    no += probability
+        Raises:
+            EngineError: The judge failed, or gave neither yes nor no any probability.
+            ContextLengthError: The two steps do not fit the judge's context.
+        """
+        try:
+            words = await self._model.first_words(self._messages(pair, None))
+        except ContextLengthError:
+            words = await self._model.first_words(self._messages(pair, _SHORTENED))
+        yes = sum(probability for word, probability in words.items() if word.strip().lower() == "yes")
+        no = sum(probability for word, probability in words.items() if word.strip().lower() == "no")
         if yes + no == 0.0:
             raise EngineError("the judge answered neither yes nor no")
         return yes / (yes + no)
+
+    def _messages(self, pair: StepPair, longest: int | None) -> list[dict[str, str]]:
+        user = self._user_prompt.format(
+            question=_end(pair.question, longest),
+            before=_end(pair.before, longest),
+            target=pair.target.text.strip(),
+            draft=pair.draft.text.strip(),
+        )
+        return [{"role": "system", "content": self._system_prompt}, {"role": "user", "content": user}]
+
+
+def _end(text: str, longest: int | None) -> str:
+    return text if longest is None or len(text) <= longest else "…" + text[-longest:]

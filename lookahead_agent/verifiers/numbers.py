@@ -9,15 +9,23 @@ from functools import lru_cache
 _ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{?\s*(-?[\d.,]+)\s*\}?\s*\{?\s*(-?[\d.,]+)\s*\}?")
 _LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
-_NUMBER = re.compile(
+NUMBER = re.compile(
     r"""
     (?P<sign> (?<![\w)\]}%.]) (?<![\w)\]}%]\s) [-−–] \s? )?   # a sign, where it cannot be a subtraction
-    [$€£]? \s?
+    (?P<currency> [$€£] )? \s?
     (?P<digits> \d{1,3}(?:,\d{3})+(?:\.\d+)? | \d+(?:\.\d+)? | (?<!\d)\.\d+ )
-    (?: \s? (?P<percent> \\?% ) )?
+    (?: \s? (?P<percent> \\?% | percent\b ) )?
     """,
     re.VERBOSE,
 )
+
+
+def normalized(text: str) -> str:
+    """The text without enumerators of lists and LaTeX's spelling of numbers."""
+    text = _ENUMERATOR.sub("", text)
+    text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
+    text = _LATEX_FRACTION.sub(r" \1 / \2 ", text)
+    return text.replace("\\$", "$")
 
 
 @lru_cache(maxsize=1024)
@@ -28,12 +36,8 @@ def numbers(text: str) -> frozenset[Fraction | str]:
     sign does, and a percentage is not the bare number. The enumerators of lists ("2.", "Step 3:") are not counted:
     they number the thoughts and are no part of them.
     """
-    text = _ENUMERATOR.sub("", text)
-    text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
-    text = _LATEX_FRACTION.sub(r" \1 / \2 ", text)
-    text = text.replace("\\$", "$")
     found: set[Fraction | str] = set()
-    for match in _NUMBER.finditer(text):
+    for match in NUMBER.finditer(normalized(text)):
         value = Fraction(match["digits"].replace(",", ""))
         if match["sign"]:
             value = -value
@@ -45,7 +49,7 @@ def numbers_so_far(text: str) -> frozenset[Fraction | str]:
     """Numbers that are in `text` and in everything that may come of it by writing on.
 
     The last word may go on ("1" to "12"), and the one before may get a sign of percentage or turn out to be half of
-    something; both are left out.
+    something; both are left out, and so is a number that the words after it make another.
     """
     settled = re.search(r"^(.*\s)\S+\s+\S+\s+\S*\Z", text, re.DOTALL)
-    return numbers(settled[1]) if settled else frozenset()
+    return numbers(settled[1]) & numbers(text) if settled else frozenset()

@@ -27,25 +27,56 @@ class StepPair:
 
 
 @dataclass(frozen=True)
+class DraftStep:
+    """A draft step that is judged by itself.
+
+    Attributes:
+        question: What the reply answers.
+        before: The reply up to the step.
+        draft: The step ŝ, in the target's tokens.
+        prefix_ids: The target's tokens of prompt and reply up to the step, shape (n,).
+    """
+
+    question: str
+    before: str
+    draft: Step
+    prefix_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """Whether the draft step may stand for the target step.
+    """Whether the draft step may be part of the reply.
 
     Attributes:
         accepted: The decision.
         reason: What decided, in a word or two.
         score: The measure that was held against the threshold, if there is one.
+        judge_calls: Questions to a language model that it took.
     """
 
     accepted: bool
     reason: str
     score: float | None = None
+    judge_calls: int = 0
 
 
 class Verifier(Protocol):
-    """Decides which draft steps are kept."""
+    """Decides which draft steps are kept, each beside the target's step."""
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair.
+
+        An exception turns speculation off for the request; it never fails the reply.
+        """
+        ...
+
+
+@runtime_checkable
+class DraftVerifier(Protocol):
+    """Decides which draft steps are kept without a step of the target, which then writes only what is refused."""
+
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        """Judge one draft step.
 
         An exception turns speculation off for the request; it never fails the reply.
         """
@@ -57,7 +88,7 @@ class Writing:
     """A step so far.
 
     Attributes:
-        token_ids: Its tokens.
+        token_ids: Its tokens in the target's vocabulary; none yet of an incomplete step in another one.
         text: Their text.
         complete: Whether the step has ended.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
+from lookahead_agent.regions import Regions
 from lookahead_agent.verifiers import ExactVerifier, StepPair, Verdict, Verifier
 
 PROMPT = "user: what is it?\nassistant: "
@@ -51,7 +52,9 @@ class Pair:
         self.pieces: list[str] = []
 
     def request(self, sampling: Sampling | None = None, markers: tuple[str, ...] = ()) -> ReplyRequest:
-        return ReplyRequest(tuple(self.prompt), sampling or Sampling(max_tokens=10_000), "what is it?", markers)
+        return ReplyRequest(
+            tuple(self.prompt), sampling or Sampling(max_tokens=10_000), "what is it?", Regions(markers)
+        )
 
     async def reply(
         self,

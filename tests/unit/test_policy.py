@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
@@ -8,7 +10,7 @@ from lookahead_agent.policy import POLICIES, VerifierPolicy, as_policy, choose_p
 
 
 def test_names() -> None:
-    assert list(POLICIES) == ["off", "exact", "strict", "balanced", "fast"]
+    assert list(POLICIES) == ["off", "exact", "strict", "balanced", "fast", "specreason", "random"]
 
 
 def test_unknown_name_lists_the_known() -> None:
@@ -31,6 +33,11 @@ def test_fields_make_a_policy() -> None:
         {"verifier": "embedding", "p_aligned": 0.9},
         {"verifier": "judge", "ask_judge_from": 0.5},
         {"verifier": "off", "same_numbers": True},
+        {"verifier": "off", "depth": 2},
+        {"verifier": "score", "similarity": 0.5},
+        {"verifier": "score", "synchronous": True},
+        {"verifier": "likelihood", "hedge": False},
+        {"verifier": "random", "score": 5},
     ],
 )
 def test_a_threshold_that_would_be_ignored_is_refused(fields: dict[str, object]) -> None:
@@ -66,3 +73,46 @@ def test_strict_is_stricter_than_balanced() -> None:
     strict, balanced = POLICIES["strict"], POLICIES["balanced"]
     assert strict.similarity > balanced.similarity
     assert strict.p_aligned > balanced.p_aligned
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"delimiter": ""}, "matches the empty text"),
+        ({"delimiter": re.compile("x*")}, "matches the empty text"),
+        ({"draft_temperature": 0.5}, "no effect with width 1"),
+        ({"judge_prompt": "Is {draft} right?"}, "needs {target} and {draft}"),
+        ({"judge_prompt": "Is {draft} {target} {answer}?"}, "it has {answer}"),
+        ({"judge_prompt": "Is {draft"}, "not a format string"),
+        ({"width": 9}, "width"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        as_policy(fields)
+
+
+def test_a_name_with_changes() -> None:
+    policy = as_policy("balanced:depth=8:width=2:early=false")
+    assert (policy.name, policy.depth, policy.width, policy.early) == (
+        "balanced:depth=8:width=2:early=false",
+        8,
+        2,
+        False,
+    )
+    assert policy.similarity == POLICIES["balanced"].similarity
+    assert as_policy("judge:p_aligned=0.9").verifier == "judge"
+    assert as_policy("score").draft_first
+    for wrong in ("balanced:depth", "balanced:depth=17", "balanced:strictness=1", "off:depth=2"):
+        with pytest.raises(PolicyError):
+            as_policy(wrong)
+
+
+def test_which_models_a_policy_needs() -> None:
+    assert as_policy("balanced").asks_judge
+    assert as_policy("balanced").embeds
+    assert not as_policy({"ask_judge_from": None}).asks_judge
+    assert not as_policy({"ask_judge_from": 0.85}).asks_judge
+    assert as_policy({"ask_judge_from": 0.0}).asks_judge
+    assert not as_policy("exact").embeds
+    assert as_policy("judge").asks_judge

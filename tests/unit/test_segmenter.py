@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +15,7 @@ from lookahead_agent.step import Step, StepEnd
 def segment(text: str, rules: Segmentation, budget: int = 10_000, eos: bool = True) -> list[Step]:
     tokenizer = ScriptedTokenizer()
     ids = tokenizer.encode(text) + ([ScriptedTokenizer.EOS] if eos else [])
-    rules = Segmentation(
-        rules.delimiter, rules.max_step_tokens, rules.action_markers, rules.stop, frozenset({ScriptedTokenizer.EOS})
-    )
+    rules = replace(rules, eos_ids=frozenset({ScriptedTokenizer.EOS}))
     steps: list[Step] = []
     stream = tokenizer.stream()
     segmenter = Segmenter(rules, stream, "", budget)
@@ -74,3 +75,109 @@ def test_steps_put_together_are_the_text(pieces: list[str]) -> None:
     steps = segment(text, Segmentation(max_step_tokens=7))
     assert "".join(step.text for step in steps) == text
     assert all(step.token_ids for step in steps)
+
+
+class Pieces:
+    """A tokenizer's stream in which each token is one of these texts."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+
+    def push(self, token_id: int) -> str:
+        return self._texts[token_id]
+
+    def flush(self) -> str:
+        return ""
+
+
+def cut(pieces: list[str], rules: Segmentation | None = None) -> list[str]:
+    """Texts of the complete steps, and of what is left."""
+    stream, texts = Pieces(*pieces), [""]
+    segmenter = Segmenter(rules or Segmentation(), stream, "", 1000)
+    for token in range(len(pieces)):
+        step = segmenter.push(token)
+        texts[-1] = segmenter.text
+        if step is not None:
+            segmenter = Segmenter(rules or Segmentation(), stream, "".join(texts), 1000)
+            texts.append("")
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("pieces", "steps"),
+    [
+        (["So", ".", "\n", "\n", "Then"], ["So.\n\n", "Then"]),
+        (["So", ".\n", "\nThen"], ["So.\n\nThen", ""]),
+        (["So", ".\n\n", "Then"], ["So.\n\n", "Then"]),
+        (["So", ".", "\n\n\n", "Then"], ["So.\n\n\n", "Then"]),
+        (["So.\n", "", "\n", "Then"], ["So.\n\n", "Then"]),
+    ],
+)
+def test_a_delimiter_split_over_tokens_or_merged_into_one(pieces: list[str], steps: list[str]) -> None:
+    assert cut(pieces) == steps
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```python\nx = 1\n\ny = 2\n```",
+        "~~~\nx\n\ny\n~~~",
+        "````\n```\n\n```\n````",
+        "\\[\nx = 1\n\ny = 2\n\\]",
+        "$$\nx\n\ny\n$$",
+        "\\begin{align*}\nx\n\n&= y\n\\end{align*}",
+        "\\begin{align}\n\\begin{array}a\\end{array}\n\nb\\end{align}",
+    ],
+)
+def test_blank_lines_inside_code_and_displays_end_no_step(block: str) -> None:
+    assert [step.text for step in segment(f"See:\n{block}\n\nSo it is.", Segmentation())] == [
+        f"See:\n{block}\n\n",
+        "So it is.",
+    ]
+
+
+def test_a_step_cut_inside_a_block_is_still_inside_it() -> None:
+    steps = segment("a\n```\nb c\n\nd e\n\nf\n```\n\ng", Segmentation(max_step_tokens=7))
+    assert [step.end for step in steps[:-2]] == [StepEnd.LIMIT] * (len(steps) - 2)
+    assert steps[-2].end is StepEnd.DELIMITER
+    assert steps[-1].text == "g"
+
+
+def test_a_pattern_as_delimiter() -> None:
+    sentences = Segmentation(delimiter=re.compile(r"(?<=[.!?])\s"))
+    pieces = ["It", " is", " 1", ".", "5", ".", " ", "Is", " it", "? ", "Yes", "!", "\n", "So"]
+    assert cut(pieces, sentences) == ["It is 1.5. ", "Is it? ", "Yes!\n", "So"]
+
+
+def test_the_tag_that_closes_the_thinking_ends_a_step_even_in_a_block() -> None:
+    rules = Segmentation(boundary="</think>")
+    assert cut(["So", "</", "think", ">", "The", " answer"], rules) == ["So</think>", "The answer"]
+    assert cut(["```\n", "x", "</think>", "The"], rules) == ["```\nx</think>", "The"]
+
+
+def test_the_tag_that_opens_the_thinking_ends_a_step() -> None:
+    rules = Segmentation(thinking_marker="<think>")
+    stream = Pieces("<think>", "\n")
+    step = Segmenter(rules, stream, "", 10).push(0)
+    assert step is not None
+    assert step.end is StepEnd.THINKING
+
+
+def test_a_marker_cut_by_the_length_limit_is_still_found() -> None:
+    rules = Segmentation(action_markers=("<tool_call>",), max_step_tokens=2)
+    stream = Pieces("I", " call <tool", "_call>", "{}")
+    first = Segmenter(rules, stream, "", 10)
+    assert first.push(0) is None
+    step = first.push(1)
+    assert step is not None
+    assert step.end is StepEnd.LIMIT
+    step = Segmenter(rules, stream, step.text, 8).push(2)
+    assert step is not None
+    assert step.end is StepEnd.ACTION
+
+
+def test_an_empty_step_can_end_a_reply() -> None:
+    assert [(step.text, step.end) for step in segment("one\n\n", Segmentation())] == [
+        ("one\n\n", StepEnd.DELIMITER),
+        ("", StepEnd.EOS),
+    ]

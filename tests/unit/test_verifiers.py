@@ -11,10 +11,11 @@ from lookahead_agent.runtime import EngineSet
 from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers import (
     CascadeVerifier,
+    ChecksFirst,
     EmbeddingVerifier,
+    EngineJudge,
     ExactVerifier,
     JudgeVerifier,
-    NumbersFirst,
     StepPair,
     Verifier,
     Writing,
@@ -43,7 +44,7 @@ def pair(draft: str, target: str) -> StepPair:
 def judge(yes: float, no: float, threshold: float = 0.5) -> JudgeVerifier:
     tokenizer = ScriptedTokenizer()
     logprobs = {word: math.log(p) for word, p in (("yes", yes), ("no", no)) if p} | {"maybe": math.log(0.01)}
-    return JudgeVerifier(ScriptedEngine(tokenizer, [], logprobs=logprobs), threshold)
+    return JudgeVerifier(EngineJudge(ScriptedEngine(tokenizer, [], logprobs=logprobs)), threshold)
 
 
 async def accepted(verifier: Verifier, draft: str = "It is 4.", target: str = "So it is 4.") -> bool:
@@ -75,7 +76,7 @@ async def test_judge_without_an_answer_is_an_error() -> None:
 
 async def test_cascade_asks_only_what_it_must() -> None:
     embedder = FixedEmbedder(0.95)
-    cascade = CascadeVerifier(embedder, 0.9, 0.7, judge(0.0, 0.9))
+    cascade = ChecksFirst(CascadeVerifier(embedder, 0.9, 0.7, judge(0.0, 0.9)))
     assert await accepted(cascade, "It is 4.", " It is 4.\n\n"), "the same text"
     assert embedder.asked == 0
     assert await accepted(cascade), "sure, so the judge (who says no) is not asked"
@@ -85,9 +86,9 @@ async def test_cascade_asks_only_what_it_must() -> None:
     assert not await accepted(CascadeVerifier(FixedEmbedder(0.8), 0.9, 0.7, None))
 
 
-async def test_numbers_first() -> None:
+async def test_checks_first() -> None:
     embedder = FixedEmbedder(1.0)
-    assert not await accepted(NumbersFirst(EmbeddingVerifier(embedder, 0.5)), "12 × 5/6 = 6", "12 × 5/6 = 10")
+    assert not await accepted(ChecksFirst(EmbeddingVerifier(embedder, 0.5)), "12 × 5/6 = 6", "12 × 5/6 = 10")
     assert embedder.asked == 0
 
 
@@ -141,7 +142,7 @@ def test_exact_refutes_at_the_first_difference() -> None:
 
 
 def test_numbers_refute_a_complete_draft_step() -> None:
-    first = NumbersFirst(EmbeddingVerifier(FixedEmbedder(1.0), 0.5))
+    first = ChecksFirst(EmbeddingVerifier(FixedEmbedder(1.0), 0.5))
     target = Writing([], "It takes 12 boxes and then some", False)
     assert first.refutes(Writing([], "It takes 11 boxes.\n\n", True), target)
     assert not first.refutes(Writing([], "It takes 12 boxes.\n\n", True), target)

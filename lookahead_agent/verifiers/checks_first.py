@@ -1,0 +1,35 @@
+"""Checks before any model is asked: the same text means the same, different results do not."""
+
+from __future__ import annotations
+
+from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
+from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier, Writing
+from lookahead_agent.verifiers.results import different_results
+
+
+class ChecksFirst:
+    """Accepts equal texts, rejects pairs with different results, and leaves the others to another verifier.
+
+    A small judge is far too lenient about numbers, and an embedding hardly sees them.
+
+    Args:
+        verifier: Decides about what is left.
+        same_results: Whether numbers, units and equations are compared.
+    """
+
+    def __init__(self, verifier: Verifier, *, same_results: bool = True) -> None:
+        self._verifier = verifier
+        self._same_results = same_results
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        """Judge one pair."""
+        draft, target = pair.draft.text.strip(), pair.target.text.strip()
+        if draft == target:
+            return Verdict(True, "same text")
+        if self._same_results and (difference := different_results(draft, target)) is not None:
+            return Verdict(False, difference)
+        return await self._verifier.verify(pair)
+
+    def refutes(self, draft: Writing, target: Writing) -> bool:
+        """Whether the target's step has a number that the draft's complete step has not."""
+        return self._same_results and draft.complete and not numbers_so_far(target.text) <= numbers(draft.text)

@@ -1,0 +1,26 @@
+"""The control: accepts by chance, whatever the steps say."""
+
+from __future__ import annotations
+
+import hashlib
+
+from lookahead_agent.verifiers.protocol import StepPair, Verdict
+
+
+class RandomVerifier:
+    """Accepts with a fixed probability. What other verifiers gain over it is what their judgement is worth.
+
+    Args:
+        probability: Of acceptance, in [0, 1].
+        seed: Makes the verdict on a pair repeatable: it depends on the seed and the texts, not on the order of events.
+    """
+
+    def __init__(self, probability: float, seed: int = 0) -> None:
+        self._probability = probability
+        self._seed = seed
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        """Judge one pair."""
+        text = f"{self._seed}\0{pair.question}\0{pair.before}\0{pair.draft.text}"
+        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        return Verdict(drawn < self._probability, "chance", drawn)

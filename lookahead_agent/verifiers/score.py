@@ -1,0 +1,53 @@
+"""SpecReason's verifier: the target gives the draft's step a mark (arXiv 2504.07891)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from lookahead_agent.engines.likeliest import likeliest
+from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.errors import EngineError
+from lookahead_agent.verifiers.protocol import DraftStep, Verdict
+
+PROMPT = (
+    "Evaluate the last reasoning step solely based on factual correctness and validity. Ignore style, phrasing, or "
+    "overall usefulness. Answer with one digit from 0 (wrong) to 9 (certainly right)."
+)
+
+
+class ScoreVerifier:
+    """Accepts a draft step that the target marks high enough; the target writes only what it marked too low.
+
+    The question follows the reply as far as it goes, so that the prefix cache has all but the step itself. The mark is
+    the mean over the digits' probabilities, which a threshold can be held against more finely than one digit.
+
+    Args:
+        engine: The target.
+        threshold: Least mark of an accepted step, in [0, 9].
+        prompt: What the target is asked.
+    """
+
+    def __init__(self, engine: Engine, threshold: float, prompt: str = PROMPT) -> None:
+        self._engine = engine
+        self._threshold = threshold
+        self._prompt = prompt
+
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        """Judge one draft step.
+
+        Raises:
+            EngineError: The target gave no digit any probability.
+        """
+        asked = await asyncio.to_thread(self._engine.tokenizer.follow_up, self._prompt)
+        logprobs = await likeliest(self._engine, (*step.prefix_ids, *step.draft.token_ids, *asked))
+        marks = {int(text): 0.0 for text in "0123456789"}
+        for token, logprob in logprobs.items():
+            text = self._engine.tokenizer.decode((token,)).strip()
+            if len(text) == 1 and text in "0123456789":
+                marks[int(text)] += math.exp(logprob)
+        total = sum(marks.values())
+        if total == 0.0:
+            raise EngineError("the target marked the draft's step with no digit")
+        mark = sum(digit * probability for digit, probability in marks.items()) / total
+        return Verdict(mark >= self._threshold, "score", mark, judge_calls=1)
