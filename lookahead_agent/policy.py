@@ -70,7 +70,7 @@ class VerifierPolicy(BaseModel):
     judge_prompt: str | None = None
     same_numbers: bool = True
     score: float = Field(7.0, ge=0, le=9)
-    likelihood: float = Field(-0.5, le=0)
+    likelihood: float = Field(-0.2, le=0)
     probability: float = Field(0.5, ge=0, le=1)
     depth: int = Field(4, ge=1, le=16)
     width: int = Field(1, ge=1, le=8)

@@ -79,7 +79,8 @@ class _World:
         for action in actions:
             match action:
                 case StartDraft(job, node):
-                    self._after(self.durations.draft, StepWritten(job, self._step(node.position)))
+                    # Candidates say different things: equal ones would be dropped.
+                    self._after(self.durations.draft, StepWritten(job, self._step(node.position, job)))
                 case StartTarget(job, node):
                     self._after(self.durations.target, StepWritten(job, self._step(node.position)))
                 case Verify(job):
@@ -92,8 +93,8 @@ class _World:
                 case Abort():
                     continue  # its event still comes, and the machine ignores it
 
-    def _step(self, position: int) -> Step:
-        return Step((0,), "step", StepEnd.EOS if position + 1 >= self.steps else StepEnd.DELIMITER)
+    def _step(self, position: int, token: int = 0) -> Step:
+        return Step((token,), "step", StepEnd.EOS if position + 1 >= self.steps else StepEnd.DELIMITER)
 
     def _after(self, duration: Callable[[random.Random], float], event: Event) -> None:
         heapq.heappush(self._agenda, (self.now + duration(self.randomly), next(self._order), event))
@@ -109,6 +110,7 @@ def simulate(
     durations: Durations,
     *,
     steps: int = 10_000,
+    width: int = 1,
     synchronous: bool = False,
     hedge: bool = True,
     seed: int = 0,
@@ -120,12 +122,13 @@ def simulate(
         depth: Steps in flight at the front, γ ≥ 1; 0 for the target alone.
         durations: How long work takes.
         steps: Steps of the reply.
+        width: Candidates per position, each accepted with that probability; 1: none but the first.
         synchronous: Whether the machine works in rounds.
         hedge: Whether the target goes on while the verifier thinks.
         seed: Of the random numbers.
     """
     world = _World(durations, alpha, steps, random.Random(seed))
-    machine = LookaheadMachine(depth, hedge, synchronous)
+    machine = LookaheadMachine(depth, width, hedge=hedge, synchronous=synchronous)
     world.carry_out(machine.start())
     while not world.finished:
         world.carry_out(machine.handle(world.next_event()))

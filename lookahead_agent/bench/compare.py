@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ def compare_policies(
     out: Path,
     settings: dict[str, Any],
     on_reply: Callable[[dict[str, Any]], None],
+    concurrency: int = 1,
 ) -> list[dict[str, Any]]:
     """Ask each model each problem and append what comes to a file; what the file already has is not asked again.
 
-    The order of the models changes from problem to problem, so that none always has the warmer cache.
+    The order of the models changes from turn to turn, so that none always has the warmer cache.
 
     Args:
         problems: What to ask.
@@ -32,6 +33,7 @@ def compare_policies(
         out: JSON Lines file with one line per reply.
         settings: What else determines the replies; a file with other settings is refused.
         on_reply: Told about every new reply.
+        concurrency: Problems that a model is asked at once in its turn.
 
     Returns:
         All replies to these problems, old and new.
@@ -42,16 +44,18 @@ def compare_policies(
     known = {(row["id"], row["policy"]): row for row in _read(out, settings)}
     rows = []
     names = list(models)
-    for index, problem in enumerate(problems):
+    groups = [problems[start : start + concurrency] for start in range(0, len(problems), concurrency)]
+    for index, group in enumerate(groups):
         turn = index % len(names)
         for name in names[turn:] + names[:turn]:
-            row = known.get((problem.id, name))
-            if row is None:
-                row = _ask(problem, name, models[name]) | {"settings": settings}
+            rows += [known[problem.id, name] for problem in group if (problem.id, name) in known]
+            asked = [problem for problem in group if (problem.id, name) not in known]
+            for row in _ask(asked, name, models[name]):
+                row["settings"] = settings
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 on_reply(row)
-            rows.append(row)
+                rows.append(row)
     return rows
 
 
@@ -70,27 +74,30 @@ def _read(out: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ask(problem: Problem, name: str, model: ChatLookahead) -> dict[str, Any]:
-    message = model.invoke([HumanMessage(problem.question)])
-    lookahead = message.response_metadata["lookahead"]
-    return {
-        "id": problem.id,
-        "policy": name,
-        "right": is_right(message.text, problem.answer),
-        "seconds": lookahead["seconds"]["total"],
-        "finish_reason": message.response_metadata["finish_reason"],
-        "lookahead": lookahead,
-        "token_ids": message.response_metadata["token_ids"],
-        "text": message.text,
-    }
+def _ask(problems: Sequence[Problem], name: str, model: ChatLookahead) -> Iterator[dict[str, Any]]:
+    """Ask all problems at once; the replies as they come."""
+    questions = [[HumanMessage(problem.question)] for problem in problems]
+    for index, message in model.batch_as_completed(questions):
+        lookahead = message.response_metadata["lookahead"]
+        yield {
+            "id": problems[index].id,
+            "policy": name,
+            "right": is_right(message.text, problems[index].answer),
+            "seconds": lookahead["seconds"]["total"],
+            "finish_reason": message.response_metadata["finish_reason"],
+            "lookahead": lookahead,
+            "token_ids": message.response_metadata["token_ids"],
+            "text": message.text,
+        }
 
 
 def summarize(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, Any]]:
     """Figures per policy.
 
     Each has `right`, `replies`, `acceptance_rate` (of all steps together), `same_tokens` (replies with the
-    baseline's tokens), `tokens_per_second` (all together) and `speedup` (median over problems of the ratio of tokens
-    per second to the baseline's).
+    baseline's tokens), `tokens_per_second` (all together), `speedup` (median over problems of the ratio of tokens per
+    second to the baseline's), `judge_calls` (per reply) and `wasted` (tokens that target and draft generated for
+    nothing, per token of the replies).
     """
     by_policy: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
@@ -112,6 +119,8 @@ def summarize(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, A
                 "tokens_per_second": sum(len(row["token_ids"]) for row in replies.values())
                 / sum(row["seconds"] for row in replies.values()),
                 "speedup": statistics.median(ratios) if ratios else None,
+                "judge_calls": sum(row["lookahead"]["judge_calls"] for row in replies.values()) / len(replies),
+                "wasted": {role: _wasted(replies.values(), role) for role in ("target", "draft")},
             }
         )
     return summary
@@ -119,3 +128,10 @@ def summarize(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, A
 
 def _rate(row: dict[str, Any]) -> float:
     return len(row["token_ids"]) / float(row["seconds"])
+
+
+def _wasted(replies: Iterable[dict[str, Any]], role: str) -> float:
+    replies = list(replies)
+    fates = [row["lookahead"]["tokens"][role] for row in replies]
+    wasted = sum(int(fate["rejected"]) + int(fate["aborted"]) for fate in fates)
+    return wasted / sum(len(row["token_ids"]) for row in replies)

@@ -51,6 +51,7 @@ def agent(
     checkpoints: Annotated[
         Path | None, typer.Option("--checkpoints", help="SQLite file of the checkpoints.", dir_okay=False)
     ] = None,
+    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
     engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -63,6 +64,7 @@ def agent(
         draft=draft,
         engine_args=engine_arg,
         policy=policy,
+        token_speculation=token_speculation,
         policies={node: options.policy_of(name, depth) for node, name in policies.items()},
         seed=seed,
         max_tokens=max_tokens,

@@ -24,6 +24,7 @@ def ask(
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = None,
+    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
     engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -35,6 +36,7 @@ def ask(
         draft=draft,
         engine_args=engine_arg,
         policy=options.policy_of(policy, depth),
+        token_speculation=token_speculation,
         seed=seed,
         max_tokens=max_tokens,
         temperature=temperature,

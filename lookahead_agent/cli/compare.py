@@ -26,11 +26,17 @@ def compare(
     out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Results, appended; a rerun resumes.")] = Path(
         "results/compare.jsonl"
     ),
-    policies: Annotated[str, typer.Option("--policies", help="Policy names; the first is the baseline.")] = (
-        "off,exact,balanced"
-    ),
+    policies: Annotated[
+        str,
+        typer.Option(
+            "--policies",
+            help="Policies, the first being the baseline. Each may have changes (balanced:depth=8) and a method of "
+            "token-level speculation (off+draft_model).",
+        ),
+    ] = "off,exact,balanced",
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many problems.")] = 10,
     skip: Annotated[int, typer.Option("--skip", min=0, help="Problems to leave out at the file's beginning.")] = 0,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Problems asked at once.")] = 1,
     depth: options.Depth = None,
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
@@ -41,28 +47,31 @@ def compare(
 ) -> None:
     """Compare policies on the same problems: right answers, acceptance, speed.
 
-    The policy "off" has an engine of its own on all cores; the others share a pair on divided cores.
+    The policy "off" has an engine of its own on all cores; the others share a pair on divided cores. Every method of
+    token-level speculation is an engine more.
     """
     names = [name.strip() for name in policies.split(",") if name.strip()]
     if not names:
         raise typer.BadParameter("no policy is named", param_hint="--policies")
     problems = read_problems(dataset, limit, skip)
-    models = {
-        name: options.chat_model(
+    models = {}
+    for name in names:
+        policy, _, token_speculation = name.partition("+")
+        models[name] = options.chat_model(
             model=model,
             draft=draft,
             engine_args=engine_arg,
-            policy=options.policy_of(name, depth if name != "off" else None),
+            policy=options.policy_of(policy, depth if policy != "off" else None),
+            token_speculation=token_speculation or "none",
             max_tokens=max_tokens,
             temperature=temperature,
             return_token_ids=True,
         )
-        for name in names
-    }
     settings: dict[str, Any] = {
         "model": model,
         "draft": draft,
         "depth": depth,
+        "concurrency": concurrency,
         "max_tokens": max_tokens,
         "temperature": temperature,
         "engine_args": options.engine_arguments(engine_arg),
@@ -81,7 +90,7 @@ def compare(
     with ExitStack() as stack:
         for llm in models.values():
             stack.enter_context(llm).start(Bars())
-        rows = compare_policies(problems, models, out, settings, report)
+        rows = compare_policies(problems, models, out, settings, report, concurrency)
         questions = {problem.id: problem.question for problem in problems}
         ties = trace_differences(rows, questions, names[0], models[names[0]])
     summary = summarize(rows, names[0])
@@ -107,6 +116,9 @@ def _table(summary: list[dict[str, Any]], baseline: str) -> Table:
         f"same tokens as {baseline}",
         "tokens/s",
         f"speed against {baseline}",
+        "judge calls",
+        "wasted target",
+        "wasted draft",
     ):
         table.add_column(heading, justify="right")
     for row in summary:
@@ -117,5 +129,8 @@ def _table(summary: list[dict[str, Any]], baseline: str) -> Table:
             f"{row['same_tokens']}/{row['replies']}",
             f"{row['tokens_per_second']:.2f}",
             "" if row["speedup"] is None else f"{row['speedup']:.2f}",
+            f"{row['judge_calls']:.1f}",
+            f"{row['wasted']['target']:.2f}",
+            f"{row['wasted']['draft']:.2f}",
         )
     return table

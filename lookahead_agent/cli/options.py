@@ -16,7 +16,18 @@ Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue n
 Draft = Annotated[
     str | None, typer.Option("--draft", help="Draft model: a folder or a Hub id. Default: the catalogue's.")
 ]
-Policy = Annotated[str, typer.Option("--policy", help="off, exact, strict, balanced or fast.")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy", help="off, exact, strict, balanced or fast, and possibly changes: balanced:depth=8:width=2."
+    ),
+]
+TokenSpeculationMethod = Annotated[
+    str,
+    typer.Option(
+        "--token-speculation", help="none, ngram, suffix or draft_model: guess tokens inside the target's steps."
+    ),
+]
 Depth = Annotated[
     int | None,
     typer.Option("--depth", min=1, max=16, help="Steps in flight at the front (γ). Default: the policy's."),
@@ -38,6 +49,7 @@ EngineArgument = Annotated[
 ]
 
 DEFAULT_MODEL = DEFAULT_SET
+DEFAULT_TOKEN_SPECULATION = "none"
 DEFAULT_POLICY = "balanced"
 DEFAULT_MAX_TOKENS = 1024
 

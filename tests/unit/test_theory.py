@@ -75,7 +75,7 @@ def test_where_the_assumptions_do_not_hold() -> None:
         return lambda randomly: mean * randomly.uniform(0.3, 1.7)
 
     uneven = simulate(0.7, 8, Durations(target=varying(1.0), draft=varying(0.25))).speedup  # type: ignore[arg-type]
-    assert 0.75 * formula < uneven < formula
+    assert 0.9 * formula < uneven < 1.02 * formula, "lengths that vary hardly matter to a window of 8"
     slow = Durations(verifier=lambda _: 0.3)
     hedged, waiting = (simulate(0.7, 8, slow, hedge=hedge).speedup for hedge in (True, False))
     assert waiting < hedged < formula
