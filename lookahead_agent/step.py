@@ -53,6 +53,7 @@ def usable(draft: Step) -> bool:
 def comparable(draft: Step, target: Step) -> bool:
     """Whether a verifier may be asked about this pair at all.
 
-    The draft's step must be usable, and a pair of which only one side ends the reply cannot stand for each other.
+    The draft's step must be usable, and a pair of which only one side ends the reply, or only one side says anything,
+    cannot stand for each other.
     """
-    return usable(draft) and draft.end is target.end
+    return usable(draft) and draft.end is target.end and bool(draft.text.strip()) == bool(target.text.strip())

@@ -119,7 +119,9 @@ class LookaheadMachine:
             case StepWritten(number, step), _Kind.DRAFT if candidate is not None:
                 candidate.job = None
                 candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
-                if not usable(step) or self._is_written_twice(candidate, node):
+                # A draft that ends the reply without a word has nothing that could be judged by itself.
+                silent = self.draft_first and not step.text.strip()
+                if not usable(step) or silent or self._is_written_twice(candidate, node):
                     self._refuse(candidate, actions)
             case StepWritten(number, step), _Kind.TARGET:
                 node.target_job = None

@@ -22,12 +22,14 @@ class ScriptedStep:
         seconds: How long that takes, spread evenly over its tokens.
         error: Raised instead of the last token.
         hangs: Whether it never ends after its tokens.
+        ids: Token ids that it writes in place of the text's, which may be in no vocabulary.
     """
 
     text: str
     seconds: float = 0.0
     error: str | None = None
     hangs: bool = False
+    ids: tuple[int, ...] | None = None
 
 
 Script = Callable[[str, str], Sequence[ScriptedStep]]
@@ -45,6 +47,7 @@ class ScriptedEngine:
         logprobs: Log-probabilities of tokens by text, for requests that ask for those of the first token or of the
             prompt's (there -1 for a text that is not listed).
         context_length: Most tokens of prompt and reply together.
+        tokens_per_delta: How many tokens come at once.
 
     With a list, a reply ends (EOS) after the last step.
     """
@@ -57,17 +60,21 @@ class ScriptedEngine:
         *,
         logprobs: Mapping[str, float] | None = None,
         context_length: int = 1 << 20,
+        tokens_per_delta: int = 1,
     ) -> None:
         self._tokenizer = tokenizer
         self._script = script if callable(script) else following(script)
         self._prompt_length = prompt_length
         self._logprobs = logprobs or {}
         self._context_length = context_length
+        self._tokens_per_delta = tokens_per_delta
         self._running: dict[str, asyncio.Event] = {}
         self._ids = itertools.count()
         self._closed = False
         self.generated = 0
-        """Tokens that were generated in all."""
+        """Tokens that were generated in all, but for answers."""
+        self.answers = 0
+        """Requests for log-probabilities that were answered, with one token each."""
         self.requests: list[tuple[tuple[int, ...], Sampling]] = []
         """Prompt and sampling parameters of every request."""
 
@@ -103,6 +110,7 @@ class ScriptedEngine:
                 yield self._prompt_likelihoods(prompt_ids)
                 return
             room = min(sampling.max_tokens, self._context_length - len(prompt_ids))
+            together: tuple[int, ...] = ()
             for written, (token, seconds, step) in enumerate(self._tokens(prompt_ids), 1):
                 if seconds:
                     await asyncio.sleep(seconds)
@@ -114,10 +122,14 @@ class ScriptedEngine:
                     raise EngineError(step.error or "the script has no more to say")
                 if aborted.is_set():
                     return
-                self.generated += 1
                 ended = token in self._tokenizer.eos_ids
-                yield Delta((token,), None, "stop" if ended else "length" if written >= room else None)
-                if ended or written >= room:
+                together += (token,)
+                last = ended or written >= room
+                if last or len(together) == self._tokens_per_delta:
+                    self.generated += len(together)
+                    yield Delta(together, None, "stop" if ended else "length" if last else None)
+                    together = ()
+                if last:
                     return
         finally:
             del self._running[request_id]
@@ -131,7 +143,7 @@ class ScriptedEngine:
             prompt, _, reply = self._tokenizer.decode(prompt_ids).rpartition("assistant: ")
         tokens: list[tuple[int | None, float, ScriptedStep]] = []
         for step in self._script(prompt, reply):
-            ids: list[int | None] = [*self._tokenizer.encode(step.text)]
+            ids: list[int | None] = [*(step.ids if step.ids is not None else self._tokenizer.encode(step.text))]
             if step.error is not None or step.hangs:
                 ids.append(None)
             tokens += [(token, step.seconds / len(ids), step) for token in ids]
@@ -141,14 +153,14 @@ class ScriptedEngine:
 
     def _prompt_likelihoods(self, prompt_ids: Sequence[int]) -> Delta:
         known = [self._logprobs.get(self._tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
-        self.generated += 1
+        self.answers += 1
         return Delta((ScriptedTokenizer.EOS,), None, "length", (None, *known))
 
     def _likelihoods(self, sampling: Sampling) -> Delta:
         logprobs = {self._tokenizer.encode(text)[0]: value for text, value in self._logprobs.items()}
         if sampling.allowed_token_ids is not None:
             logprobs = {token: logprobs.get(token, -math.inf) for token in sampling.allowed_token_ids}
-        self.generated += 1
+        self.answers += 1
         best = max(logprobs, key=lambda token: logprobs[token])
         return Delta((best,), (logprobs,), "length")
 

@@ -134,6 +134,7 @@ class HFTokenizer:
         if not self._tokenizer.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
         self._backend = self._tokenizer.backend_tokenizer
+        self._follow_ups: dict[str, list[int]] = {}
         self._eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
         self._fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
@@ -194,6 +195,11 @@ class HFTokenizer:
         Raises:
             ConfigurationError: The model has no chat template, or one in which a reply is not found again.
         """
+        if question not in self._follow_ups:
+            self._follow_ups[question] = self._follow_up(question)
+        return self._follow_ups[question]
+
+    def _follow_up(self, question: str) -> list[int]:
         reply = "A reply."
         messages = [
             {"role": "user", "content": "A question?"},
@@ -296,8 +302,8 @@ class ScriptedTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens."""
-        return "".join(self._texts[token_id] for token_id in token_ids)
+        """Text of tokens; those that no text has been given have none."""
+        return "".join(self._texts[token_id] for token_id in token_ids if token_id < len(self._texts))
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         """Start decoding."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 from lookahead_agent.engines.likeliest import likeliest
@@ -39,7 +38,7 @@ class ScoreVerifier:
         Raises:
             EngineError: The target gave no digit any probability.
         """
-        asked = await asyncio.to_thread(self._engine.tokenizer.follow_up, self._prompt)
+        asked = self._engine.tokenizer.follow_up(self._prompt)
         logprobs = await likeliest(self._engine, (*step.prefix_ids, *step.draft.token_ids, *asked))
         marks = {int(text): 0.0 for text in "0123456789"}
         for token, logprob in logprobs.items():

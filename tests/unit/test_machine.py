@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -197,20 +198,21 @@ def verdict(name: str) -> Callable[[Step, Step], bool]:
     }[name]
 
 
-@given(
-    depth=st.integers(0, 8),
-    hedge=st.booleans(),
-    mode=st.sampled_from(["asynchronous", "synchronous", "draft first"]),
-    width=st.integers(1, 3),
-    early=st.booleans(),
-    salts=st.tuples(st.integers(0, 500), st.integers(0, 500), st.booleans()),
-    length=st.integers(0, 9),
-    how=verdicts,
-    failing=st.sets(st.sampled_from(["draft", "verify"])),
-    data=st.data(),
-)
-@settings(max_examples=3000, deadline=None)
-def test_guarantees_hold_in_every_order_of_events(
+EVERYTHING: dict[str, Any] = {
+    "depth": st.integers(0, 8),
+    "hedge": st.booleans(),
+    "mode": st.sampled_from(["asynchronous", "synchronous", "draft first"]),
+    "width": st.integers(1, 3),
+    "early": st.booleans(),
+    "salts": st.tuples(st.integers(0, 500), st.integers(0, 500), st.booleans()),
+    "length": st.integers(0, 9),
+    "how": verdicts,
+    "failing": st.sets(st.sampled_from(["draft", "verify"])),
+    "data": st.data(),
+}
+
+
+def hold_guarantees(
     depth: int,
     hedge: bool,
     mode: str,
@@ -245,6 +247,12 @@ def test_guarantees_hold_in_every_order_of_events(
             assert not action_open, "an action is the target's alone"
             assert depth > 0
         action_open = action_open or node.step.end is StepEnd.ACTION
+
+
+@given(**EVERYTHING)
+@settings(max_examples=3000, deadline=None)
+def test_guarantees_hold_in_every_order_of_events(**case: Any) -> None:
+    hold_guarantees(**case)
 
 
 @given(depth=st.integers(0, 4), salt=st.integers(0, 500), data=st.data())

@@ -1,0 +1,99 @@
+"""Rules broken on purpose: the tests that hold the decoder's guarantees must notice each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from lookahead_agent.decoding import driver, machine
+from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding.tree import Node
+from tests.unit import test_driver_faults, test_machine
+
+quickly = settings(
+    max_examples=600,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],  # nobody reads here what a failing case would shrink to
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@quickly
+@given(**test_machine.EVERYTHING)
+def of_the_machine(**case: Any) -> None:
+    test_machine.hold_guarantees(**case)
+
+
+@quickly
+@given(case=test_driver_faults.cases())
+def of_the_driver(case: test_driver_faults.Case) -> None:
+    test_driver_faults.hold_guarantees(case)
+
+
+def accept_what_cannot_be_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine, "usable", lambda draft: True)
+    patch.setattr(machine, "comparable", lambda draft, target: True)
+
+
+def forget_what_follows_a_loser(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LookaheadMachine, "_drop_below", lambda *_: None)
+
+
+def speculate_inside_an_action(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Node, "opens_action", False)
+
+
+def ignore_refusals(patch: pytest.MonkeyPatch) -> None:
+    def never(self: LookaheadMachine, node: Node, actions: list[Any]) -> None:
+        for candidate in node.open_candidates:
+            candidate.accepted = None
+
+    patch.setattr(LookaheadMachine, "_refuse_hopeless", never)
+
+
+def lose_count_of_aborted_tokens(patch: pytest.MonkeyPatch) -> None:
+    real = driver._Driver._retire
+
+    def wrong(self: driver._Driver, stream: Any, reader: Any = None) -> None:
+        stream.unread.clear()
+        real(self, stream, reader)
+
+    patch.setattr(driver._Driver, "_retire", wrong)
+
+
+def leave_requests_running(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(driver._Driver, "_retire", lambda *_: None)
+
+
+def mistake_the_drafts_tokens_for_the_targets(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(driver.Vocabularies, "from_draft", lambda self, step, budget: step)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "test"),
+    [
+        (accept_what_cannot_be_compared, of_the_machine),
+        (forget_what_follows_a_loser, of_the_machine),
+        (speculate_inside_an_action, of_the_machine),
+        (ignore_refusals, of_the_machine),
+        (lose_count_of_aborted_tokens, of_the_driver),
+        (leave_requests_running, of_the_driver),
+        (mistake_the_drafts_tokens_for_the_targets, of_the_driver),
+    ],
+)
+def test_a_broken_rule_is_noticed(
+    mutation: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError, KeyError, ExceptionGroup)):
+        test()
+
+
+@pytest.mark.parametrize("test", [of_the_machine, of_the_driver])
+def test_unbroken_rules_pass_the_same_tests(test: Callable[[], None]) -> None:
+    test()
