@@ -7,11 +7,15 @@ from fractions import Fraction
 from functools import lru_cache
 
 _ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
+_BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+", re.MULTILINE)
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{?\s*(-?[\d.,]+)\s*\}?\s*\{?\s*(-?[\d.,]+)\s*\}?")
 _LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
 NUMBER = re.compile(
     r"""
-    (?P<sign> (?<![\w)\]}%.]) (?<![\w)\]}%]\s) [-−–] \s? )?   # a sign, where it cannot be a subtraction
+    (?P<sign>                                     # a sign, where it cannot be a subtraction
+        (?<![\w)\]}%.]) (?<![\w)\]}%]\s) [-−–] \s?
+      | (?<=[A-Za-z]\s) (?<!\b[A-Za-z]\s) [-−–] (?=[$€£.\d])
+    )?
     (?P<currency> [$€£] )? \s?
     (?P<digits> \d{1,3}(?:,\d{3})+(?:\.\d+)? | \d+(?:\.\d+)? | (?<!\d)\.\d+ )
     (?: \s? (?P<percent> \\?% | percent\b ) )?
@@ -21,8 +25,8 @@ NUMBER = re.compile(
 
 
 def normalized(text: str) -> str:
-    """The text without enumerators of lists and LaTeX's spelling of numbers."""
-    text = _ENUMERATOR.sub("", text)
+    """The text without the bullets and enumerators of lists and LaTeX's spelling of numbers."""
+    text = _ENUMERATOR.sub("", _BULLET.sub("", text))
     text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
     text = _LATEX_FRACTION.sub(r" \1 / \2 ", text)
     return text.replace("\\$", "$")

@@ -1,14 +1,42 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
+from lookahead_agent import runtime as runtime_module
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
-from lookahead_agent.engines.vllm_engine import runs_on_cpu
-from lookahead_agent.models import choose_models
-from lookahead_agent.runtime import Runtime, RuntimeSpec
+from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
+from lookahead_agent.errors import ConfigurationError, EngineStartError
+from lookahead_agent.models import ModelFacts, choose_models
+from lookahead_agent.policy import as_policy
+from lookahead_agent.runtime import EngineSet, RemoteJudgeSpec, Runtime, RuntimeSpec
+from lookahead_agent.verifiers import EngineJudge, RemoteJudge
 
+
+class Pool:
+    """Starts scripted engines where the real pool starts vLLM."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.started: list[VLLMConfig] = []
+        self._failing = failing
+
+    def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+        if config.model.name == self._failing:
+            raise EngineStartError("no memory")
+        self.started.append(config)
+        return ScriptedEngine(TOKENIZER, [])
+
+    def release(self, config: VLLMConfig) -> None:
+        assert config in self.started
+
+
+TOKENIZER = ScriptedTokenizer()
 MODELS = choose_models("qwen2.5-coder-1.5b")
 FOLDER = Path("model")
 
@@ -37,3 +65,93 @@ def test_engine_arguments_go_to_their_engine() -> None:
     assert target["dtype"] == "float32"
     assert "dtype" not in draft
     assert draft["max_num_seqs"] == 4
+
+
+def started(
+    spec: RuntimeSpec, policy: str, monkeypatch: pytest.MonkeyPatch, failing: str = ""
+) -> tuple[Pool, EngineSet]:
+    pool = Pool(failing)
+    monkeypatch.setattr(runtime_module, "POOL", pool)
+    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
+    runtime = Runtime(spec, expects_draft=as_policy(policy).speculates)
+
+    async def start() -> EngineSet:
+        async with runtime.engines(as_policy(policy)) as engines:
+            return engines
+
+    return pool, asyncio.run(start())
+
+
+def judge_of(engines: EngineSet) -> object:
+    return engines.judge._engine if isinstance(engines.judge, EngineJudge) else engines.judge
+
+
+def test_the_target_judges_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, engines = started(RuntimeSpec(MODELS), "judge", monkeypatch)
+    assert judge_of(engines) is engines.target
+    assert len(pool.started) == 2
+
+
+def test_a_third_model_judges_on_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"), judge_arguments={"max_num_seqs": 2})
+    pool, engines = started(spec, "judge", monkeypatch)
+    assert judge_of(engines) not in (engines.target, engines.draft)
+    assert pool.started[-1].model.name == "judge"
+    assert dict(pool.started[-1].arguments)["max_num_seqs"] == 2
+    pool, _ = started(spec, "exact", monkeypatch)
+    assert len(pool.started) == 2, "a judge that no policy asks is not started"
+
+
+@pytest.mark.parametrize(("judge", "role"), [("draft", "draft"), ("target", "target")])
+def test_a_judge_that_runs_already_is_not_started_again(judge: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts: ModelFacts = getattr(MODELS, judge)
+    pool, engines = started(RuntimeSpec(choose_models(MODELS.target.hub_id, judge=facts.hub_id)), "judge", monkeypatch)
+    assert judge_of(engines) is getattr(engines, role)
+    assert len(pool.started) == 2
+
+
+def test_a_judge_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RuntimeSpec(MODELS, remote_judge=RemoteJudgeSpec("http://judge/v1", "big"))
+    _, engines = started(spec, "judge", monkeypatch)
+    assert isinstance(engines.judge, RemoteJudge)
+
+
+def test_without_its_judge_a_policy_runs_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
+    _, engines = started(spec, "judge", monkeypatch, failing="judge")
+    assert engines.verifier(as_policy("judge")) is None
+    assert engines.problem == "no memory"
+    assert engines.verifier(as_policy("exact")) is not None
+
+
+def test_token_level_speculation_goes_to_the_targets_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in ("ngram", {"method": "draft_model", "num_speculative_tokens": 2}):
+        monkeypatch.setattr(runtime_module, "_check_one_vocabulary", lambda *_: None)
+        pool, _ = started(RuntimeSpec(MODELS, token_speculation=method), "exact", monkeypatch)
+        target, draft = (dict(config.arguments) for config in pool.started)
+        name = method if isinstance(method, str) else method["method"]
+        assert target["speculative_config"]["method"] == name
+        assert "speculative_config" not in draft
+    assert MODELS.draft is not None
+    assert target["speculative_config"]["model"] == MODELS.draft.hub_id
+
+
+def test_the_draft_model_guesses_tokens_for_a_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "_check_one_vocabulary", lambda *_: None)
+    pool, engines = started(RuntimeSpec(MODELS, token_speculation="draft_model"), "off", monkeypatch)
+    (target,) = pool.started
+    assert engines.draft is None
+    assert "speculative_config" in dict(target.arguments)
+
+
+def test_tokens_of_another_vocabulary_cannot_be_guessed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="another tokenizer"):
+        runtime_module._check_one_vocabulary(
+            _saved(tmp_path / "target", ["a", "b"]), _saved(tmp_path / "draft", ["a", "c"])
+        )
+
+
+def _saved(folder: Path, words: list[str]) -> Path:
+    backend = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+    return folder

@@ -1,0 +1,134 @@
+"""Judges in this process and behind a server, their prompts, and what they may answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.policy import as_policy
+from lookahead_agent.runtime import EngineSet
+from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, RemoteJudge, StepPair
+from lookahead_agent.verifiers.judge import check_prompt
+
+PAIR = StepPair(
+    "What is it?",
+    "First.\n\n",
+    Step((1,), "So it is 4.\n\n", StepEnd.DELIMITER),
+    Step((2,), "It is 4.\n\n", StepEnd.DELIMITER),
+)
+
+
+def answering(*words: tuple[str, float]) -> httpx.Response:
+    entries = [{"token": word, "logprob": math.log(probability)} for word, probability in words]
+    return httpx.Response(200, json={"choices": [{"logprobs": {"content": [{"top_logprobs": entries}]}}]})
+
+
+def remote(answer: Callable[[httpx.Request], httpx.Response]) -> RemoteJudge:
+    return RemoteJudge("http://judge/v1/", "big", "secret", transport=httpx.MockTransport(answer))
+
+
+async def test_a_remote_judge_is_asked_as_openai_is() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return answering(("Yes", 0.5), (" yes", 0.1), ("No", 0.2), ("I", 0.1))
+
+    judge = remote(answer)
+    verdict = await JudgeVerifier(judge, 0.75).verify(PAIR)
+    assert verdict.score == pytest.approx(0.75)
+    assert verdict.judge_calls == 1
+    (request,) = seen
+    body = json.loads(request.content)
+    assert str(request.url) == "http://judge/v1/chat/completions"
+    assert request.headers["Authorization"] == "Bearer secret"
+    assert (body["model"], body["max_tokens"], body["logprobs"]) == ("big", 1, True)
+    assert "So it is 4." in body["messages"][1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda _: httpx.Response(500, text="no memory"), "answered 500: no memory"),
+        (lambda _: httpx.Response(200, json={"choices": []}), "no log-probabilities"),
+        (lambda _: httpx.Response(200, text="<html>"), "no log-probabilities"),
+        (lambda _: answering(("maybe", 0.9)), "neither yes nor no"),
+    ],
+)
+async def test_a_remote_judge_that_fails(answer: Callable[[httpx.Request], httpx.Response], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        await JudgeVerifier(remote(answer), 0.5).verify(PAIR)
+
+
+async def test_a_remote_judge_that_is_away() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with pytest.raises(EngineError, match="cannot be reached: refused"):
+        await JudgeVerifier(remote(refuse), 0.5).verify(PAIR)
+
+
+async def test_a_pair_too_long_for_the_judge_is_asked_about_more_briefly() -> None:
+    lengths: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        lengths.append(len(request.content))
+        too_long = len(request.content) > 3000
+        return httpx.Response(400, text="maximum context length") if too_long else answering(("yes", 0.9))
+
+    wordy = StepPair("What is it? " * 1000, "", PAIR.draft, PAIR.target)
+    assert (await JudgeVerifier(remote(answer), 0.5).verify(wordy)).accepted
+    assert len(lengths) == 2
+    endless = StepPair("What?", "", Step((1,), "and so on " * 1000, StepEnd.DELIMITER), PAIR.target)
+    verdict = await JudgeVerifier(remote(answer), 0.5).verify(endless)
+    assert (verdict.accepted, verdict.reason) == (False, "too long for the judge")
+
+
+async def test_an_engine_judge_knows_its_context() -> None:
+    tokenizer = ScriptedTokenizer()
+    engine = ScriptedEngine(tokenizer, [], logprobs={"yes": -0.1}, context_length=400)
+    judge = JudgeVerifier(EngineJudge(engine), 0.5)
+    assert (await judge.verify(PAIR)).accepted
+    assert (await judge.verify(StepPair("What is it? " * 500, "", PAIR.draft, PAIR.target))).accepted
+    endless = StepPair("What?", "", Step((1,), "and so on " * 500, StepEnd.DELIMITER), PAIR.target)
+    assert (await judge.verify(endless)).reason == "too long for the judge"
+
+
+async def test_the_prompt_of_a_policy_is_what_the_judge_reads() -> None:
+    tokenizer = ScriptedTokenizer()
+    engine = ScriptedEngine(tokenizer, [], logprobs={"yes": -0.1, "no": -3.0})
+    engines = EngineSet(engine, ScriptedEngine(tokenizer, []))
+    policy = as_policy({"verifier": "judge", "judge_prompt": "{before}|{target}|{draft}|{question}"})
+    await engines.verifier(policy).verify(PAIR)  # type: ignore[union-attr]
+    assert "First.\n\n|It is 4.|So it is 4.|What is it?" in tokenizer.decode(engine.requests[0][0])
+
+
+async def test_a_judge_of_its_own_is_asked_in_place_of_the_target() -> None:
+    tokenizer = ScriptedTokenizer()
+    target = ScriptedEngine(tokenizer, [], logprobs={"yes": -0.1})
+    third = ScriptedEngine(tokenizer, [], logprobs={"no": -0.1})
+    engines = EngineSet(target, ScriptedEngine(tokenizer, []), judge=EngineJudge(third))
+    verdict = await engines.verifier(as_policy("judge")).verify(PAIR)  # type: ignore[union-attr]
+    assert not verdict.accepted
+    assert not target.requests
+
+
+@pytest.mark.parametrize("prompt", ["{draft}", "{target}", "{draft} {target} {other}", "{draft} {target} {", "{}"])
+def test_a_prompt_that_cannot_be_filled_in(prompt: str) -> None:
+    with pytest.raises(ConfigurationError):
+        check_prompt(prompt)
+
+
+async def test_chance_keeps_its_rate_and_its_verdicts() -> None:
+    pairs = [StepPair("", "", Step((n,), str(n), StepEnd.DELIMITER), PAIR.target) for n in range(4000)]
+    verdicts = [(await RandomVerifier(0.3, seed=1).verify(pair)).accepted for pair in pairs]
+    assert sum(verdicts) / len(verdicts) == pytest.approx(0.3, abs=0.03)
+    assert verdicts == [(await RandomVerifier(0.3, seed=1).verify(pair)).accepted for pair in pairs]
+    assert verdicts != [(await RandomVerifier(0.3, seed=2).verify(pair)).accepted for pair in pairs]
