@@ -33,7 +33,7 @@ class Pool:
         return ScriptedEngine(TOKENIZER, [])
 
     def release(self, config: VLLMConfig) -> None:
-        assert config in self.started
+        """Scripted engines need no shutting down."""
 
 
 TOKENIZER = ScriptedTokenizer()
