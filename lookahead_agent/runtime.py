@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lookahead_agent import background
 from lookahead_agent.background import in_daemon_thread
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.protocol import Engine
@@ -314,6 +315,8 @@ class Runtime:
     def close(self) -> None:
         """Shut down the engines that nobody else uses; may be called again."""
         self._close()
+        if self._engines is not None and isinstance(self._engines.judge, RemoteJudge):
+            background.submit(self._engines.judge.aclose())
         self._engines = None
 
 

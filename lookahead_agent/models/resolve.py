@@ -16,7 +16,7 @@ from lookahead_agent.progress import LogProgress, Progress
 logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+\Z")
-_WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "1_Pooling/*")
+_WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "[0-9]_*/*")
 
 
 @dataclass(frozen=True)

@@ -26,21 +26,6 @@ def test_the_pair_is_worth_testing_on(tiny: ChatLookahead) -> None:
     assert 0 < sum(entry["accepted"] for entry in figures) < sum(entry["steps"] for entry in figures)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
-async def test_exact_is_lossless(tiny: ChatLookahead, depth: int) -> None:
-    policy = as_policy("exact").model_copy(update={"depth": depth})
-    asked = questions(50, seed=depth)
-    alone = await asyncio.gather(*(tiny.ainvoke(question, policy="off") for question in asked))
-    ahead = await asyncio.gather(*(tiny.ainvoke(question, policy=policy) for question in asked))
-    different = [
-        question
-        for question, a, b in zip(asked, alone, ahead, strict=True)
-        if tokens(a) != tokens(b) or a.text != b.text
-    ]
-    assert not different
-    assert sum(message.response_metadata["lookahead"]["accepted"] for message in ahead) > 0
-
-
 async def test_exact_is_lossless_when_sampling_with_a_seed(tiny: ChatLookahead) -> None:
     for seed, question in enumerate(questions(12, seed=9)):
         alone = await tiny.ainvoke(question, policy="off", temperature=0.8, seed=seed)

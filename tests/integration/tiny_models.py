@@ -20,12 +20,49 @@ TEMPLATE = (
 def make_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
     """Write the pair in float32 and return the folders of target and draft."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
+    model = _random_model(len(tokenizer))
+    with torch.no_grad():
+        # Words are likelier than bytes, steps end often, and replies seldom.
+        words = [tokenizer.encode(word)[0] for word in WORDS]
+        ends = [tokenizer.encode(delimiter)[0] for delimiter in DELIMITERS]
+        likely = set(words + ends)
+        for token in range(len(tokenizer)):
+            model.lm_head.weight[token] *= 1.0 if token in likely else 0.4
+        for token in ends:
+            model.lm_head.weight[token] *= 1.2
+    return _save_pair(model, tokenizer, folder, difference=0.005)
+
+
+def make_small_vocabulary_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
+    """Write a pair that knows eight tokens, of which the draft has another opinion than the target."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL, "a", "b", "c", "\n\n", "?"]
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>", additional_special_tokens=SPECIAL[1:]
+    )
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(seed)
+    model = _random_model(len(words))
+    with torch.no_grad():
+        model.lm_head.weight *= 0.25  # every token is fairly likely
+    return _save_pair(model, tokenizer, folder, difference=0.3)
+
+
+def _random_model(vocabulary: int) -> Any:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=vocabulary,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
@@ -38,21 +75,18 @@ def make_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
         bos_token_id=None,
         pad_token_id=0,
     )
-    model = Qwen2ForCausalLM(config).to(torch.float32)
-    with torch.no_grad():
-        # Words are likelier than bytes, steps end often, and replies seldom.
-        words = [tokenizer.encode(word)[0] for word in WORDS]
-        ends = [tokenizer.encode(delimiter)[0] for delimiter in DELIMITERS]
-        likely = set(words + ends)
-        for token in range(len(tokenizer)):
-            model.lm_head.weight[token] *= 1.0 if token in likely else 0.4
-        for token in ends:
-            model.lm_head.weight[token] *= 1.2
+    return Qwen2ForCausalLM(config).to(torch.float32)
+
+
+def _save_pair(model: Any, tokenizer: Any, folder: Path, difference: float) -> tuple[Path, Path]:
+    """Save the target, and as its draft the same model with some noise on its weights."""
+    import torch
+
     target, draft = folder / "target", folder / "draft"
     _save(model, tokenizer, target)
     with torch.no_grad():
         for weight in model.parameters():
-            weight += 0.005 * weight.std() * torch.randn_like(weight) if weight.numel() > 1 else 0
+            weight += difference * weight.std() * torch.randn_like(weight) if weight.numel() > 1 else 0
     _save(model, tokenizer, draft)
     return target, draft
 

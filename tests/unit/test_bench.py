@@ -71,6 +71,18 @@ def test_summary(tmp_path: Path) -> None:
     assert exact["same_tokens"] == 2
     assert exact["acceptance_rate"] == 1
     assert exact["speedup"] > 0
+    assert exact["judge_calls"] == 0
+    assert set(exact["wasted"]) == {"target", "draft"}
+    assert exact["wasted"]["target"] > 0, "the target's own steps, where the draft's were accepted"
+    assert off["wasted"] == {"target": 0, "draft": 0}
+
+
+def test_problems_asked_at_once_come_back_under_their_own_names(tmp_path: Path) -> None:
+    models = {"off": scripted_chat(REPLY, policy="off", return_token_ids=True)}
+    rows = compare_policies(PROBLEMS, models, tmp_path / "r.jsonl", {}, lambda _: None, concurrency=2)
+    assert sorted(row["id"] for row in rows) == sorted(problem.id for problem in PROBLEMS)
+    again = compare_policies(PROBLEMS, models, tmp_path / "r.jsonl", {}, lambda _: pytest.fail("asked again"), 2)
+    assert {row["id"] for row in again} == {row["id"] for row in rows}
 
 
 def test_first_difference() -> None:

@@ -12,10 +12,14 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import ValidationError
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
+from lookahead_agent.chat_model import _settings
+from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, PolicyError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
+from lookahead_agent.policy import as_policy
+from lookahead_agent.regions import ThinkingTags
 from lookahead_agent.runtime import EngineSet
-from tests.unit.chat import SameText, scripted_chat
+from tests.unit.chat import SameText, replying, scripted_chat
 from tests.waiting import becomes
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -302,3 +306,50 @@ async def test_a_cancelled_call_leaves_no_request() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await becomes(lambda: engines.target.in_flight == 0)
+
+
+def test_every_setting_of_the_decoder_is_the_policys() -> None:
+    fields = {
+        "verifier": "exact",
+        "depth": 3,
+        "width": 2,
+        "draft_temperature": 0.3,
+        "delimiter": ";",
+        "max_step_tokens": 9,
+        "hedge": False,
+        "synchronous": True,
+        "early": False,
+        "verifier_timeout": 5.0,
+        "draft_timeout": 6.0,
+    }
+    settings = _settings(as_policy(fields))
+    assert settings == DecodingSettings(**{name: value for name, value in fields.items() if name != "verifier"})  # type: ignore[arg-type]
+
+
+THINKING = "<think>I think.\n\nSo I think.</think>\n\nIt is 4.\n\nReally."
+
+
+@pytest.mark.parametrize(("answer_from_target", "answer"), [(True, "It is 4."), (False, "It is 5.")])
+def test_a_policy_can_leave_the_final_answer_to_the_target(answer_from_target: bool, answer: str) -> None:
+    tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
+    target = ScriptedEngine(tokenizer, replying(lambda _: THINKING, seconds=0.05))
+    draft = ScriptedEngine(tokenizer, replying(lambda _: THINKING.replace("4", "5")))
+    llm = ChatLookahead(engines=EngineSet(target, draft, SameText()))
+    policy = {"verifier": "random", "probability": 1, "answer_from_target": answer_from_target}
+    message = llm.invoke("What is it?", policy=policy)
+    assert answer in message.text
+    assert message.response_metadata["lookahead"]["accepted"] > 0
+
+
+def test_a_judge_behind_a_server_is_checked_before_anything_loads() -> None:
+    for fields, message in (
+        ({"judge_url": "http://judge/v1"}, "judge_model"),
+        ({"judge_url": "judge:8000", "judge_model": "big"}, "http://"),
+        ({"judge_api_key": "secret"}, "judge_url"),
+        ({"judge_model": "no-such-model"}, "no-such-model"),
+        ({"embedding_model": "no-such-model"}, "no-such-model"),
+    ):
+        with pytest.raises(LookaheadError, match=message):
+            ChatLookahead(**fields)  # type: ignore[arg-type]
+    llm = ChatLookahead(judge_url="http://judge/v1", judge_model="big", judge_api_key="secret")  # type: ignore[arg-type]
+    assert "secret" not in repr(llm)

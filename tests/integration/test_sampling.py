@@ -1,0 +1,78 @@
+"""At temperature 1, replies under `exact` are distributed as the target's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from scipy.stats import chi2_contingency
+
+from lookahead_agent import ChatLookahead
+from tests.integration.conftest import TINY_ENGINE
+from tests.integration.tiny_models import make_small_vocabulary_pair
+
+REPLIES = 1600
+TOGETHER = 32
+# A right decoder fails one run in ten thousand.
+SIGNIFICANT = 1e-4
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatLookahead]:
+    """A pair of models that know eight tokens."""
+    target, draft = make_small_vocabulary_pair(tmp_path_factory.mktemp("small"))
+    with ChatLookahead(
+        model=str(target),
+        draft_model=str(draft),
+        policy="exact",
+        temperature=1,
+        max_tokens=4,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+        return_token_ids=True,
+    ) as llm:
+        yield llm
+
+
+async def replies(llm: ChatLookahead, policy: str) -> tuple[Counter[tuple[int, ...]], float]:
+    """How often each reply comes, and the share of its steps that are the draft's."""
+    counted: Counter[tuple[int, ...]] = Counter()
+    steps = accepted = 0
+    for _ in range(REPLIES // TOGETHER):
+        for message in await asyncio.gather(*(llm.ainvoke("ab?", policy=policy) for _ in range(TOGETHER))):
+            counted[tuple(message.response_metadata["token_ids"])] += 1
+            steps += message.response_metadata["lookahead"]["steps"]
+            accepted += message.response_metadata["lookahead"]["accepted"]
+    return counted, accepted / steps
+
+
+def p_value(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -> float:
+    """Of the hypothesis that both are drawn from one distribution; rare replies are counted together."""
+    common = [reply for reply in first | second if first[reply] + second[reply] >= 10]
+    table = [[counts[reply] for reply in common] for counts in (first, second)]
+    for row, counts in zip(table, (first, second), strict=True):
+        row.append(counts.total() - sum(row))
+    columns = [column for column in zip(*table, strict=True) if sum(column)]
+    return float(chi2_contingency(list(zip(*columns, strict=True))).pvalue)
+
+
+@pytest.mark.timeout(1200)
+async def test_exact_samples_as_the_target_alone(small: ChatLookahead) -> None:
+    # A step of one or two tokens, so that the draft often guesses it.
+    alone, _ = await replies(small, "off")
+    for policy in ("exact:max_step_tokens=8", "exact:width=2:depth=2"):
+        ahead, accepted = await replies(small, policy)
+        assert accepted > 0.02, "there is something to get wrong"
+        assert len(ahead) > 50
+        assert p_value(alone, ahead) > SIGNIFICANT, policy
+
+
+@pytest.mark.timeout(1200)
+async def test_the_test_notices_another_distribution(small: ChatLookahead) -> None:
+    """A verifier that accepts by chance lets the draft's distribution in."""
+    alone, _ = await replies(small, "off")
+    mixed, accepted = await replies(small, "random:probability=0.9")
+    assert accepted > 0.1
+    assert p_value(alone, mixed) < SIGNIFICANT

@@ -1,0 +1,36 @@
+"""Token-level speculation inside steps, on real vLLM: lossless by itself, and together with lookahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+from tests.integration.conftest import TINY_ENGINE
+from tests.integration.tiny_models import questions
+
+ASKED = questions(12, seed=21)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str) -> None:
+    alone = [tiny.invoke(question, policy="off").response_metadata["token_ids"] for question in ASKED]
+    with ChatLookahead(
+        model=str(tiny_pair[0]),
+        draft_model=str(tiny_pair[1]),
+        policy="exact",
+        temperature=0,
+        max_tokens=96,
+        token_speculation=method,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+        return_token_ids=True,
+    ) as llm:
+        for policy in ("off", "exact"):
+            replies = [llm.invoke(question, policy=policy).response_metadata for question in ASKED]
+            assert [reply["token_ids"] for reply in replies] == alone, policy
+        assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
+        assert llm._runtime is not None
+        arguments = dict(llm._runtime._held[0].arguments)
+        assert arguments["speculative_config"]["method"] == method
