@@ -35,12 +35,12 @@ from lookahead_agent.verifiers import (
     JudgeVerifier,
     LikelihoodVerifier,
     RandomVerifier,
-    RemoteJudge,
     ScoreVerifier,
     SentenceEmbedder,
     Verifier,
 )
 from lookahead_agent.verifiers.judge import USER_PROMPT
+from lookahead_agent.verifiers.remote_judge import RemoteJudge
 from lookahead_agent.verifiers.score import PROMPT
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from lookahead_agent.verifiers.checks_first import ChecksFirst
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, SentenceEmbedder
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import JudgeVerifier
-from lookahead_agent.verifiers.judge_model import EngineJudge, JudgeModel, RemoteJudge
+from lookahead_agent.verifiers.judge_model import EngineJudge, JudgeModel
 from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
 from lookahead_agent.verifiers.protocol import (
     DraftStep,
@@ -33,7 +33,6 @@ __all__ = [
     "JudgeVerifier",
     "LikelihoodVerifier",
     "RandomVerifier",
-    "RemoteJudge",
     "ScoreVerifier",
     "SentenceEmbedder",
     "StepPair",

@@ -14,8 +14,9 @@ from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime import EngineSet
 from lookahead_agent.step import Step, StepEnd
-from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, RemoteJudge, StepPair
+from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, StepPair
 from lookahead_agent.verifiers.judge import check_prompt
+from lookahead_agent.verifiers.remote_judge import RemoteJudge
 
 PAIR = StepPair(
     "What is it?",

@@ -16,7 +16,8 @@ from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime import EngineSet, RemoteJudgeSpec, Runtime, RuntimeSpec
-from lookahead_agent.verifiers import EngineJudge, RemoteJudge
+from lookahead_agent.verifiers import EngineJudge
+from lookahead_agent.verifiers.remote_judge import RemoteJudge
 
 
 class Pool:
