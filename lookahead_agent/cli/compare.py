@@ -97,7 +97,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps({"settings": settings, "policies": summary, "ties": ties}))
         return
-    show = Console()
+    show = Console(width=None if Console().is_terminal else 200)
     show.print(_table(summary, names[0]))
     for tie in ties:
         show.print(
@@ -109,7 +109,7 @@ def compare(
 
 def _table(summary: list[dict[str, Any]], baseline: str) -> Table:
     table = Table(box=None)
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for heading in (
         "right",
         "accepted",
