@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lookahead_agent.chat_model import ChatLookahead
     from lookahead_agent.errors import LookaheadError
+    from lookahead_agent.middleware import LookaheadPolicyMiddleware
     from lookahead_agent.policy import POLICIES, VerifierPolicy
     from lookahead_agent.templates import build_plan_execute
 
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ChatLookahead": "lookahead_agent.chat_model",
     "LookaheadError": "lookahead_agent.errors",
+    "LookaheadPolicyMiddleware": "lookahead_agent.middleware",
     "POLICIES": "lookahead_agent.policy",
     "VerifierPolicy": "lookahead_agent.policy",
     "build_plan_execute": "lookahead_agent.templates",
@@ -28,6 +30,7 @@ __all__ = [
     "POLICIES",
     "ChatLookahead",
     "LookaheadError",
+    "LookaheadPolicyMiddleware",
     "VerifierPolicy",
     "__version__",
     "build_plan_execute",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -70,7 +70,7 @@ def stream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> Ite
         future.cancel()
 
 
-async def astream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncIterator[S | T]:
+async def astream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
     """`stream` for callers in another event loop."""
     caller = asyncio.get_running_loop()
     items: asyncio.Queue[S | _End] = asyncio.Queue()

@@ -2,54 +2,57 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
+from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from langchain_core.utils.utils import secret_from_env
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
 from lookahead_agent import background
-from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
+from lookahead_agent.call_options import CallOptions
+from lookahead_agent.chat_call import ChatCall, ChatRequest, Emit, Piece, as_message
+from lookahead_agent.decoding import StepEvent
+from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.token_speculation import check_token_speculation, guesses_by_draft_model
-from lookahead_agent.errors import ConfigurationError, ContextLengthError
-from lookahead_agent.messages import question, template_messages
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.messages import THINKING_KEY, question, template_messages
 from lookahead_agent.models import DEFAULT_SET, choose_models
 from lookahead_agent.models.catalogue import RecommendedSampling
-from lookahead_agent.policy import VerifierPolicy, as_policy, choose_policy
+from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
+from lookahead_agent.policy_choice import POLICY_KEY, NodePath, check_policies, choose_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.regions import Regions, ThinkingTags
-from lookahead_agent.runtime import EngineSet, RemoteJudgeSpec, Runtime, RuntimeSpec
-from lookahead_agent.tool_calls import ContentStream, ParsedReply, action_markers, call_constraint, parse_reply
+from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.runtime import Runtime, RuntimeSpec
+from lookahead_agent.step_callbacks import StepEvents
+from lookahead_agent.structured_output import Method, parsed, schema_format, text_parser, tool_parser
+from lookahead_agent.tool_parsers import ToolParser, check_tool_parser, choose_tool_parser
 
-POLICY_KEY = "lookahead_policy"
+if TYPE_CHECKING:
+    from langgraph.graph.state import CompiledStateGraph
+
+
+class _User:
+    """Stands for a chat model among the users of its engines."""
 
 
 class ChatLookahead(BaseChatModel):
-    """A chat model that thinks with Lookahead Reasoning (arXiv 2506.19830) on vLLM engines in this process.
+    """A chat model that thinks with Lookahead Reasoning (arXiv 2506.19830) on vLLM, in this process or behind servers.
 
     A draft model writes whole reasoning steps ahead, the target model writes the matching steps in parallel, and a
     verifier keeps the draft steps that mean the same. Tool calls are always the target's own.
@@ -73,17 +76,40 @@ class ChatLookahead(BaseChatModel):
         llm.bind_tools([calculator]).invoke("What is 17 * 23?").tool_calls
         ```
 
+    Structured output:
+        ```python
+        class Answer(BaseModel):
+            number: int
+
+        llm.with_structured_output(Answer).invoke("What is 17 * 23?")
+        ```
+
+    Behind servers:
+        ```python
+        llm = ChatLookahead(
+            model="Qwen/Qwen3-32B", base_url="http://big:8000/v1",
+            draft_model="Qwen/Qwen3-1.7B", draft_url=["http://small-1:8000/v1", "http://small-2:8000/v1"],
+        )
+        ```
+
     A policy is chosen by, in this order: the call's `policy` argument (`.invoke(..., policy="off")`,
     `.bind(policy=...)`), `config["configurable"]["lookahead_policy"]`, the entry in `policies` for the LangGraph node
-    that is running, and `policy`.
+    that is running, and `policy`. An entry is a node's name ("planner"), its path through subgraphs
+    ("research:planner"), or a pattern ("research:*"). `check_policies(graph)` finds entries without a node;
+    `policy_for` tells which policy a call gets, and its `explain()` why.
 
     Engines start at the first call (or with `start`), are shared with other models of the same configuration, and are
     shut down by `close`, when the model is collected, or at exit.
 
-    `response_metadata["lookahead"]` says what happened: `policy`, `node`, `steps`, `accepted`, `acceptance_rate`,
-    `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the verifier had to be asked), `tokens` (of
-    each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the time that `draft`, `target` and `verifier`
-    had work, and `waiting`, in which none had), and `speculation_off` (why speculation ended early, or None).
+    Thinking, of models that think apart, is no part of a message's text: `content_blocks` shows it as a block of type
+    "reasoning". Custom events `lookahead_step` (`astream_events`, or `stream_mode="custom"` with `stream_steps=True`)
+    tell what happens to each step: the fields of `decoding.StepEvent`.
+
+    `response_metadata["lookahead"]` says what happened: `policy`, `chosen_by`, `node`, `path`, `steps`, `accepted`,
+    `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the verifier had to be
+    asked), `tokens` (of each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the time that `draft`,
+    `target` and `verifier` had work, and `waiting`, in which none had), and `speculation_off` (why speculation ended
+    early, or None).
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
@@ -103,7 +129,7 @@ class ChatLookahead(BaseChatModel):
     policy: str | VerifierPolicy = "balanced"
     """Policy of calls for which nothing else chooses one."""
     policies: dict[str, str | VerifierPolicy] = Field(default_factory=dict)
-    """Policies by LangGraph node name."""
+    """Policies by LangGraph node: name, path through subgraphs ("outer:inner"), or pattern ("plan*")."""
     temperature: float | None = Field(None, ge=0)
     """0 takes the likeliest token; None: what the model's makers recommend."""
     top_p: float | None = Field(None, gt=0, le=1)
@@ -116,15 +142,44 @@ class ChatLookahead(BaseChatModel):
     """Most tokens of a reply."""
     stop: list[str] | None = None
     """Texts that end a reply; they are not part of it."""
+    base_url: str | list[str] | None = None
+    """Address of an OpenAI-compatible server for the target, up to and with `/v1`, or of several that are replicas;
+    `model` is its name there. None: the target runs in this process."""
+    api_key: SecretStr | None = Field(default_factory=secret_from_env("LOOKAHEAD_API_KEY", default=None))
+    """Key for that server; None: the environment's `LOOKAHEAD_API_KEY`, if there is one."""
+    tokenizer: str | None = None
+    """Whose tokenizer the model behind `base_url` has: a catalogue name, a folder or a Hugging Face id; None:
+    `model`'s."""
+    draft_url: str | list[str] | None = None
+    """Address, or addresses, of the draft's server."""
+    draft_api_key: SecretStr | None = None
+    """Key for that server."""
+    draft_tokenizer: str | None = None
+    """Whose tokenizer the model behind `draft_url` has; None: `draft_model`'s."""
     judge_model: str | None = None
     """Judge of step pairs: a catalogue name, a folder or a Hugging Face id, or with `judge_url` its name there; None:
     the target judges."""
-    judge_url: str | None = None
-    """Address of an OpenAI-compatible server for the judge, up to and with `/v1`."""
+    judge_url: str | list[str] | None = None
+    """Address, or addresses, of the judge's server."""
     judge_api_key: SecretStr | None = None
     """Key for that server."""
     embedding_model: str | None = None
-    """A sentence-transformers model: a folder or a Hugging Face id; None: the catalogue's."""
+    """A sentence-transformers model: a folder or a Hugging Face id, or with `embedding_url` its name there; None: the
+    catalogue's."""
+    embedding_url: str | list[str] | None = None
+    """Address, or addresses, of the embedding model's server."""
+    embedding_api_key: SecretStr | None = None
+    """Key for that server."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds without a token after which the target has failed; None: never in this process, 600 behind a server."""
+    max_retries: int = Field(2, ge=0)
+    """Times that a request to a server is repeated that failed before it was answered."""
+    tool_parser: str | None = None
+    """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
+    streaming: bool = False
+    """Whether `invoke` streams too, so that callbacks get its pieces."""
+    stream_steps: bool = False
+    """Whether step events also go to LangGraph's `stream_mode="custom"`, as {"lookahead_step": …}."""
     token_speculation: str | dict[str, Any] = "none"
     """Token-level speculation inside the target's steps: "none", "ngram", "suffix", "draft_model", or vLLM's
     `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
@@ -139,9 +194,11 @@ class ChatLookahead(BaseChatModel):
     return_token_ids: bool = False
     """Whether `response_metadata["token_ids"]` lists the reply's tokens."""
     engines: EngineSet | None = Field(None, exclude=True, repr=False)
-    """Engines to use in place of vLLM engines of our own, for tests; they are not shut down."""
+    """Engines to use in place of those that the other fields describe, for tests; they are not shut down."""
 
     _runtime: Runtime | None = PrivateAttr(None)
+    _user: _User = PrivateAttr(default_factory=_User)
+    _tool_parser: ToolParser | None = PrivateAttr(None)
     _sampling_default: RecommendedSampling = PrivateAttr(default_factory=RecommendedSampling)
 
     @field_validator("stop", mode="before")
@@ -154,15 +211,17 @@ class ChatLookahead(BaseChatModel):
         policies = [as_policy(policy) for policy in (self.policy, *self.policies.values())]
         if self.engines is not None:
             return self
+        check_tool_parser(self.tool_parser)
+        remote = self._remote_models()
         expects_draft = any(policy.speculates for policy in policies)
-        check_token_speculation(self.token_speculation, self.engine_args)
+        self._check_engine_settings(remote)
         wants_draft = expects_draft or self.draft_model is not None or guesses_by_draft_model(self.token_speculation)
         models = choose_models(
-            self.model,
-            self.draft_model,
+            self.model if self.tokenizer is None else self.tokenizer,
+            self.draft_model if self.draft_tokenizer is None else self.draft_tokenizer,
             draft_wanted=wants_draft,
-            judge=self.judge_model if self.judge_url is None else None,
-            embedding=self.embedding_model,
+            judge=self.judge_model if "judge" not in remote else None,
+            embedding=self.embedding_model if "embedding" not in remote else None,
         )
         if models.catalogued is not None:
             self._sampling_default = models.catalogued.sampling
@@ -171,26 +230,59 @@ class ChatLookahead(BaseChatModel):
             self.engine_args,
             self.draft_engine_args,
             self.judge_engine_args,
-            self._remote_judge(),
+            remote,
             self.token_speculation,
             self.cores,
         )
-        self._runtime = Runtime(spec, expects_draft=expects_draft)
+        self._runtime = Runtime.shared(spec, expects_draft=expects_draft)
+        self._runtime.use(self._user)
         return self
 
-    def _remote_judge(self) -> RemoteJudgeSpec | None:
-        if self.judge_url is None:
-            if self.judge_api_key is not None:
-                raise ConfigurationError("judge_api_key is for a judge behind a server: give its judge_url too")
-            return None
-        if self.judge_model is None:
-            raise ConfigurationError("judge_url needs judge_model: the model's name on that server")
-        if not self.judge_url.startswith(("http://", "https://")):
+    def _check_engine_settings(self, remote: Mapping[str, RemoteModel]) -> None:
+        if "target" not in remote:
+            check_token_speculation(self.token_speculation, self.engine_args)
+        elif self.token_speculation != "none":
             raise ConfigurationError(
-                f"judge_url is an http:// or https:// address up to and with /v1, not {self.judge_url!r}"
+                "token_speculation is a matter of the target's own server: start it with --speculative-config"
             )
-        key = self.judge_api_key.get_secret_value() if self.judge_api_key is not None else None
-        return RemoteJudgeSpec(self.judge_url, self.judge_model, key)
+        for role, name in (("target", "engine_args"), ("draft", "draft_engine_args"), ("judge", "judge_engine_args")):
+            ignored = sorted(getattr(self, name).keys() - {"max_model_len"})
+            if role in remote and ignored:
+                raise ConfigurationError(
+                    f"{name} are for an engine in this process: give {', '.join(ignored)} to the server"
+                )
+        for role, name in (("target", "tokenizer"), ("draft", "draft_tokenizer")):
+            if role not in remote and getattr(self, name) is not None:
+                raise ConfigurationError(f"{name} is for a model behind a server; one in this process has its own")
+
+    def _remote_models(self) -> dict[str, RemoteModel]:
+        """The models behind servers, by role."""
+        found: dict[str, RemoteModel] = {}
+        for role, url_field, model, key_field in (
+            ("target", "base_url", self.model, "api_key"),
+            ("draft", "draft_url", self.draft_model, "draft_api_key"),
+            ("judge", "judge_url", self.judge_model, "judge_api_key"),
+            ("embedding", "embedding_url", self.embedding_model, "embedding_api_key"),
+        ):
+            urls = getattr(self, url_field)
+            key = getattr(self, key_field)
+            if urls is None:
+                if key_field in self.model_fields_set and key is not None:
+                    raise ConfigurationError(f"{key_field} is for a server: give its {url_field} too")
+                continue
+            urls = [urls] if isinstance(urls, str) else urls
+            for url in urls:
+                if not url.startswith(("http://", "https://")):
+                    raise ConfigurationError(
+                        f"{url_field} is an http:// or https:// address up to and with /v1, not {url!r}"
+                    )
+            if not urls:
+                raise ConfigurationError(f"{url_field} has no address")
+            if model is None and role in ("judge", "embedding"):
+                raise ConfigurationError(f"{url_field} needs {role}_model: the model's name on that server")
+            secret = key.get_secret_value() if key is not None else None
+            found[role] = RemoteModel(tuple(urls), model, secret, self.timeout or 600.0, self.max_retries)
+        return found
 
     # The engines' life
 
@@ -219,7 +311,7 @@ class ChatLookahead(BaseChatModel):
     def close(self) -> None:
         """Shut down the engines, unless another model uses them; a later call starts them again."""
         if self._runtime is not None:
-            self._runtime.close()
+            self._runtime.leave(self._user)
 
     def __enter__(self) -> ChatLookahead:
         return self
@@ -233,6 +325,7 @@ class ChatLookahead(BaseChatModel):
             yield self.engines
             return
         assert self._runtime is not None
+        self._runtime.use(self._user)
         async with self._runtime.engines(policy) as engines:
             yield engines
 
@@ -246,6 +339,26 @@ class ChatLookahead(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "lookahead"
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Yes: `langchain_core.load` can write it down and make it again."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """Where `langchain_core.load` finds the class."""
+        return ["lookahead_agent", "chat_model"]
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """Fields that are not written down, and the environment variables that they are read from again."""
+        return {
+            "api_key": "LOOKAHEAD_API_KEY",
+            "draft_api_key": "LOOKAHEAD_DRAFT_API_KEY",
+            "judge_api_key": "LOOKAHEAD_JUDGE_API_KEY",
+            "embedding_api_key": "LOOKAHEAD_EMBEDDING_API_KEY",
+        }
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
@@ -263,14 +376,46 @@ class ChatLookahead(BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "lookahead"
-        params["ls_model_name"] = self.model
+        params["ls_model_name"] = kwargs.get("model", self.model)
         return params
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        # Nodes of different policies must not have each other's replies from a cache.
+        policy = self._policy_of(CallOptions.read(kwargs), None)[0]
+        return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
+
+    def policy_for(
+        self, node: str | None = None, *, policy: PolicyLike | None = None, configurable: PolicyLike | None = None
+    ) -> VerifierPolicy:
+        """The policy that a call gets; its `explain()` says which rule chose it.
+
+        Args:
+            node: The node that calls, by name or by path ("research:planner"); None: outside a graph.
+            policy: The call's argument.
+            configurable: `config["configurable"]["lookahead_policy"]`.
+
+        Raises:
+            PolicyError: The chosen policy does not exist.
+        """
+        path = NodePath.read(node) if node else NodePath()
+        return choose_policy(
+            call=policy, configurable=configurable, path=path, policies=self.policies, default=self.policy
+        )
+
+    def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
+        """Check that every entry of `policies` matches a node of a compiled graph or of its subgraphs.
+
+        Raises:
+            PolicyError: One does not; the message lists the nodes.
+        """
+        check_policies(self.policies, graph)
 
     def bind_tools(
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
         tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Let the model call tools.
@@ -279,13 +424,59 @@ class ChatLookahead(BaseChatModel):
             tools: Tools, functions, Pydantic classes or OpenAI tool dictionaries.
             tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
                 it must call one; a tool's name: it must call that one.
+            parallel_tool_calls: True: a reply that must call tools may call several; False: a reply calls one at most;
+                None: as the model likes, but one where it must.
             kwargs: Bound as well.
 
         Raises:
             ConfigurationError: `tool_choice` names no tool.
         """
         converted = [convert_to_openai_tool(tool) for tool in tools]
+        if parallel_tool_calls is not None:
+            kwargs["parallel_tool_calls"] = parallel_tool_calls
+        kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
         return self.bind(tools=_chosen_tools(converted, tool_choice), tool_choice=_forced(tool_choice), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Have replies in the form of a schema.
+
+        Args:
+            schema: A Pydantic class (replies are its instances), a TypedDict, a JSON schema or an OpenAI function
+                (replies are dicts). May be None with "json_mode".
+            method: "json_schema": tokens that do not fit the schema are never chosen (guided decoding);
+                "function_calling": by a required tool call; "json_mode": any JSON object, which the prompt must
+                describe.
+            include_raw: Whether to return {"raw": message, "parsed": …, "parsing_error": …} and not to raise.
+            strict: For likeness with other models; replies are always held to the schema.
+            kwargs: Bound as well.
+
+        Raises:
+            ConfigurationError: No schema, or none that can be read.
+        """
+        if schema is None and method != "json_mode":
+            raise ConfigurationError(f"the method {method!r} needs a schema")
+        form: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
+        if method == "function_calling":
+            assert schema is not None
+            bound = self.bind_tools([schema], tool_choice="any", **form, **kwargs)
+            return parsed(bound, tool_parser(schema), include_raw=include_raw)
+        if method == "json_mode":
+            response_format: dict[str, Any] = {"type": "json_object"}
+        elif method == "json_schema":
+            assert schema is not None
+            response_format = schema_format(schema)
+        else:
+            raise ConfigurationError(f"method is json_schema, function_calling or json_mode, not {method!r}")
+        bound = self.bind(response_format=response_format, **form, **kwargs)
+        return parsed(bound, text_parser(schema), include_raw=include_raw)
 
     def _generate(
         self,
@@ -294,8 +485,13 @@ class ChatLookahead(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(messages, stop, run_manager, kwargs)
-        return _result(background.run(call.reply(lambda _: None)))
+        request = self._request(messages, stop, run_manager, kwargs)
+        steps = StepEvents(self.stream_steps, run_manager)
+        for item in background.stream(self._work(request)):
+            if isinstance(item, StepEvent):
+                steps.send(item)
+        assert isinstance(item, AIMessage)
+        return ChatResult(generations=[ChatGeneration(message=item)])
 
     async def _agenerate(
         self,
@@ -304,8 +500,14 @@ class ChatLookahead(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(messages, stop, run_manager, kwargs)
-        return _result(await background.arun(call.reply(lambda _: None)))
+        request = self._request(messages, stop, run_manager, kwargs)
+        steps = StepEvents(self.stream_steps, run_manager)
+        async with aclosing(background.astream(self._work(request))) as items:
+            async for item in items:
+                if isinstance(item, StepEvent):
+                    await steps.asend(item)
+        assert isinstance(item, AIMessage)
+        return ChatResult(generations=[ChatGeneration(message=item)])
 
     def _stream(
         self,
@@ -314,10 +516,14 @@ class ChatLookahead(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, run_manager, kwargs)
-        for item in background.stream(call.reply):
+        request = self._request(messages, stop, run_manager, kwargs)
+        steps = StepEvents(self.stream_steps, run_manager)
+        for item in background.stream(self._work(request)):
+            if isinstance(item, StepEvent):
+                steps.send(item)
+                continue
             chunk = _chunk(item)
-            if run_manager is not None and chunk.text:
+            if run_manager is not None and isinstance(item, Piece):
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
@@ -328,35 +534,69 @@ class ChatLookahead(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, run_manager, kwargs)
-        async for item in background.astream(call.reply):
-            chunk = _chunk(item)
-            if run_manager is not None and chunk.text:
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        request = self._request(messages, stop, run_manager, kwargs)
+        steps = StepEvents(self.stream_steps, run_manager)
+        async with aclosing(background.astream(self._work(request))) as items:
+            async for item in items:
+                if isinstance(item, StepEvent):
+                    await steps.asend(item)
+                    continue
+                chunk = _chunk(item)
+                if run_manager is not None and isinstance(item, Piece):
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
-    def _call(
+    def _work(self, request: ChatRequest) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:
+        return partial(self._reply, request)
+
+    async def _reply(self, request: ChatRequest, emit: Emit) -> AIMessage:
+        """Write a reply; runs in the background loop."""
+        async with self._engines(request.policy) as engines:
+            if self._tool_parser is None:
+                self._tool_parser = choose_tool_parser(self.tool_parser, engines.target.tokenizer)
+            call = ChatCall(request, engines, self._thinking(engines), self._tool_parser, emit)
+            reply = await call.reply()
+        return as_message(reply, request, self.model, with_token_ids=self.return_token_ids)
+
+    def _request(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None,
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
         options: dict[str, Any],
-    ) -> _Call:
-        chosen = _CallOptions.read(options)
+    ) -> ChatRequest:
+        chosen = CallOptions.read(options)
+        policy, path = self._policy_of(chosen, run_manager)
+        return ChatRequest(
+            template_messages(messages),
+            question(messages),
+            self._sampling(stop, chosen),
+            policy,
+            path,
+            chosen,
+            self.timeout,
+        )
+
+    def _policy_of(
+        self,
+        options: CallOptions,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
+    ) -> tuple[VerifierPolicy, NodePath]:
+        """The policy of a call, and the node that makes it."""
         config = ensure_config()
         # In LangChain's streaming path the run manager is not handed on, but the configuration has the same metadata.
         metadata = {**(config.get("metadata") or {}), **((run_manager.metadata or {}) if run_manager else {})}
-        node = metadata.get("langgraph_node")
+        path = NodePath.read(options.node) if options.node else NodePath.of(metadata)
         policy = choose_policy(
-            call=chosen.policy,
+            call=options.policy,
             configurable=(config.get("configurable") or {}).get(POLICY_KEY),
-            node=node,
+            path=path,
             policies=self.policies,
             default=self.policy,
         )
-        return _Call(self, messages, self._sampling(stop, chosen), policy, node, chosen)
+        return policy, path
 
-    def _sampling(self, stop: list[str] | None, options: _CallOptions) -> Sampling:
+    def _sampling(self, stop: list[str] | None, options: CallOptions) -> Sampling:
         def value(name: str) -> Any:
             for source in (options, self, self._sampling_default):
                 if (given := getattr(source, name, None)) is not None:
@@ -373,152 +613,12 @@ class ChatLookahead(BaseChatModel):
         )
 
 
-class _CallOptions(BaseModel):
-    """What a call may set, by the same rules as the constructor."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-
-    policy: Any = None
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    seed: int | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    tools: list[dict[str, Any]] = Field(default_factory=list)
-    tool_choice: Literal["required"] | None = None
-
-    @classmethod
-    def read(cls, options: Mapping[str, Any]) -> _CallOptions:
-        """Check the keyword arguments of a call.
-
-        Raises:
-            ConfigurationError: One is unknown or out of its range.
-        """
-        try:
-            return cls.model_validate(options)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            name = ".".join(str(part) for part in problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                known = ", ".join(sorted([*cls.model_fields, "stop"]))
-                raise ConfigurationError(f"a call takes no argument {name!r}; it takes {known}") from error
-            raise ConfigurationError(f"{name}={problem['input']!r}: {problem['msg']}") from error
-
-
-class _Call:
-    """One reply, from messages to message.
-
-    Arguments are those of `ChatLookahead._call`, decided.
-    """
-
-    def __init__(
-        self,
-        model: ChatLookahead,
-        messages: list[BaseMessage],
-        sampling: Sampling,
-        policy: VerifierPolicy,
-        node: str | None,
-        options: _CallOptions,
-    ) -> None:
-        self._model = model
-        self._messages = messages
-        self._template_messages = template_messages(messages)
-        self._sampling = sampling
-        self._policy = policy
-        self._node = node
-        self._tools: list[dict[str, Any]] = options.tools
-        self._forced = options.tool_choice is not None
-
-    async def reply(self, on_content: Callable[[str], None]) -> AIMessage:
-        """Write the reply; `on_content` is given its text as it becomes certain."""
-        async with self._model._engines(self._policy) as engines:
-            prompt = await asyncio.to_thread(engines.target.tokenizer.chat_prompt, self._template_messages, self._tools)
-            room = engines.target.context_length - len(prompt)
-            if room < 1:
-                raise ContextLengthError(
-                    f"the messages are {len(prompt)} tokens long and the context {engines.target.context_length}: "
-                    "shorten them, or raise max_model_len in engine_args"
-                )
-            names = {tool["function"]["name"] for tool in self._tools}
-            markers = action_markers(self._tools)
-            regions = Regions(markers, self._model._thinking(engines), self._policy.answer_from_target)
-            content = ContentStream(markers, on_content)
-            sampling = self._sampling
-            verifier = engines.verifier(self._policy)
-            if self._forced:
-                # The whole reply is an action: the target's alone, and in the form of a call.
-                verifier = None
-                sampling = replace(sampling, structured=call_constraint(self._tools), stop=())
-            draft_prompt = await self._draft_prompt(engines) if verifier is not None else None
-            reply = await lookahead(
-                ReplyRequest(tuple(prompt), sampling, question(self._messages), regions, draft_prompt),
-                engines.target,
-                engines.draft,
-                verifier,
-                _settings(self._policy),
-                content.push if not self._forced else None,
-            )
-            parsed = await asyncio.to_thread(parse_reply, reply.text, names)
-            content.finish(parsed.content)
-            wanted = self._policy.speculates and not self._forced
-            problem = engines.problem if wanted and verifier is None else reply.report.speculation_off
-            return self._message(reply, parsed, len(prompt), problem)
-
-    async def _draft_prompt(self, engines: EngineSet) -> tuple[int, ...] | None:
-        """The prompt in the draft's own words, if it has another tokenizer."""
-        if engines.draft is None or engines.draft.tokenizer.fingerprint == engines.target.tokenizer.fingerprint:
-            return None
-        ids = await asyncio.to_thread(engines.draft.tokenizer.chat_prompt, self._template_messages, self._tools)
-        return tuple(ids)
-
-    def _message(self, reply: Reply, parsed: ParsedReply, prompt_tokens: int, problem: str | None) -> AIMessage:
-        report = reply.report
-        metadata: dict[str, Any] = {
-            "model_name": self._model.model,
-            "model_provider": "lookahead",
-            "finish_reason": "tool_calls" if parsed.tool_calls else reply.finish_reason,
-            "lookahead": {
-                "policy": self._policy.name,
-                "node": self._node,
-                "steps": report.steps,
-                "accepted": report.accepted,
-                "acceptance_rate": report.acceptance_rate,
-                "verifier_calls": report.verifier_calls,
-                "judge_calls": report.judge_calls,
-                "refuted": report.refuted,
-                "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
-                "seconds": report.seconds,
-                "speculation_off": problem,
-            },
-        }
-        if self._model.return_token_ids:
-            metadata["token_ids"] = list(reply.token_ids)
-        return AIMessage(
-            content=parsed.content,
-            tool_calls=parsed.tool_calls,
-            invalid_tool_calls=parsed.invalid_tool_calls,
-            response_metadata=metadata,
-            usage_metadata=UsageMetadata(
-                input_tokens=prompt_tokens,
-                output_tokens=len(reply.token_ids),
-                total_tokens=prompt_tokens + len(reply.token_ids),
-            ),
-        )
-
-
-def _settings(policy: VerifierPolicy) -> DecodingSettings:
-    fields = DecodingSettings.__dataclass_fields__.keys() & VerifierPolicy.model_fields.keys()
-    return DecodingSettings(**{field: getattr(policy, field) for field in fields})
-
-
-def _result(message: AIMessage) -> ChatResult:
-    return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _chunk(item: str | AIMessage) -> ChatGenerationChunk:
+def _chunk(item: Piece | AIMessage) -> ChatGenerationChunk:
     """A piece of text, or what the final message adds to the text already streamed."""
-    if isinstance(item, str):
-        return ChatGenerationChunk(message=AIMessageChunk(content=item))
+    if isinstance(item, Piece):
+        if item.kind == "thinking":
+            return ChatGenerationChunk(message=AIMessageChunk(content="", additional_kwargs={THINKING_KEY: item.text}))
+        return ChatGenerationChunk(message=AIMessageChunk(content=item.text))
     calls = [
         tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index)
         for index, call in enumerate(item.tool_calls)
@@ -555,3 +655,8 @@ def _chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, An
 def _forced(choice: Any) -> Literal["required"] | None:
     """Whether a reply must be a tool call."""
     return None if choice in (None, "auto", "none", False) else "required"
+
+
+# LangChain lists in langchain-core which classes `load(…, allowed_objects="all")` may make again, and has no other way
+# to add one.
+ALL_SERIALIZABLE_MAPPINGS[tuple(ChatLookahead.lc_id())] = tuple(ChatLookahead.lc_id())

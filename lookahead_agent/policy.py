@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from lookahead_agent.errors import ConfigurationError, PolicyError
 from lookahead_agent.verifiers.judge import check_prompt
@@ -84,6 +84,8 @@ class VerifierPolicy(BaseModel):
     verifier_timeout: float = Field(60.0, gt=0)
     draft_timeout: float = Field(120.0, gt=0)
 
+    _rule: str | None = PrivateAttr(None)
+
     @model_validator(mode="after")
     def _only_what_counts(self) -> VerifierPolicy:
         given = self.model_fields_set - {"name", "verifier"}
@@ -137,6 +139,44 @@ class VerifierPolicy(BaseModel):
     def speculates(self) -> bool:
         """Whether the policy uses a draft model at all."""
         return self.verifier != "off"
+
+    def chosen_by(self, rule: str) -> VerifierPolicy:
+        """The same policy, which remembers what chose it."""
+        policy = self.model_copy()
+        policy._rule = rule
+        return policy
+
+    @property
+    def rule(self) -> str | None:
+        """What chose the policy for a call; None if nothing has."""
+        return self._rule
+
+    def explain(self) -> str:
+        """Say in a sentence what the policy does, and which rule chose it if one did."""
+        return f"{self.name}: {self._does()}" + (f" (chosen by {self._rule})" if self._rule else "")
+
+    def _does(self) -> str:
+        if not self.speculates:
+            return "the target alone"
+        conditions = {
+            "exact": "has the target's own tokens",
+            "embedding": f"has a similarity of {self.similarity:g} to the target's",
+            "judge": f"means the same to the judge with p ≥ {self.p_aligned:g}",
+            "cascade": f"has a similarity of {self.similarity:g} to the target's"
+            + (
+                f", or of {self.ask_judge_from:g} and means the same to the judge with p ≥ {self.p_aligned:g}"
+                if self.asks_judge
+                else ""
+            ),
+            "score": f"gets a mark of {self.score:g} from the target",
+            "likelihood": f"has a mean log-probability of {self.likelihood:g} under the target",
+            "random": f"is drawn with probability {self.probability:g}",
+        }
+        shape = f"{self.depth} steps ahead" + (f" with {self.width} candidates each" if self.width > 1 else "")
+        compared = self.compares_results and self.verifier in ("embedding", "judge", "cascade")
+        same = ", and has the same numbers, units and equations" if compared else ""
+        answer = "; the final answer is the target's" if self.answer_from_target else ""
+        return f"{shape}; a draft step stands if it {conditions[self.verifier]}{same}{answer}"
 
 
 # Thresholds from 260 step pairs of the default models on GSM8K problems, looked at by hand. With equal numbers, every
@@ -222,29 +262,3 @@ def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
             for problem in error.errors()
         )
         raise PolicyError(f"this is not a policy: {problems}") from error
-
-
-def choose_policy(
-    *,
-    call: PolicyLike | None,
-    configurable: PolicyLike | None,
-    node: str | None,
-    policies: Mapping[str, PolicyLike],
-    default: PolicyLike,
-) -> VerifierPolicy:
-    """Choose the policy of one call: the first of the call's own, the configuration's, the node's and the default.
-
-    Args:
-        call: Argument of the call.
-        configurable: `config["configurable"]["lookahead_policy"]`.
-        node: The LangGraph node that is running, None outside a graph.
-        policies: Policies by node name.
-        default: The model's.
-
-    Raises:
-        PolicyError: The chosen policy does not exist.
-    """
-    for candidate in (call, configurable, policies.get(node) if node else None):
-        if candidate is not None:
-            return as_policy(candidate)
-    return as_policy(default)

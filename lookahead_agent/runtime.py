@@ -4,122 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from lookahead_agent import background
 from lookahead_agent.background import in_daemon_thread
+from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
+from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared import POOL
 from lookahead_agent.engines.token_speculation import guesses_by_draft_model, speculative_config
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_engine import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, LookaheadError
-from lookahead_agent.models import ResolvedSet, fetch
+from lookahead_agent.models import ResolvedSet, fetch, fetch_tokenizer
+from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.verifiers import (
-    CascadeVerifier,
-    ChecksFirst,
-    DraftVerifier,
-    Embedder,
-    EmbeddingVerifier,
-    EngineJudge,
-    ExactVerifier,
-    JudgeModel,
-    JudgeVerifier,
-    LikelihoodVerifier,
-    RandomVerifier,
-    ScoreVerifier,
-    SentenceEmbedder,
-    Verifier,
-)
-from lookahead_agent.verifiers.judge import USER_PROMPT
-from lookahead_agent.verifiers.remote_judge import RemoteJudge
-from lookahead_agent.verifiers.score import PROMPT
+from lookahead_agent.verifiers import EngineJudge, SentenceEmbedder
+from lookahead_agent.verifiers.remote_embedding import remote_embedder
+from lookahead_agent.verifiers.remote_judge import remote_judge
 
 logger = logging.getLogger(__name__)
 
 # Shares of the GPU's memory; vLLM's own default of 0.9 leaves no room for a second engine.
 _GPU_SHARE = {"target": 0.68, "draft": 0.2}
 _GPU_SHARE_WITH_JUDGE = {"target": 0.6, "draft": 0.16, "judge": 0.16}
-
-
-class EngineSet:
-    """Engines that work together.
-
-    Args:
-        target: The engine whose quality the replies have.
-        draft: The engine that thinks ahead; None: the target alone.
-        embedder: Measures similarity for policies that need it.
-        judge: Judges step pairs; None: the target does.
-    """
-
-    def __init__(
-        self,
-        target: Engine,
-        draft: Engine | None = None,
-        embedder: Embedder | None = None,
-        judge: JudgeModel | None = None,
-    ) -> None:
-        self.target = target
-        self.draft = draft
-        self.embedder = embedder
-        self.judge: JudgeModel | None = judge or EngineJudge(target)
-        """None if the one that was wanted could not be started."""
-        self.problem: str | None = None
-        """Why there is no draft, judge or embedder although one was wanted."""
-
-    def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
-        """The policy's verifier on these engines; None if the policy has none or its models are missing."""
-        if self.draft is None or not policy.speculates:
-            return None
-        match policy.verifier:
-            case "exact":
-                return ExactVerifier()
-            case "score":
-                return ScoreVerifier(self.target, policy.score, policy.judge_prompt or PROMPT)
-            case "likelihood":
-                return LikelihoodVerifier(self.target, policy.likelihood)
-            case "random":
-                return RandomVerifier(policy.probability)
-        if (policy.asks_judge and self.judge is None) or (policy.embeds and self.embedder is None):
-            return None
-        return ChecksFirst(self._by_meaning(policy), same_results=policy.compares_results)
-
-    def _by_meaning(self, policy: VerifierPolicy) -> Verifier:
-        judge = None
-        if policy.asks_judge:
-            assert self.judge is not None
-            judge = JudgeVerifier(self.judge, policy.p_aligned, user_prompt=policy.judge_prompt or USER_PROMPT)
-            if policy.verifier == "judge":
-                return judge
-        assert self.embedder is not None
-        if policy.verifier == "embedding":
-            return EmbeddingVerifier(self.embedder, policy.similarity)
-        ask_from = policy.similarity if judge is None else policy.ask_judge_from
-        assert ask_from is not None
-        return CascadeVerifier(self.embedder, policy.similarity, ask_from, judge)
-
-
-@dataclass(frozen=True)
-class RemoteJudgeSpec:
-    """A judge behind an OpenAI-compatible server.
-
-    Attributes:
-        url: Address up to and with `/v1`.
-        model: The model's name there.
-        api_key: Its key; None: none.
-    """
-
-    url: str
-    model: str
-    api_key: str | None = None
+# Seconds after which a draft server that could not be reached is looked for again.
+_LOOK_AGAIN = 5.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +51,7 @@ class RuntimeSpec:
         target_arguments: Arguments of the target's vLLM engine.
         draft_arguments: Arguments of the draft's vLLM engine.
         judge_arguments: Arguments of the judge's vLLM engine.
-        remote_judge: The judge, if it is not in this process.
+        remote: The models that are behind servers, by role: "target", "draft", "judge", "embedding".
         token_speculation: Method of token-level speculation inside the target's engine.
         cores: CPU cores as (target, draft) in vLLM's notation; None: chosen. A judge shares the draft's.
     """
@@ -140,15 +60,28 @@ class RuntimeSpec:
     target_arguments: Mapping[str, Any] = field(default_factory=dict)
     draft_arguments: Mapping[str, Any] = field(default_factory=dict)
     judge_arguments: Mapping[str, Any] = field(default_factory=dict)
-    remote_judge: RemoteJudgeSpec | None = None
+    remote: Mapping[str, RemoteModel] = field(default_factory=dict)
     token_speculation: str | Mapping[str, Any] = "none"
     cores: tuple[str, str] | None = None
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for equal specifications."""
+        return repr(self) + "".join(remote.key for remote in self.remote.values())
+
+    def runs_here(self, role: str) -> bool:
+        """Whether this role's model runs in an engine of this process."""
+        return role not in self.remote
+
+
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
 
 
 class Runtime:
     """Starts engines when they are needed and keeps them until it is closed or collected.
 
-    Its coroutines run in the background loop.
+    Its coroutines run in the background loop. Chat models of one configuration share one: `Runtime.shared`.
 
     Args:
         spec: Which engines.
@@ -157,19 +90,50 @@ class Runtime:
         progress: Told about downloads and starts.
     """
 
+    _registry: ClassVar[weakref.WeakValueDictionary[tuple[str, bool], Runtime]] = weakref.WeakValueDictionary()
+    _registry_lock: ClassVar[threading.Lock] = threading.Lock()
+
     def __init__(self, spec: RuntimeSpec, *, expects_draft: bool, progress: Progress | None = None) -> None:
-        require_vllm()
+        if spec.runs_here("target") or (expects_draft and spec.runs_here("draft")):
+            require_vllm()
         self._spec = spec
-        self._with_draft = expects_draft and spec.models.draft is not None
+        self._with_draft = expects_draft and (spec.models.draft is not None or not spec.runs_here("draft"))
         self.progress = progress or LogProgress()
         self._engines: EngineSet | None = None
         self._embedder_problem: str | None = None
         self._judged_by: EngineSet | None = None
-        self._users = 0
+        self._remote_draft: OpenAIEngine | None = None
+        self._looking_for_draft: asyncio.Task[None] | None = None
+        self._looked_for_draft = 0.0
+        self._calls = 0
         self._changed = asyncio.Condition()
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._held: list[VLLMConfig] = []
-        # The finalizer must not keep the runtime alive, so it gets the list and not the method.
-        self._close = weakref.finalize(self, _release, self._held)
+        self._connections: list[_Closable] = []
+        # The finalizers must not keep the runtime alive, so they get the lists and not a method.
+        weakref.finalize(self, _release, self._held)
+        # At exit nobody runs coroutines any more, and connections end by themselves.
+        weakref.finalize(self, _disconnect, self._connections).atexit = False
+
+    @classmethod
+    def shared(cls, spec: RuntimeSpec, *, expects_draft: bool) -> Runtime:
+        """The runtime of a specification, which lives as long as somebody refers to it."""
+        with cls._registry_lock:
+            key = (spec.key, expects_draft)
+            runtime = cls._registry.get(key)
+            if runtime is None:
+                runtime = cls._registry[key] = cls(spec, expects_draft=expects_draft)
+            return runtime
+
+    def use(self, user: Any) -> None:
+        """Say that somebody uses the engines; forgotten when `user` is collected."""
+        self._users.add(user)
+
+    def leave(self, user: Any) -> None:
+        """Say that somebody no longer does; the last one's leaving shuts the engines down."""
+        self._users.discard(user)
+        if not self._users:
+            self.close()
 
     @property
     def models(self) -> ResolvedSet:
@@ -186,52 +150,103 @@ class Runtime:
         """
         async with self._changed:
             if self._engines is None or (policy.speculates and not self._with_draft):
-                await self._changed.wait_for(lambda: self._users == 0)
+                await self._changed.wait_for(lambda: self._calls == 0)
                 await self._start(policy)
-            assert self._engines is not None
+            engines = self._engines
+            assert engines is not None
+            if policy.speculates:
+                self._look_for_draft(engines)
             if policy.embeds:
-                await self._load_embedder(self._engines)
+                await self._load_embedder(engines)
             if policy.asks_judge:
-                await self._start_judge(self._engines)
-            self._users += 1
+                await self._start_judge(engines)
+            self._calls += 1
         try:
-            yield self._engines
+            yield engines
         finally:
             async with self._changed:
-                self._users -= 1
+                self._calls -= 1
                 self._changed.notify_all()
 
     async def _start(self, policy: VerifierPolicy) -> None:
         if self._engines is not None and not (policy.speculates and not self._with_draft):
             return  # another call started them while this one waited
-        models = self._spec.models
-        if policy.speculates and models.draft is None:
+        spec, models = self._spec, self._spec.models
+        has_draft = models.draft is not None or not spec.runs_here("draft")
+        if policy.speculates and not has_draft:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
         self._with_draft = self._with_draft or policy.speculates
         self._engines = None
         await in_daemon_thread(lambda: _release(self._held))
-        target_folder = await self._fetch(models.target)
-        try:
-            draft_folder = await self._fetch(models.draft) if self._with_draft and models.draft is not None else None
-            problem = None
-        except LookaheadError as error:  # never worse than the target alone
-            draft_folder, problem = None, str(error)
-        self._engines = EngineSet(await self._start_target(target_folder, draft_folder))
-        if draft_folder is not None and models.draft is not None:
+        _disconnect(self._connections)
+        wants_draft = self._with_draft and has_draft
+        problem, draft_folder = None, None
+        target_folder = await self._fetch(models.target) if spec.runs_here("target") else None
+        if wants_draft and spec.runs_here("draft"):
+            assert models.draft is not None
             try:
-                self._engines.draft = await self._acquire("draft", models.draft.hub_id, draft_folder)
+                draft_folder = await self._fetch(models.draft)
+            except LookaheadError as error:  # never worse than the target alone
+                problem = str(error)
+        engines = EngineSet(await self._start_target(target_folder, draft_folder))
+        if not spec.runs_here("draft"):
+            if wants_draft:
+                self._remote_draft = await self._remote_engine("draft")
+                problem = await self._connect_draft(engines)
+        elif draft_folder is not None:
+            assert models.draft is not None
+            try:
+                engines.draft = await self._acquire("draft", models.draft.hub_id, draft_folder)
             except ConfigurationError:
-                self._engines = None
                 raise
             except LookaheadError as error:
                 problem = str(error)
         if problem is not None:
             logger.warning("running without the draft model: %s", problem)
-            self._engines.problem = problem
+            engines.problem = problem
+        self._engines = engines
 
-    async def _start_target(self, folder: Path, draft_folder: Path | None) -> Engine:
+    async def _remote_engine(self, role: str) -> OpenAIEngine:
+        """An engine over this role's servers, not connected yet."""
+        models, remote = self._spec.models, self._spec.remote[role]
+        facts = models.target if role == "target" else models.draft or models.target
+        folder = await in_daemon_thread(lambda: fetch_tokenizer(facts, self.progress))
+        tokenizer = await asyncio.to_thread(HFTokenizer, folder)
+        arguments = self._spec.target_arguments if role == "target" else self._spec.draft_arguments
+        engine = OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len"))
+        self._connections.append(engine)
+        return engine
+
+    def _look_for_draft(self, engines: EngineSet) -> None:
+        """See whether a draft server that could not be reached is there now, while the call goes on without it."""
+        if self._remote_draft is None or engines.draft is not None:
+            return
+        busy = self._looking_for_draft is not None and not self._looking_for_draft.done()
+        if not busy and time.monotonic() - self._looked_for_draft >= _LOOK_AGAIN:
+            self._looking_for_draft = asyncio.create_task(self._look(engines))
+
+    async def _look(self, engines: EngineSet) -> None:
+        engines.problem = await self._connect_draft(engines)
+
+    async def _connect_draft(self, engines: EngineSet) -> str | None:
+        """Put the draft behind a server to work; says why if it cannot."""
+        assert self._remote_draft is not None
+        try:
+            await self._remote_draft.connect()
+        except LookaheadError as error:
+            return str(error)
+        finally:
+            self._looked_for_draft = time.monotonic()
+        engines.draft = self._remote_draft
+        return None
+
+    async def _start_target(self, folder: Path | None, draft_folder: Path | None) -> Engine:
+        if folder is None:
+            engine = await self._remote_engine("target")
+            await engine.connect()
+            return engine
         method = self._spec.token_speculation
         draft = self._spec.models.draft
         if guesses_by_draft_model(method) and draft_folder is None and draft is not None:
@@ -243,7 +258,7 @@ class Runtime:
             "target", self._spec.models.target.hub_id, folder, {"speculative_config": config} if config else {}
         )
 
-    async def _fetch(self, facts: Any) -> Path:
+    async def _fetch(self, facts: ModelFacts) -> Path:
         return await in_daemon_thread(lambda: fetch(facts, self.progress))
 
     async def _acquire(
@@ -267,22 +282,25 @@ class Runtime:
         if runs_on_cpu():
             chosen = spec.cores
             if chosen is None:
-                target, draft = share_cores(available_cores(), with_draft=self._with_draft)
+                shared = self._with_draft and spec.runs_here("draft") and spec.runs_here("target")
+                target, draft = share_cores(available_cores(), with_draft=shared)
                 chosen = binding(target), binding(draft)
-            cores = chosen[0] if role == "target" else chosen[1]
-        elif self._with_draft:
+            cores = chosen[0] if role == "target" or not spec.runs_here("target") else chosen[1]
+        elif self._with_draft and spec.runs_here("target") and spec.runs_here("draft"):
             shares = _GPU_SHARE if spec.models.judge is None else _GPU_SHARE_WITH_JUDGE
             arguments.setdefault("gpu_memory_utilization", shares[role])
         return VLLMConfig(folder, cores, as_arguments(arguments))
 
     async def _start_judge(self, engines: EngineSet) -> None:
         """Put the wanted judge in place of the target, once."""
-        models, remote = self._spec.models, self._spec.remote_judge
+        models, remote = self._spec.models, self._spec.remote.get("judge")
         if engines.draft is None or self._judged_by is engines:
             return
         self._judged_by = engines
         if remote is not None:
-            engines.judge = RemoteJudge(remote.url, remote.model, remote.api_key)
+            judge = remote_judge(remote)
+            self._connections.append(judge)
+            engines.judge = judge
         elif models.judge == models.draft:
             engines.judge = EngineJudge(engines.draft)
         elif models.judge is not None and models.judge != models.target:
@@ -300,6 +318,11 @@ class Runtime:
         if engines.embedder is not None or engines.draft is None or self._embedder_problem is not None:
             return
         facts = self._spec.models.embedding
+        if (remote := self._spec.remote.get("embedding")) is not None:
+            embedder = remote_embedder(remote)
+            self._connections.append(embedder)
+            engines.embedder = embedder
+            return
         try:
             folder = await self._fetch(facts)
 
@@ -313,10 +336,9 @@ class Runtime:
             self._embedder_problem = engines.problem = str(error)
 
     def close(self) -> None:
-        """Shut down the engines that nobody else uses; may be called again."""
-        self._close()
-        if self._engines is not None and isinstance(self._engines.judge, RemoteJudge):
-            background.submit(self._engines.judge.aclose())
+        """Shut down the engines that nobody else uses; a later call starts them again."""
+        _release(self._held)
+        _disconnect(self._connections)
         self._engines = None
 
 
@@ -336,3 +358,8 @@ def _check_one_vocabulary(target: Path, draft: Path) -> None:
 def _release(held: list[VLLMConfig]) -> None:
     while held:
         POOL.release(held.pop())
+
+
+def _disconnect(connections: list[_Closable]) -> None:
+    while connections:
+        background.submit(connections.pop().aclose())

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import InvalidToolCall, ToolCall
+from langchain_core.utils.json_schema import dereference_refs
+
+from lookahead_agent.thinking import held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # Small models often write the call as bare JSON, without the tags or in a code fence.
@@ -20,9 +23,8 @@ _TAGGED = re.compile(rf"{OPEN}\s*(.*?)\s*(?:{CLOSE}|(?={OPEN})|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```json\s*(\{.*?\})\s*```", re.DOTALL)
 
 
-def action_markers(tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Texts after which a reply with these tools is an action: only the target may write it."""
-    return (OPEN, *_UNTAGGED) if tools else ()
+MARKERS = (OPEN, *_UNTAGGED)
+"""Texts that begin a call."""
 
 
 @dataclass
@@ -38,6 +40,35 @@ class ParsedReply:
     content: str
     tool_calls: list[ToolCall] = field(default_factory=list)
     invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
+
+    def add(self, name: Any, arguments: Any, source: str) -> None:
+        """Add a call that was read, or say why it is none.
+
+        Args:
+            name: Of the tool.
+            arguments: A mapping, or JSON text of one.
+            source: The text that was read.
+        """
+        try:
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments or "{}")
+            if not isinstance(name, str) or not isinstance(arguments, dict):
+                raise TypeError("a call is {name: text, arguments: object}")
+        except (json.JSONDecodeError, TypeError) as error:
+            self.add_invalid(name if isinstance(name, str) else None, source, error)
+        else:
+            self.tool_calls.append(ToolCall(type="tool_call", name=name, args=arguments, id=_new_id()))
+
+    def add_invalid(self, name: str | None, source: str, error: Exception | str) -> None:
+        """Add a call that could not be read."""
+        reason = error if isinstance(error, str) else f"not a tool call: {type(error).__name__}: {error}"
+        self.invalid_tool_calls.append(
+            InvalidToolCall(type="invalid_tool_call", name=name, args=source, id=_new_id(), error=reason)
+        )
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def parse_reply(text: str, tool_names: Collection[str]) -> ParsedReply:
@@ -86,42 +117,47 @@ def _named(body: str) -> str | None:
 
 
 def _add(parsed: ParsedReply, body: str) -> None:
-    identifier = f"call_{uuid.uuid4().hex[:24]}"
-    name = None
     try:
         call = json.loads(body)
-        name = call["name"]
-        arguments = call.get("arguments") or {}
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise TypeError("a call is {name: text, arguments: object}")
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        reason = f"not a tool call: {type(error).__name__}: {error}"
-        parsed.invalid_tool_calls.append(
-            InvalidToolCall(type="invalid_tool_call", name=name, args=body, id=identifier, error=reason)
-        )
+        name, arguments = call["name"], call.get("arguments") or {}
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        parsed.add_invalid(None, body, error)
     else:
-        parsed.tool_calls.append(ToolCall(type="tool_call", name=name, args=arguments, id=identifier))
+        parsed.add(name, arguments, body)
 
 
-def call_constraint(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Constraint for `Sampling.structured`: the reply is a call of one of these tools."""
-    schema = {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool["function"]["name"]},
-                    "arguments": tool["function"].get("parameters") or {"type": "object"},
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for tool in tools
-        ]
-    }
+def call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
+    """Constraint for `Sampling.structured`: the reply is a call of one of these tools, or `several` in a list."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                "arguments": dereference_refs(tool["function"].get("parameters") or {"type": "object"}),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    one: dict[str, Any] = {"anyOf": calls}
+    schema = {"type": "array", "items": one, "minItems": 1} if several else one
     return {"json": schema, "disable_any_whitespace": True}
+
+
+def parse_constrained(text: str) -> ParsedReply:
+    """Read a reply that was written under `call_constraint`."""
+    try:
+        calls = json.loads(text)
+    except json.JSONDecodeError:  # it was cut off
+        calls = None
+    parsed = ParsedReply("")
+    if isinstance(calls, list):
+        for call in calls:
+            _add(parsed, json.dumps(call))
+    else:
+        _add(parsed, text)
+    return parsed
 
 
 class ContentStream:
@@ -132,7 +168,7 @@ class ContentStream:
         on_content: Given the pieces that are certainly content.
     """
 
-    def __init__(self, markers: Sequence[str], on_content: Callable[[str], None]) -> None:
+    def __init__(self, markers: tuple[str, ...], on_content: Callable[[str], None]) -> None:
         self._markers = markers
         self._on_content = on_content
         self._text = ""
@@ -142,21 +178,15 @@ class ContentStream:
         """Add text."""
         self._text += text
         found = [at for marker in self._markers if (at := self._text.find(marker)) >= 0]
-        end = min(found) if found else len(self._text) - self._held()
-        self._pass_on(end)
+        end = min(found) if found else len(self._text) - held_back(self._text, self._markers)
+        # White space before a call is no content.
+        self._pass_on(len(self._text[:end].rstrip()) if self._markers else end)
 
     def finish(self, content: str) -> None:
         """Pass on what is left of the reply's final content."""
         if content.startswith(self._text[: self._passed_on]):
             self._text = content
             self._pass_on(len(content))
-
-    def _held(self) -> int:
-        """Length of the text's end that may be the beginning of a marker."""
-        for length in range(max((len(marker) for marker in self._markers), default=1) - 1, 0, -1):
-            if any(marker.startswith(self._text[-length:]) for marker in self._markers if len(marker) > length):
-                return min(length, len(self._text))
-        return 0
 
     def _pass_on(self, end: int) -> None:
         if end > self._passed_on:

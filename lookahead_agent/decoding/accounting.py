@@ -87,6 +87,17 @@ class ReplyReport:
     seconds: dict[str, float] = field(default_factory=dict)
     speculation_off: str | None = None
 
+    def add(self, other: ReplyReport) -> None:
+        """Add the figures of a reply that went on where this one ended."""
+        for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, others in ((self.target_tokens, other.target_tokens), (self.draft_tokens, other.draft_tokens)):
+            mine.committed += others.committed
+            mine.rejected += others.rejected
+            mine.aborted += others.aborted
+        self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
+        self.speculation_off = self.speculation_off or other.speculation_off
+
     @property
     def acceptance_rate(self) -> float:
         """Share of the reply's steps that the draft wrote (α); 0 for a reply without steps."""

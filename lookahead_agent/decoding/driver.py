@@ -33,11 +33,12 @@ from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.output import ReplyText
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
+from lookahead_agent.decoding.step_events import OnStep, StepEvent, StepEventKind
 from lookahead_agent.decoding.tree import Node, Source
 from lookahead_agent.decoding.vocabulary import Vocabularies
 from lookahead_agent.decoding.writing import Stream, WriteJob
 from lookahead_agent.engines.protocol import Engine, Sampling
-from lookahead_agent.errors import EngineError
+from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers.protocol import (
     DraftStep,
@@ -64,6 +65,7 @@ async def lookahead(
     verifier: Verifier | DraftVerifier | None = None,
     settings: DecodingSettings | None = None,
     on_text: Callable[[str], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> Reply:
     """Write a reply with Lookahead Reasoning (arXiv 2506.19830, section 3.1).
 
@@ -74,16 +76,19 @@ async def lookahead(
         verifier: Decides which draft steps are kept. None: the target alone.
         settings: How far to look ahead.
         on_text: Called in the event loop with each piece of text as soon as it is certain.
+        on_step: Called in the event loop with what happens to each step.
 
     Raises:
         EngineError: The target failed. (A failed draft or verifier only ends the speculation.)
+        ConfigurationError: The target's engine cannot do what `request` asks of it.
 
     Cancelling the task aborts every engine request that it started before the cancellation is raised.
     """
     settings = settings or DecodingSettings()
     if draft is None or verifier is None or request.sampling.structured is not None:
         settings = replace(settings, depth=0)
-    return await _Driver(request, target, draft or target, verifier, settings, on_text or (lambda _: None)).run()
+    driver = _Driver(request, target, draft or target, verifier, settings, on_text or (lambda _: None), on_step)
+    return await driver.run()
 
 
 class _Driver:
@@ -95,8 +100,10 @@ class _Driver:
         verifier: Verifier | DraftVerifier | None,
         settings: DecodingSettings,
         on_text: Callable[[str], None],
+        on_step: OnStep | None,
     ) -> None:
         self._request = request
+        self._on_step = on_step
         self._engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._verifier = verifier
         self._early = verifier if settings.early and isinstance(verifier, EarlyVerifier) else None
@@ -117,6 +124,9 @@ class _Driver:
         self._draft_reply: list[int] = []  # what is committed, in the draft's vocabulary if that is another
         self._draft_ids: dict[int, tuple[int, ...]] = {}  # the same of steps that are not, by job
         self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
+        self._refused_request: ConfigurationError | None = None
         self._report = ReplyReport()
         self._busy = {name: BusyClock(self._loop.time) for name in ("draft", "target", "verifier", "any")}
         # How long the draft has been waited for in all, and how long when it last wrote something.
@@ -143,7 +153,6 @@ class _Driver:
         )
 
     async def run(self) -> Reply:
-        started = self._loop.time()
         try:
             end = self._carry_out(self._machine.start())
             while end is None:
@@ -153,7 +162,7 @@ class _Driver:
                 end = self._carry_out(self._machine.handle(event))
         finally:
             await self._close_everything()
-        total = self._loop.time() - started
+        total = self._now()
         seconds = {name: clock.seconds for name, clock in self._busy.items()}
         self._report.seconds = {"total": total, "waiting": max(0.0, total - seconds.pop("any"))} | seconds
         self._report.speculation_off = self._machine.speculation_off
@@ -181,11 +190,14 @@ class _Driver:
                     written = self._writing.pop(job)
                     self._fates(written.stream).rejected += written.generated
                     self._draft_ids.pop(job, None)
+                    self._tell("rejected" if written.stream.source is Source.DRAFT else "unused", job, written)
                 case Abort(job):
                     self._abort(job)
                 case Finish(finished):
                     end = finished
                 case Fail(reason):
+                    if self._refused_request is not None:
+                        raise self._refused_request
                     raise EngineError(f"the target model failed: {reason}")
         for stream in self._open.values():  # the machine does not want the step after this one
             self._retire(stream)
@@ -198,6 +210,7 @@ class _Driver:
         self._report.steps += 1
         self._report.accepted += node.source is Source.DRAFT
         self._fates(written.stream).committed += written.generated
+        self._tell("accepted" if node.source is Source.DRAFT else "committed", node.job, written)
         if not self._vocabularies.shared:
             self._draft_reply.extend(self._ids_for_draft(node))
             self._draft_ids.pop(node.job, None)
@@ -211,6 +224,7 @@ class _Driver:
         if (written := self._writing.pop(job, None)) is not None:
             self._fates(written.stream).aborted += written.generated
             self._draft_ids.pop(job, None)
+            self._tell("aborted", job, written)
             self._retire(written.stream, task)
 
     def _retire(self, stream: Stream, reader: asyncio.Task[None] | None = None) -> None:
@@ -248,7 +262,7 @@ class _Driver:
         rules = self._rules[source]
         if self._machine.awaits_thinking and self._request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
-        written = WriteJob(node, stream, Segmenter(rules, stream.text, before, budget), live)
+        written = WriteJob(node, stream, Segmenter(rules, stream.text, before, budget), live, self._now())
         self._writing[job] = written
         self._spawn(job, partial(self._write, job, written))
 
@@ -325,6 +339,8 @@ class _Driver:
             self._draft_ids[job] = step.token_ids
             step = self._vocabularies.from_draft(step, self._request.sampling.max_tokens - len(ids))
         written.complete = step
+        written.ended = self._now()
+        self._tell("drafted" if written.stream.source is Source.DRAFT else "written", job, written)
         self._look_for_refutation(written)
         return StepWritten(job, step)
 
@@ -377,12 +393,27 @@ class _Driver:
         assert draft.step is not None
         assert draft.parent is not None
         ids, before = self._reply_until(draft.parent)
+        started = self._now()
         with self._at_work("verifier"):
             work = self._verdict(before, ids, draft.step, target.step if target is not None else None)
             verdict = await self._within(self._settings.verifier_timeout, "the verifier", work)
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
+        self._verdicts[draft.job] = verdict
+        if self._on_step is not None:
+            self._on_step(
+                StepEvent(
+                    "judged",
+                    "draft",
+                    draft.position - 1,
+                    draft.step.text,
+                    started,
+                    self._now(),
+                    verdict.reason,
+                    verdict.score,
+                )
+            )
         logger.debug("%s: %r for %r", verdict, draft.step.text, target.step.text if target and target.step else None)
         return Judged(job, verdict.accepted)
 
@@ -394,6 +425,31 @@ class _Driver:
         assert self._verifier is not None
         assert target is not None
         return await self._verifier.verify(StepPair(question, before, draft, target))
+
+    # Those who watch
+
+    def _now(self) -> float:
+        """Seconds since the reply began."""
+        return self._loop.time() - self._started
+
+    def _tell(self, kind: StepEventKind, job: int, written: WriteJob) -> None:
+        decided = kind not in ("drafted", "written")
+        verdict = self._verdicts.pop(job, None) if decided else None
+        if self._on_step is None:
+            return
+        step = written.complete
+        self._on_step(
+            StepEvent(
+                kind,
+                "draft" if written.stream.source is Source.DRAFT else "target",
+                written.node.position,
+                step.text if step is not None else written.segmenter.text,
+                written.started,
+                written.ended if step is not None else self._now(),
+                verdict.reason if verdict is not None else None,
+                verdict.score if verdict is not None else None,
+            )
+        )
 
     # Tasks
 
@@ -412,8 +468,13 @@ class _Driver:
             event = await work()
         except Exception as error:
             logger.debug("job %d failed", job, exc_info=True)
+            if isinstance(error, ConfigurationError) and self._is_targets(job):
+                self._refused_request = error
             event = Failed(job, str(error) or type(error).__name__)
         self._events.put_nowait(event)
+
+    def _is_targets(self, job: int) -> bool:
+        return job in self._writing and self._writing[job].stream.source is Source.TARGET
 
     async def _close_everything(self) -> None:
         for job in list(self._writing):

@@ -55,6 +55,8 @@ class WriteJob:
         stream: Where its tokens come from.
         segmenter: Has its tokens so far.
         live: Whether its tokens are part of the reply as they come.
+        started: When it began, in seconds since the reply did.
+        ended: When it ended.
         complete: The step, once it has ended.
         refuted: Ranks of the draft's candidates that this (target) step has ruled out.
     """
@@ -63,6 +65,8 @@ class WriteJob:
     stream: Stream
     segmenter: Segmenter
     live: bool
+    started: float
+    ended: float = 0.0
     complete: Step | None = None
     refuted: frozenset[int] = frozenset()
 

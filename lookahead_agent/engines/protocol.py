@@ -74,9 +74,7 @@ class Engine(Protocol):
         """Requests that are running."""
         ...
 
-    def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None
-    ) -> AsyncGenerator[Delta, None]:
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from a prompt of token ids, shape (n,), streaming what comes.
 
         Closing the generator, or cancelling the task that reads it, aborts the request.
@@ -84,10 +82,6 @@ class Engine(Protocol):
         Raises:
             EngineError: The engine failed.
         """
-        ...
-
-    async def abort(self, request_id: str) -> None:
-        """Abort the request with this id; its generator ends. An id that is not running is no error."""
         ...
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,8 +67,7 @@ class ScriptedEngine:
         self._logprobs = logprobs or {}
         self._context_length = context_length
         self._tokens_per_delta = tokens_per_delta
-        self._running: dict[str, asyncio.Event] = {}
-        self._ids = itertools.count()
+        self._in_flight = 0
         self._closed = False
         self.generated = 0
         """Tokens that were generated in all, but for answers."""
@@ -91,17 +89,14 @@ class ScriptedEngine:
     @property
     def in_flight(self) -> int:
         """Requests that are running."""
-        return len(self._running)
+        return self._in_flight
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None
-    ) -> AsyncGenerator[Delta, None]:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Write what the script says, token by token; see `Engine.generate`."""
         if self._closed:
             raise EngineError("the engine is shut down")
         self.requests.append((tuple(prompt_ids), sampling))
-        request_id = request_id or f"request-{next(self._ids)}"
-        aborted = self._running[request_id] = asyncio.Event()
+        self._in_flight += 1
         try:
             if sampling.logprobs is not None:
                 yield self._likelihoods(sampling)
@@ -116,12 +111,8 @@ class ScriptedEngine:
                     await asyncio.sleep(seconds)
                 if token is None:
                     if step.hangs:
-                        await aborted.wait()
-                    if aborted.is_set():
-                        return
+                        await asyncio.Event().wait()
                     raise EngineError(step.error or "the script has no more to say")
-                if aborted.is_set():
-                    return
                 ended = token in self._tokenizer.eos_ids
                 together += (token,)
                 last = ended or written >= room
@@ -132,7 +123,7 @@ class ScriptedEngine:
                 if last:
                     return
         finally:
-            del self._running[request_id]
+            self._in_flight -= 1
 
     def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:
         """Tokens to write with the seconds before each; None where the script fails or hangs."""
@@ -163,11 +154,6 @@ class ScriptedEngine:
         self.answers += 1
         best = max(logprobs, key=lambda token: logprobs[token])
         return Delta((best,), (logprobs,), "length")
-
-    async def abort(self, request_id: str) -> None:
-        """Abort the request with this id."""
-        if request_id in self._running:
-            self._running[request_id].set()
 
     def close(self) -> None:
         """Refuse further requests."""

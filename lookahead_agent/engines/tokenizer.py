@@ -91,15 +91,22 @@ class Tokenizer(Protocol):
 _CONTEXT_TOKENS = 8
 
 
+# Special tokens that part a reply: they are shown as text, so that whoever looks for them finds them.
+_PARTS_A_REPLY = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
+
+
 class _HFStream:
-    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, before: Sequence[int], shown: Mapping[int, str]) -> None:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
+        self._shown = shown
         self._stream = DecodeStream(ids=list(before[-_CONTEXT_TOKENS:]), skip_special_tokens=True)
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
+        if token_id in self._shown:
+            return self.flush() + self._shown[token_id]
         piece: str | None = self._stream.step(self._tokenizer, token_id)
         if piece is None:
             self._pending.append(token_id)
@@ -134,10 +141,26 @@ class HFTokenizer:
         if not self._tokenizer.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
         self._backend = self._tokenizer.backend_tokenizer
+        self._shown: dict[int, str] = {
+            token_id: token.content
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+            if token.special and _PARTS_A_REPLY.search(token.content)
+        }
         self._follow_ups: dict[str, list[int]] = {}
         self._eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
         self._fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
+
+    @property
+    def backend(self) -> Any:
+        """The transformers tokenizer."""
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> str:
+        """The model's chat template; empty if it has none."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else json.dumps(template or "")
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -167,13 +190,21 @@ class HFTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, special tokens left out."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
-        return text
+        """Text of tokens, special tokens left out but for those that part a reply (`<think>`, `[TOOL_CALLS]`)."""
+        if not self._shown or self._shown.keys().isdisjoint(token_ids):
+            text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
+            return text
+        stream = self.stream()
+        return "".join(map(stream.push, token_ids)) + stream.flush()
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens with all special tokens but the beginning-of-text, which whoever encodes it adds again."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
+        return text.removeprefix(self._tokenizer.bos_token or "")
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         """Start decoding tokens that follow `before`."""
-        return _HFStream(self._backend, before)
+        return _HFStream(self._backend, before, self._shown)
 
     def chat_prompt(
         self,

@@ -130,13 +130,12 @@ class VLLMEngine:
         """Requests that are running."""
         return len(self._running)
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None
-    ) -> AsyncGenerator[Delta, None]:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from token ids; see `Engine.generate`.
 
         Raises:
             ContextLengthError: The prompt fills the context.
+            ConfigurationError: vLLM cannot do what `sampling` asks, such as a JSON schema that it does not support.
             EngineError: vLLM failed.
         """
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -150,7 +149,7 @@ class VLLMEngine:
         if self._closed:
             raise EngineError("the engine is shut down")
         self._loop_thread = threading.current_thread()
-        request_id = request_id or uuid.uuid4().hex
+        request_id = uuid.uuid4().hex
         outputs = self._llm.generate(
             {"prompt_token_ids": list(prompt_ids)}, _sampling_params(sampling, room), request_id
         )
@@ -167,14 +166,11 @@ class VLLMEngine:
                 yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known)
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed on {self._config.model.name}: {error}") from error
+        except ValueError as error:
+            raise ConfigurationError(f"vLLM refuses the request: {error}") from error
         finally:
             self._running.discard(request_id)
             await outputs.aclose()
-
-    async def abort(self, request_id: str) -> None:
-        """Abort the request with this id."""
-        if not self._closed:
-            await self._llm.abort(request_id)
 
     def close(self) -> None:
         """Shut vLLM down and make sure that its processes are gone."""

@@ -1,7 +1,7 @@
 """Which models there are and how they get onto this machine."""
 
 from lookahead_agent.models.catalogue import CATALOGUE, DEFAULT_SET, ModelFacts, ModelSet, model_set
-from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, locate
+from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, fetch_tokenizer, locate
 
 __all__ = [
     "CATALOGUE",
@@ -11,6 +11,7 @@ __all__ = [
     "ResolvedSet",
     "choose_models",
     "fetch",
+    "fetch_tokenizer",
     "locate",
     "model_set",
 ]

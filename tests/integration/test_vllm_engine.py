@@ -108,19 +108,6 @@ def test_a_prompt_that_fills_the_context(engine: VLLMEngine) -> None:
         generate(engine, [6] * engine.context_length, Sampling(max_tokens=1))
 
 
-def test_aborting_ends_a_request(engine: VLLMEngine) -> None:
-    async def abort() -> int:
-        seen = 0
-        async for _ in engine.generate(prompt_of(engine), Sampling(max_tokens=900), request_id="long"):
-            seen += 1
-            if seen == 3:
-                await engine.abort("long")
-        return seen
-
-    assert background.run(abort()) < 900
-    assert engine.in_flight == 0
-
-
 def test_closing_the_generator_ends_a_request(engine: VLLMEngine) -> None:
     async def close() -> None:
         deltas = engine.generate(prompt_of(engine), Sampling(max_tokens=900))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.scripted import following
-from lookahead_agent.runtime import EngineSet
 
 
 class SameText:

@@ -62,10 +62,8 @@ class SampledEngine(ScriptedEngine):
     def requests(self) -> list[tuple[tuple[int, ...], Sampling]]:  # type: ignore[override]
         return [request for engine in self._engines.values() for request in engine.requests]
 
-    def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None
-    ) -> AsyncGenerator[Delta, None]:
-        return self._engines[sampling.temperature == 0].generate(prompt_ids, sampling, request_id=request_id)
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        return self._engines[sampling.temperature == 0].generate(prompt_ids, sampling)
 
 
 class Pair:

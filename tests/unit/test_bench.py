@@ -10,9 +10,9 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.compare import compare_policies, summarize
 from lookahead_agent.bench.problems import Problem, final_number, is_right, read_problems
 from lookahead_agent.bench.ties import first_difference, trace_differences
+from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.runtime import EngineSet
 from tests.unit.chat import scripted_chat
 
 PROBLEMS = [Problem("a", "What is 2 + 2?", "4"), Problem("b", "What is 2 + 3?", "5")]

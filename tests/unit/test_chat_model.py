@@ -12,13 +12,13 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import ValidationError
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
-from lookahead_agent.chat_model import _settings
+from lookahead_agent.chat_call import settings_of
 from lookahead_agent.decoding import DecodingSettings
+from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.regions import ThinkingTags
-from lookahead_agent.runtime import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 from tests.waiting import becomes
 
@@ -322,7 +322,7 @@ def test_every_setting_of_the_decoder_is_the_policys() -> None:
         "verifier_timeout": 5.0,
         "draft_timeout": 6.0,
     }
-    settings = _settings(as_policy(fields))
+    settings = settings_of(as_policy(fields))
     assert settings == DecodingSettings(**{name: value for name, value in fields.items() if name != "verifier"})  # type: ignore[arg-type]
 
 

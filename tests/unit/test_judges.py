@@ -9,10 +9,11 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.servers import RemoteModel, Servers
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.policy import as_policy
-from lookahead_agent.runtime import EngineSet
 from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, StepPair
 from lookahead_agent.verifiers.judge import check_prompt
@@ -32,7 +33,10 @@ def answering(*words: tuple[str, float]) -> httpx.Response:
 
 
 def remote(answer: Callable[[httpx.Request], httpx.Response]) -> RemoteJudge:
-    return RemoteJudge("http://judge/v1/", "big", "secret", transport=httpx.MockTransport(answer))
+    servers = Servers(
+        RemoteModel(("http://judge/v1/",), "big", "secret", max_retries=0), "judge", httpx.MockTransport(answer)
+    )
+    return RemoteJudge(servers, "big")
 
 
 async def test_a_remote_judge_is_asked_as_openai_is() -> None:
@@ -59,7 +63,7 @@ async def test_a_remote_judge_is_asked_as_openai_is() -> None:
     [
         (lambda _: httpx.Response(500, text="no memory"), "answered 500: no memory"),
         (lambda _: httpx.Response(200, json={"choices": []}), "no log-probabilities"),
-        (lambda _: httpx.Response(200, text="<html>"), "no log-probabilities"),
+        (lambda _: httpx.Response(200, text="<html>"), "not JSON"),
         (lambda _: answering(("maybe", 0.9)), "neither yes nor no"),
     ],
 )

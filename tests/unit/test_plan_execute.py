@@ -63,7 +63,7 @@ def test_plans_anew_after_a_failed_call_up_to_the_limit() -> None:
     ("reply", "problem"),
     [
         ("I would rather not.", "no tool was called"),
-        ('{"name":"oracle","arguments":{}}', "no tool was called"),
+        ('{"name":"oracle","arguments":{}}', "there is no tool oracle"),
         ('<tool_call>{"name":"oracle","arguments":{}}</tool_call>', "there is no tool oracle"),
         ('{"name":"calculator","arguments":{"sum":"1"}}', "wrong arguments"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from lookahead_agent.errors import PolicyError
-from lookahead_agent.policy import POLICIES, VerifierPolicy, as_policy, choose_policy
+from lookahead_agent.policy import POLICIES, VerifierPolicy, as_policy
 
 
 def test_names() -> None:
@@ -48,19 +48,6 @@ def test_a_threshold_that_would_be_ignored_is_refused(fields: dict[str, object])
 def test_a_judge_that_would_never_be_asked_is_refused() -> None:
     with pytest.raises(ValidationError, match="never be asked"):
         VerifierPolicy(similarity=0.5, ask_judge_from=0.6)
-
-
-def test_order_of_choice() -> None:
-    everything = {"call": "off", "configurable": "exact", "node": "a", "policies": {"a": "strict"}, "default": "fast"}
-
-    def chosen(**changes: object) -> str:
-        return choose_policy(**{**everything, **changes}).name  # type: ignore[arg-type]
-
-    assert chosen() == "off"
-    assert chosen(call=None) == "exact"
-    assert chosen(call=None, configurable=None) == "strict"
-    assert chosen(call=None, configurable=None, node="b") == "fast"
-    assert chosen(call=None, configurable=None, node=None) == "fast"
 
 
 @pytest.mark.parametrize("name", ["strict", "balanced"])

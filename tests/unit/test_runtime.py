@@ -9,13 +9,15 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from lookahead_agent import runtime as runtime_module
+from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
+from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
-from lookahead_agent.runtime import EngineSet, RemoteJudgeSpec, Runtime, RuntimeSpec
+from lookahead_agent.runtime import Runtime, RuntimeSpec
 from lookahead_agent.verifiers import EngineJudge
 from lookahead_agent.verifiers.remote_judge import RemoteJudge
 
@@ -112,7 +114,7 @@ def test_a_judge_that_runs_already_is_not_started_again(judge: str, role: str, m
 
 
 def test_a_judge_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = RuntimeSpec(MODELS, remote_judge=RemoteJudgeSpec("http://judge/v1", "big"))
+    spec = RuntimeSpec(MODELS, remote={"judge": RemoteModel(("http://judge/v1",), "big")})
     _, engines = started(spec, "judge", monkeypatch)
     assert isinstance(engines.judge, RemoteJudge)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookahead_agent.tool_calls import ContentStream, action_markers, call_constraint, parse_reply
+from lookahead_agent.tool_calls import MARKERS, ContentStream, call_constraint, parse_reply
 
 TOOL = {
     "type": "function",
@@ -55,17 +55,17 @@ def test_arguments_as_a_json_text() -> None:
 
 def test_the_stream_holds_back_calls() -> None:
     pieces: list[str] = []
-    stream = ContentStream(action_markers([TOOL]), pieces.append)
+    stream = ContentStream(MARKERS, pieces.append)
     for piece in ("I ", "add. <to", "ol_call>", CALL, "</tool_call>"):
         stream.push(piece)
-    assert "".join(pieces) == "I add. "
+    assert "".join(pieces) == "I add."
     stream.finish("I add.")
-    assert "".join(pieces) == "I add. "
+    assert "".join(pieces) == "I add."
 
 
 def test_the_stream_gives_back_what_was_no_call() -> None:
     pieces: list[str] = []
-    stream = ContentStream(action_markers([TOOL]), pieces.append)
+    stream = ContentStream(MARKERS, pieces.append)
     stream.push("a < b, and <tool")
     stream.push("box> ")
     stream.push("```json\n{}\n```")
@@ -74,5 +74,5 @@ def test_the_stream_gives_back_what_was_no_call() -> None:
 
 
 def test_constraint_names_the_tools() -> None:
-    schema = call_constraint([TOOL])["json"]
+    schema = call_constraint([TOOL], several=False)["json"]
     assert schema["anyOf"][0]["properties"]["name"] == {"const": "add"}

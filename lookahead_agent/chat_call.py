@@ -1,0 +1,312 @@
+"""One reply of the chat model, from template messages to a LangChain message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from langchain_core.messages import AIMessage
+from langchain_core.messages.ai import UsageMetadata
+
+from lookahead_agent.call_options import CallOptions
+from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
+from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.errors import ContextLengthError
+from lookahead_agent.messages import THINKING_KEY
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.policy_choice import NodePath
+from lookahead_agent.regions import Regions, ThinkingTags
+from lookahead_agent.thinking import ThinkingSplitter
+from lookahead_agent.tool_calls import ContentStream, ParsedReply, call_constraint, parse_constrained
+from lookahead_agent.tool_parsers import ToolParser
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is certain to be part of the reply."""
+
+    kind: Literal["thinking", "answer"]
+    text: str
+
+
+Emit = Callable[[Piece | StepEvent], None]
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What to reply to, decided.
+
+    Attributes:
+        messages: For the chat template.
+        question: The text that the reply answers.
+        sampling: How tokens are chosen.
+        policy: The call's.
+        path: The graph's node that makes the call.
+        options: Tools and the reply's form.
+        target_timeout: Seconds without a token after which the target has failed; None: never.
+    """
+
+    messages: list[dict[str, Any]]
+    question: str
+    sampling: Sampling
+    policy: VerifierPolicy
+    path: NodePath
+    options: CallOptions
+    target_timeout: float | None = None
+
+
+@dataclass
+class ChatReply:
+    """A reply, complete.
+
+    Attributes:
+        parsed: The answer: its text and its tool calls.
+        thinking: What was thought before.
+        prompt_tokens: Length of the prompt in tokens.
+        token_ids: The reply's tokens.
+        finish_reason: "stop", "length" or "tool_calls".
+        report: Where tokens and time went.
+        problem: Why there was no speculation, or none to the end; None if there was.
+    """
+
+    parsed: ParsedReply
+    thinking: str
+    prompt_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = "stop"
+    report: ReplyReport = field(default_factory=ReplyReport)
+    problem: str | None = None
+
+
+class ChatCall:
+    """Writes one reply.
+
+    Args:
+        request: What to reply to.
+        engines: What writes it.
+        thinking: The tags around the target's thinking; None: it does not think apart.
+        parser: Reads the target's tool calls.
+        emit: Given the reply's text as it becomes certain, and what happens to its steps.
+    """
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        engines: EngineSet,
+        thinking: ThinkingTags | None,
+        parser: ToolParser,
+        emit: Emit,
+    ) -> None:
+        self._request = request
+        self._engines = engines
+        self._thinking = thinking
+        self._parser = parser
+        self._emit = emit
+        self._tools = request.options.tools
+        self._forced = request.options.tool_choice is not None
+
+    async def reply(self) -> ChatReply:
+        """Write the reply.
+
+        Raises:
+            ContextLengthError: The prompt leaves no room for one.
+            ConfigurationError: The engine cannot write in the form that is asked for.
+            EngineError: The target failed.
+        """
+        request, tokenizer = self._request, self._engines.target.tokenizer
+        prompt = await asyncio.to_thread(self._prompt, tokenizer)
+        room = self._engines.target.context_length - len(prompt)
+        if room < 1:
+            raise ContextLengthError(
+                f"the messages are {len(prompt)} tokens long and the context {self._engines.target.context_length}: "
+                "shorten them, or raise max_model_len in engine_args"
+            )
+        sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
+        if self._forced:
+            several = request.options.parallel_tool_calls is True
+            return await self._constrained(prompt, sampling, call_constraint(self._tools, several=several))
+        if (structured := request.options.structured) is not None:
+            return await self._constrained(prompt, sampling, structured)
+        return await self._free(prompt, sampling)
+
+    def _prompt(self, tokenizer: Any) -> list[int]:
+        options = self._request.options
+        ids: list[int] = tokenizer.chat_prompt(self._request.messages, options.tools, **options.template_arguments)
+        return ids
+
+    async def _free(self, prompt: list[int], sampling: Sampling) -> ChatReply:
+        """A reply in the model's own words, with tool calls if it likes."""
+        markers = self._parser.markers if self._tools else ()
+        regions = Regions(markers or (), self._thinking, self._request.policy.answer_from_target or markers is None)
+        # In a format whose beginning nobody knows, all may be a call: it is shown when it is complete, and what comes
+        # after the thinking is the target's.
+        speculate = markers is not None or self._thinking is not None
+        content = ContentStream(markers or (), lambda text: self._emit(Piece("answer", text)))
+        parts = self._splitter(prompt, self._silent if markers is None else content.push)
+        written = await self._write(prompt, sampling, regions, parts.push, speculate=speculate)
+        parts.finish()
+        answer = parts.answer
+        parsed = (
+            await asyncio.to_thread(self._parser.parse, answer, self._tools) if self._tools else ParsedReply(answer)
+        )
+        if self._request.options.parallel_tool_calls is False:
+            del parsed.tool_calls[1:]
+        content.finish(parsed.content)
+        return self._complete(parsed, parts.thinking, len(prompt), [written])
+
+    async def _constrained(self, prompt: list[int], sampling: Sampling, structured: dict[str, Any]) -> ChatReply:
+        """A reply in a given form: all the target's, but for the thinking before it."""
+        tokenizer = self._engines.target.tokenizer
+        thoughts: list[Reply] = []
+        thinking = ""
+        if self._thinking is not None and not self._has_thought(prompt):
+            opened = list(prompt)
+            if not self._opens_thinking(prompt):
+                opened += tokenizer.encode(f"{self._thinking.open}\n")
+            parts = ThinkingSplitter(
+                self._thinking, True, lambda text: self._emit(Piece("thinking", text)), lambda _: None
+            )
+            stop = (*sampling.stop, self._thinking.close)
+            regions = Regions(thinking=self._thinking)
+            thought = await self._write(opened, replace(sampling, stop=stop), regions, parts.push, speculate=True)
+            parts.finish()
+            thoughts, thinking = [thought], parts.thinking
+            left = sampling.max_tokens - len(thought.token_ids)
+            closed = tokenizer.decode(thought.token_ids).rstrip().endswith(self._thinking.close)
+            if not closed or left < 1:
+                return self._complete(ParsedReply(""), thinking, len(prompt), thoughts)
+            prompt_after = [*opened, *thought.token_ids]
+            sampling = replace(sampling, max_tokens=left)
+        else:
+            prompt_after = prompt
+        stop = () if self._forced else sampling.stop
+        answer = self._silent if self._forced else (lambda text: self._emit(Piece("answer", text)))
+        written = await self._write(
+            prompt_after, replace(sampling, structured=structured, stop=stop), Regions(), answer, speculate=False
+        )
+        parsed = await asyncio.to_thread(self._calls, written.text) if self._forced else ParsedReply(written.text)
+        return self._complete(parsed, thinking, len(prompt), [*thoughts, written])
+
+    def _calls(self, text: str) -> ParsedReply:
+        parsed = parse_constrained(text)
+        if parsed.tool_calls:
+            return parsed
+        # A server that knows no constraints leaves the model to its own format.
+        own = self._parser.parse(text, self._tools)
+        return own if own.tool_calls else parsed
+
+    @staticmethod
+    def _silent(_: str) -> None:
+        """For what is shown when it is complete."""
+
+    def _splitter(self, prompt: list[int], on_answer: Callable[[str], None]) -> ThinkingSplitter:
+        return ThinkingSplitter(
+            self._thinking,
+            self._thinking is not None and self._opens_thinking(prompt),
+            lambda text: self._emit(Piece("thinking", text)),
+            on_answer,
+        )
+
+    def _opens_thinking(self, prompt: list[int]) -> bool:
+        assert self._thinking is not None
+        return self._end_of(prompt).endswith(self._thinking.open)
+
+    def _has_thought(self, prompt: list[int]) -> bool:
+        assert self._thinking is not None
+        return self._end_of(prompt).endswith(self._thinking.close)
+
+    def _end_of(self, prompt: list[int]) -> str:
+        return self._engines.target.tokenizer.decode(prompt[-16:]).rstrip()
+
+    async def _write(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        regions: Regions,
+        on_text: Callable[[str], None],
+        *,
+        speculate: bool,
+    ) -> Reply:
+        request, engines = self._request, self._engines
+        verifier = engines.verifier(request.policy) if speculate else None
+        draft_prompt = await self._draft_prompt() if verifier is not None else None
+        return await lookahead(
+            ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt),
+            engines.target,
+            engines.draft,
+            verifier,
+            replace(settings_of(request.policy), target_timeout=request.target_timeout),
+            on_text,
+            self._emit,
+        )
+
+    async def _draft_prompt(self) -> tuple[int, ...] | None:
+        """The prompt in the draft's own words, if it has another tokenizer."""
+        draft, target = self._engines.draft, self._engines.target
+        if draft is None or draft.tokenizer.fingerprint == target.tokenizer.fingerprint:
+            return None
+        return tuple(await asyncio.to_thread(self._prompt, draft.tokenizer))
+
+    def _complete(self, parsed: ParsedReply, thinking: str, prompt_tokens: int, written: list[Reply]) -> ChatReply:
+        report = ReplyReport()
+        for reply in written:
+            report.add(reply.report)
+        speculates = self._request.policy.speculates and self._engines.verifier(self._request.policy) is None
+        finish = "tool_calls" if parsed.tool_calls else written[-1].finish_reason
+        return ChatReply(
+            parsed,
+            thinking,
+            prompt_tokens,
+            [token for reply in written for token in reply.token_ids],
+            finish,
+            report,
+            self._engines.problem if speculates and not self._forced else report.speculation_off,
+        )
+
+
+def settings_of(policy: VerifierPolicy) -> DecodingSettings:
+    """What of a policy concerns the decoder."""
+    fields = DecodingSettings.__dataclass_fields__.keys() & VerifierPolicy.model_fields.keys()
+    return DecodingSettings(**{field: getattr(policy, field) for field in fields})
+
+
+def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
+    """The LangChain message of a reply."""
+    report = reply.report
+    metadata: dict[str, Any] = {
+        "model_name": model_name,
+        "model_provider": "lookahead",
+        "finish_reason": reply.finish_reason,
+        "lookahead": {
+            "policy": request.policy.name,
+            "chosen_by": request.policy.rule,
+            "node": request.path.node,
+            "path": str(request.path) or None,
+            "steps": report.steps,
+            "accepted": report.accepted,
+            "acceptance_rate": report.acceptance_rate,
+            "verifier_calls": report.verifier_calls,
+            "judge_calls": report.judge_calls,
+            "refuted": report.refuted,
+            "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
+            "seconds": report.seconds,
+            "speculation_off": reply.problem,
+        },
+    }
+    if with_token_ids:
+        metadata["token_ids"] = reply.token_ids
+    return AIMessage(
+        content=reply.parsed.content,
+        additional_kwargs={THINKING_KEY: reply.thinking} if reply.thinking else {},
+        tool_calls=reply.parsed.tool_calls,
+        invalid_tool_calls=reply.parsed.invalid_tool_calls,
+        response_metadata=metadata,
+        usage_metadata=UsageMetadata(
+            input_tokens=reply.prompt_tokens,
+            output_tokens=len(reply.token_ids),
+            total_tokens=reply.prompt_tokens + len(reply.token_ids),
+        ),
+    )

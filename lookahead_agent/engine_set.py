@@ -1,0 +1,80 @@
+"""Engines that work together, and the verifiers on them."""
+
+from __future__ import annotations
+
+from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.verifiers import (
+    CascadeVerifier,
+    ChecksFirst,
+    DraftVerifier,
+    Embedder,
+    EmbeddingVerifier,
+    EngineJudge,
+    ExactVerifier,
+    JudgeModel,
+    JudgeVerifier,
+    LikelihoodVerifier,
+    RandomVerifier,
+    ScoreVerifier,
+    Verifier,
+)
+from lookahead_agent.verifiers.judge import USER_PROMPT
+from lookahead_agent.verifiers.score import PROMPT
+
+
+class EngineSet:
+    """Engines that work together.
+
+    Args:
+        target: The engine whose quality the replies have.
+        draft: The engine that thinks ahead; None: the target alone.
+        embedder: Measures similarity for policies that need it.
+        judge: Judges step pairs; None: the target does.
+    """
+
+    def __init__(
+        self,
+        target: Engine,
+        draft: Engine | None = None,
+        embedder: Embedder | None = None,
+        judge: JudgeModel | None = None,
+    ) -> None:
+        self.target = target
+        self.draft = draft
+        self.embedder = embedder
+        self.judge: JudgeModel | None = judge or EngineJudge(target)
+        """None if the one that was wanted could not be started."""
+        self.problem: str | None = None
+        """Why there is no draft, judge or embedder although one was wanted."""
+
+    def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
+        """The policy's verifier on these engines; None if the policy has none or its models are missing."""
+        if self.draft is None or not policy.speculates:
+            return None
+        match policy.verifier:
+            case "exact":
+                return ExactVerifier()
+            case "score":
+                return ScoreVerifier(self.target, policy.score, policy.judge_prompt or PROMPT)
+            case "likelihood":
+                return LikelihoodVerifier(self.target, policy.likelihood)
+            case "random":
+                return RandomVerifier(policy.probability)
+        if (policy.asks_judge and self.judge is None) or (policy.embeds and self.embedder is None):
+            return None
+        return ChecksFirst(self._by_meaning(policy), same_results=policy.compares_results)
+
+    def _by_meaning(self, policy: VerifierPolicy) -> Verifier:
+        judge = None
+        if policy.asks_judge:
+            assert self.judge is not None
+            judge = JudgeVerifier(self.judge, policy.p_aligned, user_prompt=policy.judge_prompt or USER_PROMPT)
+            if policy.verifier == "judge":
+                return judge
+        assert self.embedder is not None
+        if policy.verifier == "embedding":
+            return EmbeddingVerifier(self.embedder, policy.similarity)
+        ask_from = policy.similarity if judge is None else policy.ask_judge_from
+        assert ask_from is not None
+        return CascadeVerifier(self.embedder, policy.similarity, ask_from, judge)

@@ -1,0 +1,310 @@
+"""Tokens from an OpenAI-compatible server: vLLM, SGLang, llama.cpp, LM Studio, or a load balancer before them."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.engines.tokenizer import HFTokenizer, TextStream, Tokenizer
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
+from lookahead_agent.regions import ThinkingTags
+
+logger = logging.getLogger(__name__)
+
+# Tokens of a prompt by which requests that belong together are known.
+_AFFINITY_TOKENS = 256
+_PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
+_DEFAULT_CONTEXT = 8192
+
+
+class _TextTokenizer:
+    """The tokenizer of a server that tells texts and not tokens: nobody may exchange token ids with it.
+
+    Args:
+        tokenizer: The model's.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._tokenizer.eos_ids
+
+    @property
+    def size(self) -> int:
+        return self._tokenizer.size
+
+    @property
+    def thinking(self) -> ThinkingTags | None:
+        return self._tokenizer.thinking
+
+    @property
+    def fingerprint(self) -> str:
+        return f"text-{id(self)}"
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        return self._tokenizer.stream(before)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_arguments: Any,
+    ) -> list[int]:
+        return self._tokenizer.chat_prompt(messages, tools, **template_arguments)
+
+    def follow_up(self, question: str) -> list[int]:
+        return self._tokenizer.follow_up(question)
+
+
+class OpenAIEngine:
+    """An engine over the `/completions` of OpenAI-compatible servers.
+
+    Prompts are sent as token ids. vLLM's server answers in token ids too; of others, which tell only texts, the
+    tokenizer here makes token ids, and steps are exchanged with such a model as text. What a server can do is found
+    out by `connect`.
+
+    Args:
+        remote: The servers.
+        tokenizer: The model's tokenizer.
+        role: What the model is here, for messages.
+        context_length: Most tokens of prompt and reply together; None: as the server says, else 8192.
+        transport: Replaces the network, for tests.
+
+    It is used from one event loop.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteModel,
+        tokenizer: HFTokenizer,
+        role: str = "target",
+        *,
+        context_length: int | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._remote = remote
+        self._role = role
+        self._own_tokenizer = tokenizer
+        self._tokenizer: Tokenizer = tokenizer
+        self._context_length = context_length
+        self._servers = Servers(remote, role, transport)
+        self._model = remote.model
+        self._accepts_ids = True
+        self._connected = False
+        self._in_flight = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and reply together."""
+        return self._context_length or _DEFAULT_CONTEXT
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are running."""
+        return self._in_flight
+
+    @property
+    def servers(self) -> Servers:
+        """Where requests go."""
+        return self._servers
+
+    async def connect(self) -> None:
+        """Find out which model the servers have and whether they tell token ids.
+
+        Raises:
+            EngineStartError: No server can be reached.
+            ConfigurationError: It has another model, or another tokenizer than the one here.
+        """
+        if self._connected:
+            return
+        try:
+            await self._look_for_model()
+            await self._find_out_about_ids()
+        except EngineError as error:
+            raise EngineStartError(str(error)) from error
+        self._connected = True
+
+    async def _look_for_model(self) -> None:
+        listed = {entry["id"]: entry for entry in (await self._servers.get("/models")).get("data", ())}
+        if self._model not in listed:
+            if len(listed) != 1:
+                known = ", ".join(sorted(listed)) or "none"
+                raise ConfigurationError(f"the {self._role}'s server has no model {self._model!r}; it has {known}")
+            (self._model,) = listed
+            if self._remote.model is not None:
+                logger.info("the %s's server calls its only model %r", self._role, self._model)
+        if self._context_length is None:
+            self._context_length = listed[self._model].get("max_model_len")
+
+    async def _find_out_about_ids(self) -> None:
+        ids = await asyncio.to_thread(self._own_tokenizer.encode, _PROBE)
+        body = {"model": self._model, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        try:
+            answer = await self._servers.post("/completions", {**body, "prompt": _PROBE})
+            choice = answer["choices"][0]
+            try:
+                await self._servers.post("/completions", {**body, "prompt": ids})
+            except ConfigurationError:
+                self._accepts_ids = False
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
+        theirs = choice.get("prompt_token_ids")
+        if theirs is None or choice.get("token_ids") is None or not self._accepts_ids:
+            logger.info("the %s's server tells texts and not tokens: steps are exchanged as text", self._role)
+            self._tokenizer = _TextTokenizer(self._own_tokenizer)
+        elif _without_first_token(theirs, ids) != ids:
+            raise ConfigurationError(
+                f"the {self._role}'s server has another tokenizer than the one given here: name the tokenizer of "
+                f"{self._model!r} ({'tokenizer' if self._role == 'target' else 'draft_tokenizer'}=…)"
+            )
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        """Generate from token ids; see `Engine.generate`.
+
+        Raises:
+            ContextLengthError: The prompt fills the context.
+            ConfigurationError: The server refuses the request.
+            EngineError: The server failed, or cannot be reached.
+        """
+        room = self.context_length - len(prompt_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_ids)} tokens and the context of the {self._role} {self.context_length}"
+            )
+        self._in_flight += 1
+        affinity = array.array("q", prompt_ids[:_AFFINITY_TOKENS]).tobytes()
+        try:
+            if sampling.prompt_logprobs:
+                yield await self._prompt_logprobs(prompt_ids, affinity)
+                return
+            prompt, left = list(prompt_ids), min(sampling.max_tokens, room)
+            while True:
+                written: list[int] = []
+                try:
+                    async with aclosing(self._deltas(prompt, sampling, left, affinity)) as deltas:
+                        async for delta in deltas:
+                            written += delta.token_ids
+                            yield delta
+                    return
+                except EngineError as error:
+                    if not written or len(written) >= left or not self._may_go_on_elsewhere(sampling):
+                        raise
+                    logger.warning("%s; another replica goes on", error)
+                    prompt += written
+                    left -= len(written)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
+        finally:
+            self._in_flight -= 1
+
+    def _may_go_on_elsewhere(self, sampling: Sampling) -> bool:
+        """Whether another replica can write the rest of a reply that broke off, so that nobody could tell."""
+        repeatable = sampling.temperature == 0 or sampling.seed is None
+        return len(self._servers.replicas.all) > 1 and repeatable and sampling.structured is None
+
+    async def _deltas(
+        self, prompt: Sequence[int], sampling: Sampling, max_tokens: int, affinity: bytes
+    ) -> AsyncGenerator[Delta, None]:
+        body = self._body(prompt, sampling, max_tokens) | {"stream": True}
+        async with aclosing(self._servers.stream("/completions", body, affinity)) as events:
+            async for event in events:
+                if event.get("choices"):
+                    yield self._delta(event["choices"][0], sampling)
+
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        prompt: Any = list(prompt_ids) if self._accepts_ids else self._own_tokenizer.decode_all(prompt_ids)
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if self._tokenizer is self._own_tokenizer:
+            body["return_token_ids"] = True
+        optional: dict[str, Any] = {
+            "top_k": sampling.top_k or None,
+            "seed": sampling.seed,
+            "stop": list(sampling.stop) or None,
+            "logprobs": sampling.logprobs,
+            "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
+            "allowed_token_ids": list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
+            "response_format": _response_format(sampling.structured),
+        }
+        return body | {name: value for name, value in optional.items() if value is not None}
+
+    def _delta(self, choice: Mapping[str, Any], sampling: Sampling) -> Delta:
+        ids = choice.get("token_ids")
+        if ids is None:
+            ids = self._own_tokenizer.encode(choice.get("text") or "")
+        logprobs = None
+        if sampling.logprobs is not None and (stated := choice.get("logprobs")) is not None:
+            logprobs = tuple(self._by_id(position) for position in stated.get("top_logprobs") or ())
+        return Delta(tuple(ids), logprobs, choice.get("finish_reason"))
+
+    def _by_id(self, position: Mapping[str, float] | None) -> dict[int, float]:
+        """Log-probabilities of one position by token id."""
+        found: dict[int, float] = {}
+        for text, logprob in (position or {}).items():
+            if text.startswith("token_id:"):
+                found[int(text.removeprefix("token_id:"))] = logprob
+            elif len(ids := self._own_tokenizer.encode(text)) == 1:
+                found[ids[0]] = logprob
+        return found
+
+    async def _prompt_logprobs(self, prompt_ids: Sequence[int], affinity: bytes) -> Delta:
+        body = self._body(prompt_ids, Sampling(max_tokens=1), 1) | {"prompt_logprobs": 0}
+        answer = await self._servers.post("/completions", body, affinity)
+        choice = answer["choices"][0]
+        stated = choice.get("prompt_logprobs")
+        if stated is None:
+            raise EngineError(f"the {self._role}'s server gives no log-probabilities of prompts (vLLM's does)")
+        known = tuple(
+            None if position is None else float(position[str(token)]["logprob"])
+            for token, position in zip(prompt_ids, stated, strict=True)
+        )
+        return Delta(tuple(choice.get("token_ids") or ()), None, "length", known)
+
+    def close(self) -> None:
+        """Nothing: the servers are not ours. `aclose` closes the connections."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._servers.aclose()
+
+
+def _without_first_token(theirs: Sequence[int], ours: Sequence[int]) -> list[int]:
+    """A server's ids of a text without the beginning-of-text token that it may add."""
+    return list(theirs[1:]) if len(theirs) == len(ours) + 1 else list(theirs)
+
+
+def _response_format(structured: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    match structured:
+        case None:
+            return None
+        case {"json": schema}:
+            return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+        case {"json_object": True}:
+            return {"type": "json_object"}
+    raise ConfigurationError(f"servers know no constraint {', '.join(structured)}")
