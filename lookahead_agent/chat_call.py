@@ -14,7 +14,8 @@ from lookahead_agent.call_options import CallOptions
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.errors import ContextLengthError
+from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.messages import THINKING_KEY
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.policy_choice import NodePath
@@ -40,22 +41,29 @@ class ChatRequest:
     """What to reply to, decided.
 
     Attributes:
-        messages: For the chat template.
+        messages: For the chat template, or a prompt as it is: text or token ids.
         question: The text that the reply answers.
         sampling: How tokens are chosen.
         policy: The call's.
         path: The graph's node that makes the call.
         options: Tools and the reply's form.
         target_timeout: Seconds without a token after which the target has failed; None: never.
+        longest_prompt: In tokens; None: the context.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] | str | list[int]
     question: str
     sampling: Sampling
     policy: VerifierPolicy
     path: NodePath
     options: CallOptions
     target_timeout: float | None = None
+    longest_prompt: int | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether there are messages, and not a prompt as it is."""
+        return isinstance(self.messages, list) and not (self.messages and isinstance(self.messages[0], int))
 
 
 @dataclass
@@ -102,7 +110,7 @@ class ChatCall:
     ) -> None:
         self._request = request
         self._engines = engines
-        self._thinking = thinking
+        self._thinking = thinking if request.is_chat else None
         self._parser = parser
         self._emit = emit
         self._tools = request.options.tools
@@ -118,6 +126,8 @@ class ChatCall:
         """
         request, tokenizer = self._request, self._engines.target.tokenizer
         prompt = await asyncio.to_thread(self._prompt, tokenizer)
+        if request.longest_prompt is not None and len(prompt) > request.longest_prompt:
+            raise ContextLengthError(f"the prompt has {len(prompt)} tokens; at most {request.longest_prompt} are taken")
         room = self._engines.target.context_length - len(prompt)
         if room < 1:
             raise ContextLengthError(
@@ -132,9 +142,19 @@ class ChatCall:
             return await self._constrained(prompt, sampling, structured)
         return await self._free(prompt, sampling)
 
-    def _prompt(self, tokenizer: Any) -> list[int]:
-        options = self._request.options
-        ids: list[int] = tokenizer.chat_prompt(self._request.messages, options.tools, **options.template_arguments)
+    def _prompt(self, tokenizer: Tokenizer) -> list[int]:
+        request = self._request
+        if isinstance(request.messages, str):
+            ids = tokenizer.encode(request.messages)
+        elif request.is_chat:
+            messages = [message for message in request.messages if isinstance(message, dict)]
+            ids = tokenizer.chat_prompt(messages, request.options.tools, **request.options.template_arguments)
+        else:
+            ids = [token for token in request.messages if isinstance(token, int)]
+            if any(not 0 <= token < tokenizer.size for token in ids):
+                raise ConfigurationError(f"the prompt has token ids outside of 0 … {tokenizer.size - 1}")
+        if not ids:
+            raise ConfigurationError("the prompt is empty")
         return ids
 
     async def _free(self, prompt: list[int], sampling: Sampling) -> ChatReply:
@@ -248,7 +268,13 @@ class ChatCall:
         draft, target = self._engines.draft, self._engines.target
         if draft is None or draft.tokenizer.fingerprint == target.tokenizer.fingerprint:
             return None
-        return tuple(await asyncio.to_thread(self._prompt, draft.tokenizer))
+        return tuple(await asyncio.to_thread(self._prompt_in_words_of, draft.tokenizer))
+
+    def _prompt_in_words_of(self, tokenizer: Tokenizer) -> list[int]:
+        if isinstance(self._request.messages, str) or self._request.is_chat:
+            return self._prompt(tokenizer)
+        target = self._engines.target.tokenizer
+        return tokenizer.encode(target.decode(self._prompt(target)))
 
     def _complete(self, parsed: ParsedReply, thinking: str, prompt_tokens: int, written: list[Reply]) -> ChatReply:
         report = ReplyReport()

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -487,7 +487,7 @@ class ChatLookahead(BaseChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, run_manager, kwargs)
         steps = StepEvents(self.stream_steps, run_manager)
-        for item in background.stream(self._work(request)):
+        for item in background.stream(self.work(request)):
             if isinstance(item, StepEvent):
                 steps.send(item)
         assert isinstance(item, AIMessage)
@@ -502,7 +502,7 @@ class ChatLookahead(BaseChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, run_manager, kwargs)
         steps = StepEvents(self.stream_steps, run_manager)
-        async with aclosing(background.astream(self._work(request))) as items:
+        async with aclosing(background.astream(self.work(request))) as items:
             async for item in items:
                 if isinstance(item, StepEvent):
                     await steps.asend(item)
@@ -518,7 +518,7 @@ class ChatLookahead(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         request = self._request(messages, stop, run_manager, kwargs)
         steps = StepEvents(self.stream_steps, run_manager)
-        for item in background.stream(self._work(request)):
+        for item in background.stream(self.work(request)):
             if isinstance(item, StepEvent):
                 steps.send(item)
                 continue
@@ -536,7 +536,7 @@ class ChatLookahead(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         request = self._request(messages, stop, run_manager, kwargs)
         steps = StepEvents(self.stream_steps, run_manager)
-        async with aclosing(background.astream(self._work(request))) as items:
+        async with aclosing(background.astream(self.work(request))) as items:
             async for item in items:
                 if isinstance(item, StepEvent):
                     await steps.asend(item)
@@ -546,8 +546,60 @@ class ChatLookahead(BaseChatModel):
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
-    def _work(self, request: ChatRequest) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:
+    # For those who need more than LangChain's calls, such as a server
+
+    def request(
+        self,
+        prompt: list[BaseMessage] | str | list[int],
+        stop: list[str] | None,
+        options: CallOptions,
+        *,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+        longest_prompt: int | None = None,
+    ) -> ChatRequest:
+        """A call with everything decided: its policy, its node, how tokens are chosen.
+
+        Args:
+            prompt: Messages; or a prompt without a chat template, as text or as token ids.
+            stop: Texts that end the reply; None: the model's.
+            options: What the call sets.
+            run_manager: Knows which node makes the call.
+            longest_prompt: In tokens; None: the context.
+
+        Raises:
+            ConfigurationError: There is no message, or one that is not text.
+            PolicyError: The chosen policy does not exist.
+        """
+        policy, path = self._policy_of(options, run_manager)
+        messages = [message for message in prompt if isinstance(message, BaseMessage)]
+        is_chat = not isinstance(prompt, str) and len(messages) == len(prompt)
+        return ChatRequest(
+            template_messages(messages) if is_chat else cast("str | list[int]", prompt),
+            question(messages) if is_chat else prompt if isinstance(prompt, str) else "",
+            self._sampling(stop, options),
+            policy,
+            path,
+            options,
+            self.timeout,
+            longest_prompt,
+        )
+
+    def work(self, request: ChatRequest) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:
+        """What writes the reply to a request, for `background.stream` and `background.astream`."""
         return partial(self._reply, request)
+
+    def context_length(self) -> int:
+        """Most tokens of prompt and reply together; starts the engines if they are not running."""
+        return background.run(self._context_length())
+
+    async def _context_length(self) -> int:
+        async with self._engines(as_policy(self.policy)) as engines:
+            return engines.target.context_length
+
+    def healthy(self) -> bool:
+        """Whether the target can write replies, as far as one knows without asking it."""
+        engines = self.engines or (self._runtime.running if self._runtime is not None else None)
+        return engines is None or engines.target.healthy
 
     async def _reply(self, request: ChatRequest, emit: Emit) -> AIMessage:
         """Write a reply; runs in the background loop."""
@@ -565,17 +617,7 @@ class ChatLookahead(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
         options: dict[str, Any],
     ) -> ChatRequest:
-        chosen = CallOptions.read(options)
-        policy, path = self._policy_of(chosen, run_manager)
-        return ChatRequest(
-            template_messages(messages),
-            question(messages),
-            self._sampling(stop, chosen),
-            policy,
-            path,
-            chosen,
-            self.timeout,
-        )
+        return self.request(messages, stop, CallOptions.read(options), run_manager=run_manager)
 
     def _policy_of(
         self,

@@ -140,6 +140,11 @@ class Runtime:
         """Which models these are."""
         return self._spec.models
 
+    @property
+    def running(self) -> EngineSet | None:
+        """The engines, if they have been started."""
+        return self._engines
+
     @asynccontextmanager
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
         """The engines that a policy needs, for as long as the context lasts; starts them if they are not running.

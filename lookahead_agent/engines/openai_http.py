@@ -125,6 +125,11 @@ class OpenAIEngine:
         return self._in_flight
 
     @property
+    def healthy(self) -> bool:
+        """Whether one of the servers has answered the last time."""
+        return any(replica.failures == 0 for replica in self._servers.replicas.all)
+
+    @property
     def servers(self) -> Servers:
         """Where requests go."""
         return self._servers

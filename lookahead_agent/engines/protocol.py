@@ -74,6 +74,11 @@ class Engine(Protocol):
         """Requests that are running."""
         ...
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it can generate, as far as one knows without asking it."""
+        ...
+
     def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from a prompt of token ids, shape (n,), streaming what comes.
 

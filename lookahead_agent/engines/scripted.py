@@ -91,6 +91,11 @@ class ScriptedEngine:
         """Requests that are running."""
         return self._in_flight
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it is not closed."""
+        return not self._closed
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Write what the script says, token by token; see `Engine.generate`."""
         if self._closed:

@@ -130,6 +130,11 @@ class VLLMEngine:
         """Requests that are running."""
         return len(self._running)
 
+    @property
+    def healthy(self) -> bool:
+        """Whether vLLM's processes are there and have not failed."""
+        return not self._closed and not self._llm.errored
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from token ids; see `Engine.generate`.
 

@@ -40,8 +40,14 @@ async def test_exact_is_lossless(tiny: ChatLookahead, alone: list[list[int]], de
     messages = await replies(tiny, as_policy(f"exact:depth={depth}:width={width}"))
     different = [question for question, a, b in zip(ASKED, alone, tokens(messages), strict=True) if a != b]
     assert not different
-    assert sum(message.response_metadata["lookahead"]["accepted"] for message in messages) > 0
+    # Whether a draft as large as its target is ever in time depends on the machine, at depth 1 above all; that it
+    # wrote does not.
+    figures = [message.response_metadata["lookahead"] for message in messages]
+    assert sum(sum(entry["tokens"]["draft"].values()) for entry in figures) > 0
 
 
 async def test_in_rounds_too(tiny: ChatLookahead, alone: list[list[int]]) -> None:
-    assert tokens(await replies(tiny, as_policy("exact:synchronous=true:width=2"))) == alone
+    messages = await replies(tiny, as_policy("exact:synchronous=true:width=2"))
+    assert tokens(messages) == alone
+    # Rounds wait for the draft, so many of its steps stand.
+    assert sum(message.response_metadata["lookahead"]["accepted"] for message in messages) > len(ASKED)

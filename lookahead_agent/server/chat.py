@@ -1,0 +1,150 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lookahead_agent.chat_call import Piece
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.messages import THINKING_KEY, thinking_of
+from lookahead_agent.server.protocol import (
+    ChatChoice,
+    ChatReplyBody,
+    ChatRequestBody,
+    FunctionCall,
+    Message,
+    NamedTool,
+    ReplyMessage,
+    ToolCall,
+)
+from lookahead_agent.server.replies import Chosen, ReplyWriter, all_of, figures_of, unless_gone, usage_of
+from lookahead_agent.server.streaming import EventStream, begun, merged
+
+
+async def chat_completions(
+    writer: ReplyWriter, body: ChatRequestBody, request: Request, chosen: Chosen
+) -> ChatReplyBody | Response:
+    """Answer a request.
+
+    Args:
+        writer: Writes the replies.
+        body: The request.
+        request: Tells when the client goes away.
+        chosen: Policy and node by header.
+
+    Raises:
+        RefusedError: It asks for what is not allowed, or too many wait.
+        LookaheadError: The reply could not be written.
+    """
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    writer.check(body, max_tokens)
+    messages = [_message(message) for message in body.messages]
+    options = [writer.options(body, max_tokens, chosen, choice) | _chat_options(body) for choice in range(body.n)]
+    identifier, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+    if body.stream:
+        streams = [writer.stream(messages, body.stops, option) for option in options]
+        base = {"id": identifier, "object": "chat.completion.chunk", "created": created, "model": writer.model_name}
+        wants_usage = body.stream_options is not None and body.stream_options.include_usage
+        return EventStream(
+            await unless_gone(request, begun(_chunks(streams, base, wants_usage))), writer.metrics.refused
+        )
+    replies = await unless_gone(request, all_of([writer.reply(messages, body.stops, option) for option in options]))
+    return ChatReplyBody(
+        id=identifier,
+        created=created,
+        model=writer.model_name,
+        choices=[
+            ChatChoice(index=index, message=_reply(reply), finish_reason=reply.response_metadata["finish_reason"])
+            for index, reply in enumerate(replies)
+        ],
+        usage=usage_of(replies),
+        lookahead=[figures_of(reply) for reply in replies],
+    )
+
+
+def _message(message: Message) -> BaseMessage:
+    fields = message.model_dump(exclude_none=True, exclude={"reasoning_content"})
+    fields.setdefault("content", "")
+    try:
+        (converted,) = convert_to_messages([fields])
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigurationError(f"a message cannot be read: {error}") from error
+    if message.reasoning_content is not None:
+        converted.additional_kwargs[THINKING_KEY] = message.reasoning_content
+    return converted
+
+
+def _chat_options(body: ChatRequestBody) -> dict[str, Any]:
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    choice = body.tool_choice
+    if choice == "none":
+        tools = []
+    if isinstance(choice, NamedTool):
+        named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+        if not named:
+            raise ConfigurationError(f"tool_choice {choice.function.name!r} is not one of the tools")
+        tools = named
+    forced = choice == "required" or isinstance(choice, NamedTool)
+    options = {
+        "tools": tools or None,
+        "tool_choice": "required" if forced else None,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": body.response_format,
+        "template_arguments": body.chat_template_kwargs,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _reply(message: AIMessage) -> ReplyMessage:
+    calls = _calls(message)
+    return ReplyMessage(
+        content=message.text or (None if calls else ""),
+        reasoning_content=thinking_of(message) or None,
+        tool_calls=calls or None,
+    )
+
+
+def _calls(message: AIMessage) -> list[ToolCall]:
+    """Tool calls, also those whose arguments cannot be read: clients report these themselves."""
+    read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls]
+    unread = [(call["id"], call["name"] or "", call["args"] or "") for call in message.invalid_tool_calls]
+    return [
+        ToolCall(id=identifier or "", function=FunctionCall(name=name, arguments=arguments), index=index)
+        for index, (identifier, name, arguments) in enumerate(read + unread)
+    ]
+
+
+async def _chunks(
+    streams: list[AsyncGenerator[Piece | AIMessage, None]], base: dict[str, Any], wants_usage: bool
+) -> AsyncGenerator[dict[str, Any], None]:
+    replies: list[AIMessage] = []
+    started: set[int] = set()
+
+    def chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        if index not in started:
+            started.add(index)
+            delta = {"role": "assistant", **delta}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return base | {"choices": [choice]} | ({"usage": None} if wants_usage else {})
+
+    async with aclosing(merged(streams)) as items:
+        async for index, item in items:
+            if isinstance(item, Piece):
+                yield chunk(index, {"reasoning_content" if item.kind == "thinking" else "content": item.text})
+                continue
+            replies.append(item)
+            if calls := _calls(item):
+                yield chunk(index, {"tool_calls": [call.model_dump() for call in calls]})
+            finished = chunk(index, {}, item.response_metadata["finish_reason"])
+            yield finished | {"lookahead": figures_of(item).model_dump()}
+    if wants_usage:
+        yield base | {"choices": [], "usage": usage_of(replies).model_dump()}

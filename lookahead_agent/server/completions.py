@@ -1,0 +1,96 @@
+"""`/v1/completions`: a prompt without a chat template."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lookahead_agent.chat_call import Piece
+from lookahead_agent.server.errors import RefusedError
+from lookahead_agent.server.protocol import CompletionReplyBody, CompletionRequestBody, TextChoice, Usage
+from lookahead_agent.server.replies import Chosen, ReplyWriter, add_usage, all_of, figures_of, unless_gone, usage_of
+from lookahead_agent.server.streaming import EventStream, begun, merged
+
+
+async def completions(
+    writer: ReplyWriter, body: CompletionRequestBody, request: Request, chosen: Chosen
+) -> CompletionReplyBody | Response:
+    """Answer a request.
+
+    Args:
+        writer: Writes the replies.
+        body: The request.
+        request: Tells when the client goes away.
+        chosen: Policy and node by header.
+
+    Raises:
+        RefusedError: It asks for what is not allowed, or too many wait.
+        LookaheadError: The text could not be written.
+    """
+    writer.check(body, body.max_tokens)
+    if len(body.prompts) * body.n > writer.settings.max_choices:
+        raise RefusedError(400, f"a request has at most {writer.settings.max_choices} choices here", param="prompt")
+    asked = [
+        (prompt, writer.options(body, body.max_tokens, chosen, choice) | _form(body))
+        for prompt in body.prompts
+        for choice in range(body.n)
+    ]
+    identifier, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+    if body.stream:
+        streams = [writer.stream(prompt, body.stops, options) for prompt, options in asked]
+        base = {"id": identifier, "object": "text_completion", "created": created, "model": writer.model_name}
+        wants_usage = body.stream_options is not None and body.stream_options.include_usage
+        return EventStream(
+            await unless_gone(request, begun(_chunks(streams, base, body.n, wants_usage))), writer.metrics.refused
+        )
+    replies = await unless_gone(
+        request, all_of([writer.reply(prompt, body.stops, options) for prompt, options in asked])
+    )
+    return CompletionReplyBody(
+        id=identifier,
+        created=created,
+        model=writer.model_name,
+        choices=[
+            TextChoice(index=index, text=reply.text, finish_reason=reply.response_metadata["finish_reason"])
+            for index, reply in enumerate(replies)
+        ],
+        usage=_usage(replies, body.n),
+        lookahead=[figures_of(reply) for reply in replies],
+    )
+
+
+def _form(body: CompletionRequestBody) -> dict[str, Any]:
+    return {"response_format": body.response_format} if body.response_format is not None else {}
+
+
+def _usage(replies: list[AIMessage], choices: int) -> Usage:
+    total = Usage()
+    for begin in range(0, len(replies), choices):
+        total = add_usage(total, usage_of(replies[begin : begin + choices]))
+    return total
+
+
+async def _chunks(
+    streams: list[AsyncGenerator[Piece | AIMessage, None]], base: dict[str, Any], choices: int, wants_usage: bool
+) -> AsyncGenerator[dict[str, Any], None]:
+    replies: dict[int, AIMessage] = {}
+    nothing = {"usage": None} if wants_usage else {}
+    async with aclosing(merged(streams)) as items:
+        async for index, item in items:
+            choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+            if isinstance(item, Piece):
+                yield base | nothing | {"choices": [choice | {"text": item.text}]}
+                continue
+            replies[index] = item
+            finished = choice | {"finish_reason": item.response_metadata["finish_reason"]}
+            yield base | nothing | {"choices": [finished], "lookahead": figures_of(item).model_dump()}
+    if wants_usage:
+        ordered = [replies[index] for index in sorted(replies)]
+        yield base | {"choices": [], "usage": _usage(ordered, choices).model_dump()}

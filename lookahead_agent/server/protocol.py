@@ -1,0 +1,302 @@
+"""Requests and replies of OpenAI's API, as far as they are true here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_STRICT = ConfigDict(extra="forbid")
+# Earlier replies come back with whatever a client library has added to them.
+_HISTORY = ConfigDict(extra="ignore")
+_NO_LOGPROBS = "logprobs are not supported: the target never gave those of a draft's step that was accepted"
+
+
+class TextPart(BaseModel):
+    """A piece of a message."""
+
+    model_config = _STRICT
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(BaseModel):
+    """Which function a reply called."""
+
+    model_config = _HISTORY
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A tool call of an earlier reply."""
+
+    model_config = _HISTORY
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(BaseModel):
+    """A message of the conversation."""
+
+    model_config = _HISTORY
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Message:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a tool's message needs its tool_call_id")
+        if self.content is None and not self.tool_calls and self.role != "assistant":
+            raise ValueError("the message has no content")
+        return self
+
+
+class Function(BaseModel):
+    """A function that may be called."""
+
+    model_config = _STRICT
+    name: str = Field(pattern=r"^[\w.:-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that may be called."""
+
+    model_config = _STRICT
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel):
+    """A function's name."""
+
+    model_config = _STRICT
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The tool that must be called."""
+
+    model_config = _STRICT
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(BaseModel):
+    """How to stream."""
+
+    model_config = _STRICT
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class Sampled(BaseModel):
+    """What both kinds of requests have.
+
+    `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
+    What would not be true here (penalties, biases, log-probabilities) is refused, not ignored.
+    """
+
+    model_config = _STRICT
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    n: int = Field(1, ge=1)
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    policy: str | dict[str, Any] | None = None
+    node: str | None = Field(None, max_length=256)
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_true(self) -> Sampled:
+        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is not supported: steps are exchanged between two models")
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > 16 or not all(stops):
+            raise ValueError("stop is up to 16 texts, none of them empty")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for stream=true")
+        return self
+
+    @property
+    def stops(self) -> list[str] | None:
+        """Texts that end a reply."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class ChatRequestBody(Sampled):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _no_logprobs(self) -> ChatRequestBody:
+        if self.logprobs or self.top_logprobs:
+            raise ValueError(_NO_LOGPROBS)
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ValueError("tool_choice is for requests with tools")
+        return self
+
+
+class CompletionRequestBody(Sampled):
+    """Body of `/v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = Field(16, ge=1)
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+    response_format: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> CompletionRequestBody:
+        if self.logprobs is not None:
+            raise ValueError(_NO_LOGPROBS)
+        if self.echo or self.suffix or self.best_of not in (None, 1):
+            raise ValueError("echo, suffix and best_of are not supported")
+        if not self.prompt or (isinstance(self.prompt, list) and not all(prompt != [] for prompt in self.prompt)):
+            raise ValueError("the prompt is empty")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt or several."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+
+class Usage(BaseModel):
+    """How many tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class LookaheadFigures(BaseModel):
+    """How a reply came about.
+
+    Attributes:
+        policy: Its policy.
+        steps: Its steps.
+        accepted: Those of them that the draft wrote.
+        acceptance_rate: The share of these.
+        speculation_off: Whether speculation ended early.
+    """
+
+    policy: str
+    steps: int
+    accepted: int
+    acceptance_rate: float
+    speculation_off: bool
+
+
+class ReplyMessage(BaseModel):
+    """A reply."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One of the replies."""
+
+    index: int
+    message: ReplyMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class ChatReplyBody(BaseModel):
+    """Reply of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    lookahead: list[LookaheadFigures]
+
+
+class TextChoice(BaseModel):
+    """One of the texts."""
+
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: None = None
+
+
+class CompletionReplyBody(BaseModel):
+    """Reply of `/v1/completions`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    lookahead: list[LookaheadFigures]
+
+
+class ModelEntry(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "lookahead-agent"
+    max_model_len: int | None = None
+
+
+class ModelList(BaseModel):
+    """Reply of `/v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+class Health(BaseModel):
+    """Reply of `/health`."""
+
+    status: Literal["ok", "failing"]
+    running: int
+    waiting: int

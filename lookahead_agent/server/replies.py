@@ -1,0 +1,183 @@
+"""Writes the replies of requests: in turn, counted, and stopped when the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from langchain_core.messages import AIMessage, BaseMessage
+from starlette.requests import Request
+
+from lookahead_agent import background
+from lookahead_agent.call_options import CallOptions
+from lookahead_agent.chat_call import Piece
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.decoding import StepEvent
+from lookahead_agent.server.admission import Admission
+from lookahead_agent.server.errors import RefusedError
+from lookahead_agent.server.metrics import Metrics
+from lookahead_agent.server.protocol import LookaheadFigures, Sampled, Usage
+from lookahead_agent.server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Prompt = list[BaseMessage] | str | list[int]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a request's headers choose, before its body."""
+
+    policy: str | None = None
+    node: str | None = None
+
+
+class ReplyWriter:
+    """Writes replies for the server.
+
+    Args:
+        llm: The chat model.
+        settings: The server's limits.
+    """
+
+    def __init__(self, llm: ChatLookahead, settings: ServerSettings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.admission = Admission(settings.concurrent, settings.queue)
+        self.metrics = Metrics(lambda: self.admission.running, lambda: self.admission.waiting, frozenset(llm.policies))
+
+    @property
+    def model_name(self) -> str:
+        """The model's name on this server."""
+        return self.settings.served_model or self.llm.model
+
+    def check(self, body: Sampled, max_tokens: int | None) -> None:
+        """Check what a request asks for against the limits.
+
+        Raises:
+            RefusedError: It asks for too much, or for another model.
+        """
+        if body.model not in (None, self.model_name):
+            raise RefusedError(
+                404,
+                f"there is no model {body.model!r}; this is {self.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        if max_tokens is not None and max_tokens > self.settings.max_tokens:
+            raise RefusedError(400, f"a reply has at most {self.settings.max_tokens} tokens here", param="max_tokens")
+        if body.n > self.settings.max_choices:
+            raise RefusedError(400, f"n is at most {self.settings.max_choices} here", param="n")
+
+    def options(self, body: Sampled, max_tokens: int | None, chosen: Chosen, choice: int) -> dict[str, Any]:
+        """The call's arguments for one of a request's replies."""
+        given: dict[str, Any] = {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            # Replies to one request differ, and are the same for the same request.
+            "seed": None if body.seed is None else body.seed + choice,
+            "max_tokens": min(max_tokens or self.llm.max_tokens, self.settings.max_tokens),
+            "policy": chosen.policy or body.policy,
+            "node": chosen.node or body.node,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    async def stream(
+        self, prompt: Prompt, stop: list[str] | None, options: dict[str, Any]
+    ) -> AsyncGenerator[Piece | AIMessage, None]:
+        """The pieces of a reply, and at last the message.
+
+        Raises:
+            RefusedError: Too many replies wait already.
+            LookaheadError: The reply could not be written.
+        """
+        call = self.llm.request(prompt, stop, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens)
+        async with self.admission.slot():
+            started = time.monotonic()
+            first: float | None = None
+            async with aclosing(background.astream(self.llm.work(call))) as items:
+                async for item in items:
+                    if isinstance(item, StepEvent):
+                        continue
+                    if isinstance(item, AIMessage):
+                        self.metrics.written(item.response_metadata, time.monotonic() - started, first)
+                    elif first is None:
+                        first = time.monotonic() - started
+                    yield item
+
+    async def reply(self, prompt: Prompt, stop: list[str] | None, options: dict[str, Any]) -> AIMessage:
+        """A whole reply; see `stream`."""
+        message: AIMessage | None = None
+        async with aclosing(self.stream(prompt, stop, options)) as items:
+            async for item in items:
+                message = item if isinstance(item, AIMessage) else message
+        assert message is not None
+        return message
+
+
+async def all_of(work: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of several pieces of work; if one fails, the others are stopped."""
+    tasks = [asyncio.ensure_future(piece) for piece in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of some work, which is stopped when the client goes away.
+
+    Raises:
+        RefusedError: The client has gone (nobody will read it).
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+
+    writing = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({writing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not writing.done():
+            raise RefusedError(499, "the client has gone")
+        return await writing
+    finally:
+        for task in (writing, watching):
+            task.cancel()
+        await asyncio.gather(writing, watching, return_exceptions=True)
+
+
+def usage_of(messages: list[AIMessage]) -> Usage:
+    """The tokens of a request with one prompt."""
+    counts = [message.usage_metadata for message in messages if message.usage_metadata is not None]
+    prompt = counts[0]["input_tokens"] if counts else 0
+    completion = sum(count["output_tokens"] for count in counts)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+def add_usage(first: Usage, second: Usage) -> Usage:
+    """The tokens of two requests."""
+    return Usage(**{name: getattr(first, name) + getattr(second, name) for name in Usage.model_fields})
+
+
+def figures_of(message: AIMessage) -> LookaheadFigures:
+    """How a reply came about."""
+    figures = message.response_metadata["lookahead"]
+    return LookaheadFigures(
+        policy=figures["policy"],
+        steps=figures["steps"],
+        accepted=figures["accepted"],
+        acceptance_rate=figures["acceptance_rate"],
+        speculation_off=figures["speculation_off"] is not None,
+    )

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.errors import EngineError
+from lookahead_agent.regions import ThinkingTags
+from tests.unit.chat import SameText, replying, scripted_chat
+from tests.unit.serving import serving
+from tests.waiting import becomes
+
+REPLY = "First this.\n\nThen that.\n\nIt is 4."
+CHAT = {"messages": [{"role": "user", "content": "What is it?"}]}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(scripted_chat(REPLY, policies={"planner": "exact"}), max_tokens=100, max_choices=3) as (address, _):
+        yield address
+
+
+def post(url: str, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
+    return httpx.post(url + path, json=body, headers=headers, timeout=30)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_reply(url: str) -> None:
+    body = post(url, CHAT).json()
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == REPLY
+    assert choice["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] > 0
+    assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
+    assert body["lookahead"] == [
+        {"policy": "balanced", "steps": 3, "accepted": 3, "acceptance_rate": 1.0, "speculation_off": False}
+    ]
+
+
+def test_a_stream(url: str) -> None:
+    response = post(url, CHAT | {"stream": True, "stream_options": {"include_usage": True}})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert deltas[0]["role"] == "assistant"
+    assert "".join(delta.get("content", "") for delta in deltas) == REPLY
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]][-1] == "stop"
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_several_choices(url: str) -> None:
+    body = post(url, CHAT | {"n": 3, "seed": 5}).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    single = post(url, CHAT).json()["usage"]
+    assert body["usage"]["prompt_tokens"] == single["prompt_tokens"]
+    assert body["usage"]["completion_tokens"] == 3 * single["completion_tokens"]
+    chunks = events(post(url, CHAT | {"n": 2, "stream": True}))
+    for index in range(2):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["delta"].get("content", "") for choice in own) == REPLY
+
+
+def test_seeds_differ_by_choice() -> None:
+    llm = scripted_chat(REPLY, temperature=1.0, policy="off")
+    with serving(llm) as (url, _):
+        post(url, CHAT | {"n": 2, "seed": 5})
+    assert llm.engines is not None
+    assert isinstance(llm.engines.target, ScriptedEngine)
+    seeds = [sampling.seed for _, sampling in llm.engines.target.requests]
+    assert len(set(seeds)) == len(seeds) == 6, "two replies of three steps each"
+
+
+@pytest.mark.parametrize(
+    ("headers", "extra", "policy"),
+    [
+        ({}, {}, "balanced"),
+        ({"X-Lookahead-Policy": "off"}, {}, "off"),
+        ({}, {"policy": "exact"}, "exact"),
+        ({}, {"policy": {"verifier": "exact", "name": "mine"}}, "mine"),
+        ({"X-Lookahead-Policy": "off"}, {"policy": "exact"}, "off"),
+        ({"X-Lookahead-Node": "planner"}, {}, "exact"),
+        ({}, {"node": "outer:planner"}, "exact"),
+    ],
+)
+def test_policies(url: str, headers: dict[str, str], extra: dict[str, Any], policy: str) -> None:
+    assert post(url, CHAT | extra, **headers).json()["lookahead"][0]["policy"] == policy
+
+
+def test_stop_and_length(url: str) -> None:
+    assert post(url, CHAT | {"stop": "that"}).json()["choices"][0]["message"]["content"] == "First this.\n\nThen "
+    choice = post(url, CHAT | {"max_tokens": 3}).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert post(url, CHAT | {"max_completion_tokens": 3}).json()["usage"]["completion_tokens"] == 3
+
+
+def test_texts_without_a_template(url: str) -> None:
+    body = {"prompt": "assistant: ", "max_tokens": 50}
+    reply = post(url, body, "/v1/completions").json()
+    assert reply["choices"][0]["text"] == REPLY
+    assert (
+        post(url, body | {"prompt": ["assistant: ", "Hello. assistant: "]}, "/v1/completions").json()["choices"][1][
+            "index"
+        ]
+        == 1
+    )
+    chunks = events(post(url, body | {"stream": True}, "/v1/completions"))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == REPLY
+    ids = post(url, body | {"prompt": [1, 2, 3]}, "/v1/completions")
+    assert ids.json()["usage"]["prompt_tokens"] == 3
+    for wrong in ([10**9], [], [[]], [-1]):
+        assert post(url, body | {"prompt": wrong}, "/v1/completions").status_code == 400
+    assert post(url, body | {"prompt": ["a", "b", "c", "d"]}, "/v1/completions").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "?"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "content"),
+        ({"messages": [{"role": "tool", "content": "3"}]}, "tool_call_id"),
+        ({"logprobs": True}, "logprobs are not supported"),
+        ({"logit_bias": {"1": 5}}, "logit_bias is not supported"),
+        ({"presence_penalty": 1}, "presence_penalty is not supported"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 4}, "n is at most 3"),
+        ({"max_tokens": 101}, "at most 100 tokens"),
+        ({"stop": [""]}, "none of them empty"),
+        ({"beams": 4}, "beams"),
+        ({"policy": "lenient"}, "no policy is called"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"tool_choice": "required"}, "requests with tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "not one of the tools"),
+        ({"stream_options": {"include_usage": True}}, "stream=true"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(url: str, change: dict[str, Any], message: str) -> None:
+    for stream in (False, True):
+        response = post(url, CHAT | ({"stream": True} if stream and "stream_options" not in change else {}) | change)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert message in error["message"]
+        assert error["type"] == "invalid_request_error"
+
+
+def test_another_model(url: str) -> None:
+    response = post(url, CHAT | {"model": "gpt-9"})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    (model,) = httpx.get(url + "/v1/models").json()["data"]
+    assert post(url, CHAT | {"model": model["id"]}).status_code == 200
+    assert model["max_model_len"] > 0
+
+
+def test_what_is_not_there(url: str) -> None:
+    assert httpx.get(url + "/v1/engines").status_code == 404
+    assert httpx.get(url + "/v1/chat/completions").status_code == 405
+    response = httpx.post(url + "/v1/chat/completions", content=b"{oops", headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert "error" in response.json()
+
+
+def test_thinking_comes_apart() -> None:
+    tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
+    engine = ScriptedEngine(tokenizer, replying(lambda _: "<think>I think.\n\nSo.</think>\n\nIt is 4."))
+    with serving(ChatLookahead(engines=EngineSet(engine), policy="off")) as (url, _):
+        message = post(url, CHAT).json()["choices"][0]["message"]
+        deltas = [chunk["choices"][0]["delta"] for chunk in events(post(url, CHAT | {"stream": True}))]
+    assert (message["reasoning_content"], message["content"]) == ("I think.\n\nSo.", "It is 4.")
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I think.\n\nSo."
+    assert "".join(delta.get("content", "") for delta in deltas) == "It is 4."
+
+
+def test_a_key_is_asked_for() -> None:
+    with serving(scripted_chat(REPLY), api_key="secret") as (url, _):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            response = post(url, CHAT, **headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["type"] == "authentication_error"
+        assert httpx.get(url + "/v1/models").status_code == 401
+        assert post(url, CHAT, Authorization="Bearer secret").status_code == 200
+        assert httpx.get(url + "/health").status_code == 200
+
+
+def test_bodies_that_are_too_long() -> None:
+    with serving(scripted_chat(REPLY), max_body_bytes=1000) as (url, _):
+        long = json.dumps({"messages": [{"role": "user", "content": "x" * 2000}]}).encode()
+        assert httpx.post(url + "/v1/chat/completions", content=long).status_code == 413
+
+        def pieces() -> Iterator[bytes]:
+            yield long
+
+        assert httpx.post(url + "/v1/chat/completions", content=pieces()).status_code == 413
+        assert post(url, CHAT).status_code == 200
+
+
+def test_prompts_that_are_too_long() -> None:
+    with serving(scripted_chat(REPLY), max_prompt_tokens=20) as (url, _):
+        assert post(url, CHAT).status_code == 200
+        response = post(url, {"messages": [{"role": "user", "content": "word " * 30}]})
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def slow_chat(seconds: float = 30.0) -> ChatLookahead:
+    tokenizer = ScriptedTokenizer()
+    steps = [ScriptedStep("First this.\n\n"), ScriptedStep("Then that.\n\n", seconds), ScriptedStep("It is 4.")]
+    return ChatLookahead(
+        engines=EngineSet(ScriptedEngine(tokenizer, steps), ScriptedEngine(tokenizer, steps), SameText())
+    )
+
+
+def running(llm: ChatLookahead) -> int:
+    assert llm.engines is not None
+    assert llm.engines.draft is not None
+    return llm.engines.target.in_flight + llm.engines.draft.in_flight
+
+
+async def test_too_many_requests_are_sent_away() -> None:
+    llm = slow_chat()
+    with serving(llm, concurrent=2, queue=1) as (url, writer):
+        async with httpx.AsyncClient(timeout=60) as client:
+            waiting = [asyncio.create_task(client.post(url + "/v1/chat/completions", json=CHAT)) for _ in range(3)]
+            await becomes(lambda: writer.admission.running == 2 and writer.admission.waiting == 1)
+            refused = await client.post(url + "/v1/chat/completions", json=CHAT)
+            assert refused.status_code == 429
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            streamed = await client.post(url + "/v1/chat/completions", json=CHAT | {"stream": True})
+            assert streamed.status_code == 429
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        await becomes(lambda: running(llm) == 0 and writer.admission.running == writer.admission.waiting == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_stops_the_engines(stream: bool) -> None:
+    llm = slow_chat()
+    with serving(llm) as (url, writer):
+        async with httpx.AsyncClient(timeout=60) as client:
+
+            async def ask() -> None:
+                body = CHAT | {"stream": stream}
+                async with client.stream("POST", url + "/v1/chat/completions", json=body) as response:
+                    async for _ in response.aiter_lines():
+                        continue
+
+            task = asyncio.create_task(ask())
+            await becomes(lambda: running(llm) > 0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await becomes(lambda: running(llm) == 0 and writer.admission.running == 0)
+
+
+def test_shutting_down_finishes_what_runs() -> None:
+    with ThreadPoolExecutor() as threads:
+        with serving(slow_chat(1.0)) as (url, writer):
+            asked = threads.submit(post, url, CHAT)
+            asyncio.run(becomes(lambda: writer.admission.running == 1))
+        assert asked.result().json()["choices"][0]["message"]["content"].endswith("It is 4.")
+
+
+def failing_chat(error: str) -> ChatLookahead:
+    tokenizer = ScriptedTokenizer()
+    steps = [ScriptedStep("First this.\n\n"), ScriptedStep("x", error=error)]
+    return ChatLookahead(engines=EngineSet(ScriptedEngine(tokenizer, steps)), policy="off")
+
+
+def test_failures_tell_nothing_about_the_machine(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(failing_chat("cannot read /srv/models/secret-name/config.json")) as (url, _):
+        response = post(url, CHAT)
+        assert response.status_code == 500
+        assert "secret-name" not in response.text
+        assert "Traceback" not in response.text
+        *_, last = events(post(url, CHAT | {"stream": True}))
+        assert last["error"]["type"] == "server_error"
+        assert "secret-name" not in json.dumps(last)
+    assert any("secret-name" in record.message for record in caplog.records)
+
+
+def test_configuration_errors_lose_their_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lookahead_agent.errors import ConfigurationError
+    from lookahead_agent.server.errors import error_body
+
+    status, body = error_body(ConfigurationError("/srv/models/qwen has no chat template; see http://10.0.0.3:8000/v1"))
+    assert status == 400
+    assert body.message == "… has no chat template; see …"
+    assert error_body(EngineError("x"))[0] == 500
+
+
+def test_figures_for_prometheus() -> None:
+    llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.", policies={"planner": "exact"})
+    with serving(llm) as (url, _):
+        post(url, CHAT, **{"X-Lookahead-Node": "planner"})
+        post(url, CHAT, **{"X-Lookahead-Node": "made up"})
+        post(url, CHAT | {"policy": "exact:depth=3"})
+        post(url, CHAT | {"n": 0})
+        text = httpx.get(url + "/metrics").text
+    assert 'lookahead_steps_total{node="planner",policy="exact",source="draft"} 2.0' in text
+    assert 'lookahead_steps_total{node="planner",policy="exact",source="target"} 1.0' in text
+    assert 'lookahead_replies_total{finish_reason="stop",node="other",policy="balanced"} 1.0' in text
+    assert 'lookahead_replies_total{finish_reason="stop",node="",policy="exact"} 1.0' in text
+    assert 'lookahead_tokens_total{fate="committed",model="draft",node="planner",policy="exact"}' in text
+    assert 'lookahead_refused_total{status="400"} 1.0' in text
+    assert "lookahead_reply_seconds_bucket" in text
+    assert "lookahead_running 0.0" in text
+
+
+def test_health_says_when_the_engines_are_gone() -> None:
+    llm = scripted_chat(REPLY)
+    with serving(llm) as (url, _):
+        assert httpx.get(url + "/health").json()["status"] == "ok"
+        assert llm.engines is not None
+        llm.engines.target.close()
+        response = httpx.get(url + "/health")
+    assert response.status_code == 503
+    assert response.json()["status"] == "failing"
