@@ -12,6 +12,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
+from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -350,6 +351,14 @@ class ChatLookahead(BaseChatModel):
         """Where `langchain_core.load` finds the class."""
         return ["lookahead_agent", "chat_model"]
 
+    def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
+        """What `langchain_core.load` writes down, with policies as their fields."""
+        written = super().to_json()
+        if written["type"] == "constructor":
+            for name in {"policy", "policies"} & written["kwargs"].keys():
+                written["kwargs"][name] = _as_fields(written["kwargs"][name])
+        return written
+
     @property
     def lc_secrets(self) -> dict[str, str]:
         """Fields that are not written down, and the environment variables that they are read from again."""
@@ -678,6 +687,12 @@ def _chunk(item: Piece | AIMessage) -> ChatGenerationChunk:
             chunk_position="last",
         )
     )
+
+
+def _as_fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_fields(policy) for key, policy in value.items()}
+    return value.model_dump(exclude_unset=True) if isinstance(value, VerifierPolicy) else value
 
 
 def _chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     if not messages:
         raise ConfigurationError("there is no message to reply to")
     given = list(convert_to_messages(messages))
-    converted = convert_to_openai_messages([_without_thinking(message) for message in given], text_format="string")
+    converted = convert_to_openai_messages([_said_aloud(message) for message in given], text_format="string")
     assert isinstance(converted, list)
     # A message whose content holds tool results may become several.
     if len(converted) == len(given):
@@ -49,10 +49,15 @@ def thinking_of(message: BaseMessage) -> str:
     return stated or str(message.additional_kwargs.get(THINKING_KEY) or "")
 
 
-def _without_thinking(message: BaseMessage) -> BaseMessage:
+# Content blocks of replies that messages also have in other places.
+_ELSEWHERE = frozenset({"reasoning", "tool_call", "tool_call_chunk", "invalid_tool_call"})
+
+
+def _said_aloud(message: BaseMessage) -> BaseMessage:
+    """A reply without the blocks of its content that are no text."""
     if not isinstance(message, AIMessage) or isinstance(message.content, str):
         return message
-    blocks = [block for block in message.content if not (isinstance(block, dict) and block.get("type") == "reasoning")]
+    blocks = [block for block in message.content if not (isinstance(block, dict) and block.get("type") in _ELSEWHERE)]
     return message.model_copy(update={"content": blocks})
 
 

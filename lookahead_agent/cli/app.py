@@ -17,6 +17,7 @@ from lookahead_agent.cli.agent import agent
 from lookahead_agent.cli.ask import ask
 from lookahead_agent.cli.compare import compare
 from lookahead_agent.cli.models import models
+from lookahead_agent.cli.serve import serve
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
 
 _INTERRUPTED = 130
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(ask)
 app.command()(agent)
 app.command()(compare)
+app.command()(serve)
 app.add_typer(models, name="models")
 
 

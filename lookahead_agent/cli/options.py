@@ -16,6 +16,14 @@ Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue n
 Draft = Annotated[
     str | None, typer.Option("--draft", help="Draft model: a folder or a Hub id. Default: the catalogue's.")
 ]
+BaseUrl = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--base-url",
+        help="OpenAI-compatible server of the target, up to /v1; --model is its name there. Repeat for replicas.",
+    ),
+]
+DraftUrl = Annotated[list[str] | None, typer.Option("--draft-url", help="The same for the draft. Repeat for replicas.")]
 Policy = Annotated[
     str,
     typer.Option(

@@ -292,13 +292,15 @@ class ScriptedTokenizer:
 
     Args:
         thinking: The tags around the thinking of the models that use it.
+        opens_thinking: Whether its chat template opens the thinking.
     """
 
     EOS = 0
     _PIECE = re.compile(r"<[\w/|]+>|\n\n|\s?\w+|\s|.", re.DOTALL)
 
-    def __init__(self, thinking: ThinkingTags | None = None) -> None:
+    def __init__(self, thinking: ThinkingTags | None = None, *, opens_thinking: bool = False) -> None:
         self._thinking = thinking
+        self._opening = f"{thinking.open}\n" if thinking is not None and opens_thinking else ""
         self._ids: dict[str, int] = {"": self.EOS}
         self._texts: list[str] = [""]
 
@@ -350,7 +352,7 @@ class ScriptedTokenizer:
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
         if tools:
             lines.insert(0, "tools: " + json.dumps(list(tools)))
-        return self.encode("\n".join([*lines, "assistant: "]))
+        return self.encode("\n".join([*lines, "assistant: "]) + self._opening)
 
     def follow_up(self, question: str) -> list[int]:
         """Token ids of a further line of the user's, and the beginning of the assistant's."""

@@ -22,11 +22,15 @@ class TestRealPair(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"temperature": 0, "max_tokens": 120}
+        return {"temperature": 0, "max_tokens": 100}
 
     @property
     def structured_output_kwargs(self) -> dict[str, Any]:
         return {"method": "json_schema"}
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
 
     @property
     def supports_json_mode(self) -> bool:

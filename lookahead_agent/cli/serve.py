@@ -1,0 +1,125 @@
+"""`lookahead-agent serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lookahead_agent.cli import options
+from lookahead_agent.cli.bars import Bars
+from lookahead_agent.errors import ConfigurationError, MissingExtraError
+
+_LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
+_KEY = "LOOKAHEAD_SERVER_KEY"
+
+
+def serve(
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
+    policy: options.Policy = options.DEFAULT_POLICY,
+    node_policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node-policy", metavar="NODE=POLICY", help="Policy of a graph's node (X-Lookahead-Node). Repeatable."
+        ),
+    ] = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    base_url: options.BaseUrl = None,
+    draft_url: options.DraftUrl = None,
+    served_model: Annotated[
+        str | None, typer.Option("--served-model", help="The model's name here. Default: as given with --model.")
+    ] = None,
+    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
+    engine_arg: options.EngineArgument = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = 4096,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option("--max-prompt-tokens", min=1, help="Longest prompt. Default: the context.")
+    ] = None,
+    max_body: Annotated[int, typer.Option("--max-body", min=1, help="Longest body of a request, in bytes.")] = 4 << 20,
+    concurrent: Annotated[int, typer.Option("--concurrent", min=1, help="Replies that are written at once.")] = 32,
+    queue: Annotated[int, typer.Option("--queue", min=0, help="Replies that may wait; beyond, 429.")] = 64,
+    grace: Annotated[
+        int, typer.Option("--grace", min=0, help="Seconds that running replies have to end at shutdown.")
+    ] = 60,
+) -> None:
+    """Serve the model like OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+
+    Clients send the key in the environment's LOOKAHEAD_SERVER_KEY, if there is one.
+    """
+    try:
+        import uvicorn
+
+        from lookahead_agent.server import ServerSettings
+        from lookahead_agent.server.app import create_app
+    except ImportError as error:
+        raise MissingExtraError("the server needs its extra: pip install 'lookahead-agent[server]'") from error
+    key = os.environ.get(_KEY) or None
+    if host not in _LOCAL and key is None:
+        raise typer.BadParameter(
+            f"anybody who reaches {host} could use the server: set {_KEY} to a key that clients must send",
+            param_hint="--host",
+        )
+    llm = options.chat_model(
+        model=model,
+        draft=draft,
+        engine_args=engine_arg,
+        base_url=base_url or None,
+        draft_url=draft_url or None,
+        policy=options.policy_of(policy, None),
+        policies=dict(_pair(entry) for entry in node_policy or ()),
+        token_speculation=token_speculation,
+        max_tokens=max_tokens,
+    )
+    settings = ServerSettings.model_validate(
+        {
+            "api_key": key,
+            "served_model": served_model,
+            "max_body_bytes": max_body,
+            "max_prompt_tokens": max_prompt_tokens,
+            "max_tokens": max_tokens,
+            "concurrent": concurrent,
+            "queue": queue,
+        }
+    )
+    # The port is taken before models load, and opened after: whoever can connect gets a reply.
+    with closing(_bound(host, port)) as listener, llm:
+        llm.start(Bars())
+        config = uvicorn.Config(
+            create_app(llm, settings), log_level="warning", timeout_graceful_shutdown=grace, server_header=False
+        )
+        _announce(*listener.getsockname()[:2])
+        try:
+            uvicorn.Server(config).run([listener])
+        except KeyboardInterrupt:  # uvicorn repeats the signal once it has finished what ran
+            return
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+    return listener
+
+
+def _pair(text: str) -> tuple[str, str]:
+    node, separator, policy = text.partition("=")
+    if not separator or not node or not policy:
+        raise typer.BadParameter(f"{text!r} is not NODE=POLICY", param_hint="--node-policy")
+    return node, policy
+
+
+def _announce(host: str, port: int) -> None:
+    name = f"[{host}]" if ":" in host else host
+    Console(stderr=True).print(f"Serving on http://{name}:{port}/v1 (Ctrl-C to stop)", highlight=False)

@@ -1,0 +1,122 @@
+"""What an OpenAI-compatible server answers, without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lookahead_agent.engines.openai_http import _PROBE
+from lookahead_agent.engines.tokenizer import HFTokenizer
+
+WORDS = ["<eos>", "?", "a", "b", "c", *sorted({*_PROBE} - set("abc"))]
+
+
+def tokenizer_in(folder: Path, words: Sequence[str] = WORDS) -> HFTokenizer:
+    """A tokenizer whose tokens are characters."""
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>").save_pretrained(folder)
+    return HFTokenizer(folder)
+
+
+class Events(httpx.AsyncByteStream):
+    """Server-sent events, of which it remembers whether anybody read them to the end."""
+
+    def __init__(self, events: Sequence[dict[str, Any]], breaks: bool, closed: Callable[[], None]) -> None:
+        self._events = events
+        self._breaks = breaks
+        self._closed = closed
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for event in self._events:
+            yield f"data: {json.dumps(event)}\n\n".encode()
+        if self._breaks:
+            raise httpx.ReadError("connection lost")
+        yield b"data: [DONE]\n\n"
+
+    async def aclose(self) -> None:
+        self._closed()
+
+
+class FakeServer:
+    """Writes a reply token by token, going on after whatever of it the prompt already has.
+
+    Args:
+        tokenizer: Its model's.
+        reply: What it writes after a prompt that ends with "?".
+        tells_ids: Whether it is vLLM's.
+        takes_ids: Whether prompts may be token ids.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer, reply: str, *, tells_ids: bool = True, takes_ids: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.reply = reply
+        self.tells_ids = tells_ids
+        self.takes_ids = takes_ids
+        self.models = [{"id": "model", "max_model_len": 100}]
+        self.down = False
+        self.answers: list[httpx.Response] = []
+        """Answers to give first."""
+        self.breaks_after: int | None = None
+        """Tokens after which the connection is lost, once."""
+        self.requests: list[dict[str, Any]] = []
+        self.open = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.down:
+            raise httpx.ConnectError("connection refused")
+        if self.answers:
+            return self.answers.pop(0)
+        if request.url.path.endswith("/models"):
+            return httpx.Response(200, json={"data": self.models})
+        body = json.loads(request.content)
+        self.requests.append(body)
+        if not self.takes_ids and not isinstance(body["prompt"], str):
+            return httpx.Response(400, json={"error": {"message": "prompt must be a string"}})
+        prompt = body["prompt"] if isinstance(body["prompt"], str) else self.tokenizer.decode_all(body["prompt"])
+        ids = [*self.tokenizer.encode(self.reply), 0][len(self.tokenizer.encode(prompt.rpartition("?")[2])) :]
+        ids = ids[: body["max_tokens"]]
+        if not body.get("stream"):
+            return httpx.Response(200, json={"choices": [self._choice(ids, "length", body, prompt)]})
+        breaks = self.breaks_after is not None and self.breaks_after < len(ids)
+        sent, self.breaks_after = (ids[: self.breaks_after] if breaks else ids), None if breaks else self.breaks_after
+        finish = "stop" if ids and ids[-1] == 0 else "length"
+        events = [
+            {"choices": [self._choice([token], finish if not breaks and n == len(sent) else None, body, prompt)]}
+            for n, token in enumerate(sent, 1)
+        ]
+        self.open += 1
+        return httpx.Response(200, stream=Events(events, breaks, self._close))
+
+    def _close(self) -> None:
+        self.open -= 1
+
+    def _choice(self, ids: list[int], finish: str | None, body: dict[str, Any], prompt: str) -> dict[str, Any]:
+        choice: dict[str, Any] = {"text": self.tokenizer.decode(ids), "finish_reason": finish}
+        if self.tells_ids and body.get("return_token_ids"):
+            choice |= {"token_ids": ids, "prompt_token_ids": self.tokenizer.encode(prompt)}
+        if "logprobs" in body:
+            keys = {"token_id:2": -0.1, "token_id:3": -2.0} if self.tells_ids else {"a": -0.1, "b": -2.0}
+            choice["logprobs"] = {"top_logprobs": [keys]}
+        if "prompt_logprobs" in body and self.tells_ids:
+            asked = body["prompt"]
+            choice["prompt_logprobs"] = [None, *({str(token): {"logprob": -0.5}} for token in asked[1:])]
+        return choice
+
+
+class Fleet(httpx.AsyncBaseTransport):
+    """Several servers by host name."""
+
+    def __init__(self, **servers: Callable[[httpx.Request], httpx.Response]) -> None:
+        self._servers = servers
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await request.aread()
+        return self._servers[request.url.host](request)

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lookahead_agent.decoding import ReplyRequest, lookahead
+from lookahead_agent.engines import Sampling
+from lookahead_agent.engines.openai_http import OpenAIEngine
+from lookahead_agent.engines.protocol import Delta, Engine
+from lookahead_agent.engines.servers import RemoteModel, Replicas, Servers
+from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.engines.virtual_time import run_in_virtual_time
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
+from lookahead_agent.verifiers import ExactVerifier
+from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
+from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
+
+REPLY = "aab\n\nbca\n\ncab"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
+    return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
+
+
+def engine_on(servers: dict[str, FakeServer], tokenizer: HFTokenizer, **fields: Any) -> OpenAIEngine:
+    urls = tuple(f"http://{name}/v1" for name in servers)
+    remote = RemoteModel(urls, **{"model": "model", **fields})
+    return OpenAIEngine(remote, tokenizer, transport=Fleet(**servers))
+
+
+async def deltas(engine: Engine, prompt: str = "?", **sampling: Any) -> list[Delta]:
+    ids = engine.tokenizer.encode(prompt)
+    return [delta async for delta in engine.generate(ids, Sampling(**{"max_tokens": 50, **sampling}))]
+
+
+async def text(engine: Engine, prompt: str = "?", **sampling: Any) -> str:
+    ids = [token for delta in await deltas(engine, prompt, **sampling) for token in delta.token_ids]
+    return engine.tokenizer.decode(ids)
+
+
+async def test_tokens_come_as_they_are(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    assert engine.context_length == 100
+    assert engine.tokenizer.fingerprint == tokenizer.fingerprint
+    found = await deltas(engine)
+    assert [token for delta in found for token in delta.token_ids] == [*tokenizer.encode(REPLY), 0]
+    assert found[-1].finish_reason == "stop"
+    assert (await deltas(engine, max_tokens=2))[-1].finish_reason == "length"
+    assert engine.in_flight == server.open == 0
+
+
+async def test_what_is_asked_of_the_server(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    await deltas(
+        engine, temperature=0.5, top_p=0.9, top_k=7, seed=3, stop=("b",), structured={"json": {"type": "object"}}
+    )
+    body = server.requests[-1]
+    assert body["prompt"] == tokenizer.encode("?")
+    assert {name: body[name] for name in ("temperature", "top_p", "top_k", "seed", "stop")} == {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "stop": ["b"],
+    }  # fmt: skip
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    await deltas(engine)
+    assert "top_k" not in server.requests[-1], "servers that do not know an option are not asked for it in vain"
+    with pytest.raises(ConfigurationError, match="regex"):
+        await deltas(engine, structured={"regex": "a"})
+
+
+@pytest.mark.parametrize("takes_ids", [True, False])
+async def test_a_server_that_tells_only_texts(tokenizer: HFTokenizer, takes_ids: bool) -> None:
+    server = FakeServer(tokenizer, REPLY, tells_ids=False, takes_ids=takes_ids)
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "nobody may exchange token ids with it"
+    assert await text(engine) == REPLY
+    assert isinstance(server.requests[-1]["prompt"], list if takes_ids else str)
+    reply = await lookahead(ReplyRequest(tuple(tokenizer.encode("?")), Sampling(max_tokens=50)), engine)
+    assert reply.text == REPLY
+
+
+async def test_steps_are_exchanged_as_text_with_such_a_draft(tokenizer: HFTokenizer) -> None:
+    target = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
+    draft = engine_on({"two": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)
+    for engine in (target, draft):
+        await engine.connect()
+    prompt = tuple(tokenizer.encode("?"))
+    request = ReplyRequest(prompt, Sampling(max_tokens=50), draft_prompt_ids=prompt)
+    reply = await lookahead(request, target, draft, ExactVerifier())
+    assert reply.text == REPLY
+    assert reply.report.speculation_off is None
+
+
+async def test_the_models_name(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    engine = engine_on({"one": server}, tokenizer, model="other name")
+    await engine.connect()
+    await deltas(engine)
+    assert server.requests[-1]["model"] == "model", "a server's only model is meant"
+    server.models.append({"id": "second"})
+    with pytest.raises(ConfigurationError, match="it has model, second"):
+        await engine_on({"one": server}, tokenizer, model="other name").connect()
+
+
+async def test_another_tokenizer_is_found_out(tokenizer: HFTokenizer, tmp_path: Path) -> None:
+    other = tokenizer_in(tmp_path, [*WORDS[:2], *reversed(WORDS[2:])])
+    with pytest.raises(ConfigurationError, match="another tokenizer"):
+        await engine_on({"one": FakeServer(tokenizer, REPLY)}, other).connect()
+
+
+async def test_log_probabilities(tokenizer: HFTokenizer) -> None:
+    for tells_ids in (True, False):
+        engine = engine_on({"one": FakeServer(tokenizer, REPLY, tells_ids=tells_ids)}, tokenizer)
+        await engine.connect()
+        (delta,) = await deltas(engine, max_tokens=1, logprobs=20)
+        assert delta.logprobs == ({2: -0.1, 3: -2.0},)
+    (delta,) = await deltas(engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer), "ab?", prompt_logprobs=True)
+    assert delta.prompt_logprobs == (None, -0.5, -0.5)
+    with pytest.raises(EngineError, match="vLLM's does"):
+        await deltas(engine, "ab?", prompt_logprobs=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (400, "the maximum context length is 100", ContextLengthError),
+        (400, "unknown field", ConfigurationError),
+        (401, "no key", ConfigurationError),
+        (404, "no such model", ConfigurationError),
+        (500, "out of memory", EngineError),
+    ],
+)
+async def test_refusals_are_not_tried_again(
+    tokenizer: HFTokenizer, status: int, message: str, kind: type[Exception]
+) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    server.answers = [httpx.Response(status, json={"error": {"message": message}})]
+    with pytest.raises(kind, match=message):
+        await deltas(engine_on({"one": server}, tokenizer))
+    assert server.requests == []
+
+
+async def test_a_full_context_is_noticed_here(tokenizer: HFTokenizer) -> None:
+    engine = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
+    await engine.connect()
+    with pytest.raises(ContextLengthError):
+        await deltas(engine, "a" * 100)
+
+
+def test_a_busy_server_is_asked_again_when_it_says(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    busy = httpx.Response(429, headers={"Retry-After": "3"}, json={"error": {"message": "busy"}})
+    server.answers = [busy, httpx.Response(503, text="starting")]
+    engine = engine_on({"one": server}, tokenizer)
+
+    async def run() -> tuple[str, float]:
+        return await text(engine), asyncio.get_running_loop().time()
+
+    written, seconds = run_in_virtual_time(run())
+    assert written == REPLY
+    assert 3.3 < seconds < 3.8, "3 s, then about half a second"
+
+
+def test_retries_end(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    server.down = True
+
+    async def run(retries: int) -> float:
+        with pytest.raises(EngineError, match="the target at http://one/v1 cannot be reached: connection refused"):
+            await text(engine_on({"one": server}, tokenizer, max_retries=retries))
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(run(0)) == 0
+    assert run_in_virtual_time(run(2)) > 0.5
+    with pytest.raises(EngineStartError):
+        asyncio.run(engine_on({"one": server}, tokenizer, max_retries=0).connect())
+
+
+async def test_dead_replicas_are_left_alone_and_come_back(tokenizer: HFTokenizer) -> None:
+    servers = {"one": FakeServer(tokenizer, REPLY), "two": FakeServer(tokenizer, REPLY)}
+    engine = engine_on(servers, tokenizer)
+    servers["one"].down = True
+    for _ in range(4):
+        assert await text(engine) == REPLY
+    assert len(servers["two"].requests) == 4
+    dead = engine.servers.replicas.all[0]
+    assert dead.failures <= 1, "it is asked at most once, and then left alone"
+    assert engine.healthy
+    servers["one"].down, servers["two"].down = False, True
+    assert await text(engine) == REPLY
+    assert dead.failures == 0
+
+
+def test_the_least_busy_replica_gets_the_next_request() -> None:
+    clock = [0.0]
+    replicas = Replicas(["http://a", "http://b", "http://c"], lambda: clock[0])
+    a, b, c = replicas.all
+    with replicas.working(a), replicas.working(b):
+        assert replicas.choose() is c
+        with replicas.working(c), replicas.working(c):
+            assert replicas.choose(b"x") in (a, b)
+            assert replicas.choose(b"x") is replicas.choose(b"x"), "one prefix goes to one cache"
+            assert replicas.choose(b"x", [a]) is b
+    assert {replicas.choose(bytes([n])).url for n in range(50)} == {"http://a", "http://b", "http://c"}
+    replicas.failed(a)
+    replicas.failed(a)
+    assert all(replicas.choose(bytes([n])) is not a for n in range(50))
+    assert replicas.choose(b"", [b, c]) is a, "better asked than nobody"
+    clock[0] = 1.0
+    assert any(replicas.choose(bytes([n])) is a for n in range(50)), "it may have come back"
+
+
+async def test_another_replica_goes_on_where_one_breaks_off(tokenizer: HFTokenizer) -> None:
+    servers = {"one": FakeServer(tokenizer, REPLY), "two": FakeServer(tokenizer, REPLY)}
+    for server in servers.values():
+        server.breaks_after = 4
+    servers["two"].breaks_after = None
+    engine = engine_on(servers, tokenizer)
+    for _ in range(2):
+        assert await text(engine) == REPLY
+    alone = FakeServer(tokenizer, REPLY)
+    alone.breaks_after = 4
+    with pytest.raises(EngineError, match="cannot be reached"):
+        await text(engine_on({"one": alone}, tokenizer))
+    for server in servers.values():
+        server.breaks_after = 4
+    with pytest.raises(EngineError, match="cannot be reached"):
+        await text(engine, temperature=1.0, seed=3)
+
+
+async def test_closing_a_generator_closes_the_connection(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    engine = engine_on({"one": server}, tokenizer)
+    running = engine.generate(tokenizer.encode("?"), Sampling(max_tokens=50))
+    await anext(running)
+    assert (engine.in_flight, server.open) == (1, 1)
+    await running.aclose()
+    assert (engine.in_flight, server.open) == (0, 0)
+
+
+async def test_a_draft_server_that_goes_and_comes_back(tokenizer: HFTokenizer) -> None:
+    target = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
+    server = FakeServer(tokenizer, REPLY)
+    draft = engine_on({"two": server}, tokenizer, max_retries=0)
+    request = ReplyRequest(tuple(tokenizer.encode("?")), Sampling(max_tokens=50))
+    for down in (False, True, False):
+        server.down = down
+        reply = await lookahead(request, target, draft, ExactVerifier())
+        assert reply.text == REPLY
+        assert (reply.report.speculation_off is not None) == down
+        assert target.in_flight == draft.in_flight == 0
+
+
+async def test_embeddings_from_a_server() -> None:
+    vectors = {"x": [1.0, 0.0], "y": [1.0, 1.0], "none": [0.0, 0.0]}
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        import json
+
+        bodies.append(json.loads(request.content))
+        data = [{"index": n, "embedding": vectors[text]} for n, text in enumerate(bodies[-1]["input"])]
+        return httpx.Response(200, json={"data": data[::-1]})
+
+    servers = Servers(RemoteModel(("http://one/v1",), "minilm"), "embedding model", httpx.MockTransport(answer))
+    embedder = RemoteEmbedder(servers, "minilm")
+    pairs = [("x", "x"), ("x", "y"), ("x", "none")]
+    values = await asyncio.gather(*(embedder.similarity(*pair) for pair in pairs))
+    assert values == [pytest.approx(1.0), pytest.approx(0.5**0.5), 0.0]
+    assert len(bodies) < len(pairs), "pairs that wait go together"
+    assert bodies[0]["model"] == "minilm"
+    bad = Servers(
+        RemoteModel(("http://one/v1",), "m"),
+        "embedding model",
+        httpx.MockTransport(lambda _: httpx.Response(200, json={})),
+    )
+    with pytest.raises(EngineError, match="/embeddings"):
+        await RemoteEmbedder(bad, "m").similarity("x", "y")
