@@ -44,13 +44,16 @@ def thinking_of(message: BaseMessage) -> str:
     """The thinking of a reply."""
     if not isinstance(message, AIMessage):
         return ""
-    blocks = [block for block in message.content if isinstance(block, dict) and block.get("type") == "reasoning"]
-    stated = "".join(str(block.get("reasoning", "")) for block in blocks)
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    # "thinking" is what replies of Anthropic's models have.
+    stated = "".join(str(block.get(kind, "")) for kind in ("reasoning", "thinking") for block in blocks)
     return stated or str(message.additional_kwargs.get(THINKING_KEY) or "")
 
 
 # Content blocks of replies that messages also have in other places.
-_ELSEWHERE = frozenset({"reasoning", "tool_call", "tool_call_chunk", "invalid_tool_call"})
+_ELSEWHERE = frozenset(
+    {"reasoning", "thinking", "redacted_thinking", "tool_call", "tool_call_chunk", "invalid_tool_call"}
+)
 
 
 def _said_aloud(message: BaseMessage) -> BaseMessage:

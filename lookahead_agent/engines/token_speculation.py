@@ -48,8 +48,8 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
         raise ConfigurationError(f"{name} needs its own model: token_speculation={{'method': {name!r}, 'model': …}}")
     if name == "suffix" and find_spec("arctic_inference") is None:
         raise MissingExtraError(
-            "suffix decoding needs the package arctic-inference (it builds on machines with CUDA): "
-            "pip install arctic-inference, or choose ngram or draft_model"
+            "suffix decoding needs the package arctic-inference (built from source: cmake, ninja and a "
+            "C++ compiler are needed): pip install arctic-inference, or choose ngram or draft_model"
         )
     if name == "ngram" and find_spec("numba") is None:
         raise MissingExtraError("ngram speculation needs the package numba: pip install numba")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import closing
+from dataclasses import dataclass
 
-import httpx
 import pytest
+from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
-from lookahead_agent.engines.vllm_engine import end_processes
 from lookahead_agent.models import fetch
 from lookahead_agent.models.catalogue import SMOLLM2_135M
-from tests.integration.conftest import descendants
+from tests.integration.servers import TINY, free_port, kill, vllm_server
 from tests.integration.test_real_pair import NEAR_TIE, PROBLEMS
 
 JUDGE_ENGINE = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 28, "dtype": "float32"}
@@ -55,40 +52,20 @@ def test_exact_stays_the_targets_reply(mixed: ChatLookahead) -> None:
         assert gap_in_nats(mixed, PROBLEMS[1], ids[0], ids[1]) < NEAR_TIE
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+@dataclass
+class JudgeServer:
+    """The model behind vLLM's own server."""
+
+    process: subprocess.Popen[bytes]
+    url: str
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The model behind vLLM's own OpenAI-compatible server."""
+def server() -> Iterator[JudgeServer]:
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(fetch(SMOLLM2_135M))]
-    command += ["--served-model-name", "smol", "--port", str(port), "--host", "127.0.0.1", "--enforce-eager"]
-    command += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(1 << 28), "--dtype", "float32"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    started = descendants(process.pid)
-    try:
-        transport = httpx.HTTPTransport(retries=0)
-        with httpx.Client(transport=transport, timeout=5) as client:
-            while True:
-                assert process.poll() is None, "the server ended"
-                try:
-                    if client.get(f"http://127.0.0.1:{port}/health").is_success:
-                        break
-                except httpx.TransportError:
-                    try:
-                        process.wait(timeout=1)
-                    except subprocess.TimeoutExpired:
-                        continue
-        started = descendants(process.pid)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-        end_processes(started, patience=20)
+    arguments = ["--served-model-name", "smol", "--max-model-len", "2048", *TINY[:4], "--enforce-eager"]
+    with vllm_server(fetch(SMOLLM2_135M), port, *arguments) as process:
+        yield JudgeServer(process, f"http://127.0.0.1:{port}/v1")
 
 
 def judged(llm: ChatLookahead) -> dict[str, object]:
@@ -109,16 +86,30 @@ def test_a_third_model_as_judge() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_judge_behind_a_server(server: str) -> None:
-    with ChatLookahead(judge_model="smol", judge_url=server, policy="judge", temperature=0, max_tokens=100) as llm:
+def test_a_judge_behind_a_server(server: JudgeServer) -> None:
+    with ChatLookahead(judge_model="smol", judge_url=server.url, policy="judge", temperature=0, max_tokens=100) as llm:
         figures = judged(llm)
         assert figures["speculation_off"] is None
         assert figures["judge_calls"] > 0  # type: ignore[operator]
 
 
 @pytest.mark.timeout(1200)
-def test_a_judge_that_is_away_leaves_the_target_alone() -> None:
-    url = f"http://127.0.0.1:{free_port()}/v1"
-    with ChatLookahead(judge_model="smol", judge_url=url, policy="judge", temperature=0, max_tokens=60) as llm:
-        figures = judged(llm)
-        assert "cannot be reached" in str(figures["speculation_off"])
+def test_killing_the_judge_leaves_the_targets_reply(server: JudgeServer) -> None:
+    # A judge that accepts nothing, so that the whole reply is the target's.
+    policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 1.0, "judge_prompt": PROMPT}
+    with ChatLookahead(
+        judge_model="smol", judge_url=server.url, temperature=0, max_tokens=150, return_token_ids=True, max_retries=0
+    ) as llm:
+        whole: AIMessageChunk | None = None
+        for number, chunk in enumerate(llm.stream(PROBLEMS[0], policy=policy)):
+            if number == 0:
+                kill(server.process)
+            whole = chunk if whole is None else whole + chunk
+        assert whole is not None
+        figures = whole.response_metadata["lookahead"]
+        assert "the judge at" in figures["speculation_off"]
+        assert figures["accepted"] == 0
+        ids = whole.response_metadata["token_ids"]
+        alone = llm.invoke(PROBLEMS[0], policy="off").response_metadata["token_ids"]
+        if first_difference(alone, ids) is not None:
+            assert gap_in_nats(llm, PROBLEMS[0], alone, ids) < NEAR_TIE

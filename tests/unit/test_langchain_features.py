@@ -61,6 +61,7 @@ def test_earlier_thinking_is_for_the_template_to_keep_or_drop() -> None:
     for earlier in (
         AIMessage("It is 4.", additional_kwargs={"reasoning_content": "I think."}),
         AIMessage([{"type": "reasoning", "reasoning": "I think."}, {"type": "text", "text": "It is 4."}]),
+        AIMessage([{"type": "thinking", "thinking": "I think.", "signature": "x"}, "It is 4."]),
     ):
         messages = template_messages([HumanMessage("?"), earlier, HumanMessage("Sure?")])
         assert messages[1] == {"role": "assistant", "content": "It is 4.", "reasoning_content": "I think."}

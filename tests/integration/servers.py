@@ -1,0 +1,71 @@
+"""vLLM's own OpenAI-compatible servers in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+
+from lookahead_agent.engines.vllm_engine import end_processes
+from tests.integration.conftest import descendants
+
+TINY = ["--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 28), "--max-model-len", "1024", "--enforce-eager"]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_until_healthy(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until a server answers."""
+    with httpx.Client(timeout=5) as client:
+        while True:
+            assert process.poll() is None, "the server ended"
+            try:
+                if client.get(f"http://127.0.0.1:{port}/health").is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            try:
+                process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a server and its workers at once, as a crash does."""
+    started = descendants(process.pid)
+    process.kill()
+    process.wait(timeout=30)
+    for child in started:
+        if child.is_running():
+            child.kill()
+    end_processes(started)
+
+
+@contextmanager
+def vllm_server(model: Path, port: int, *arguments: str, cores: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of one model, healthy."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--port", str(port), "--host", "127.0.0.1", *arguments]
+    environment = {**os.environ, **({"VLLM_CPU_OMP_THREADS_BIND": cores} if cores else {})}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    started = descendants(process.pid)
+    try:
+        wait_until_healthy(process, port)
+        started = descendants(process.pid)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=60)
+        end_processes(started, patience=20)

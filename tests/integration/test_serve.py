@@ -1,0 +1,162 @@
+"""The server on real engines: many clients at once, some of whom leave; and as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from langchain_openai import ChatOpenAI
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines.vllm_engine import VLLMEngine
+from tests.integration.conftest import descendants
+from tests.integration.servers import free_port
+from tests.integration.tiny_models import questions
+from tests.unit.serving import serving
+from tests.waiting import becomes
+
+STREAMS = 64
+COMMAND = Path(sys.executable).parent / "lookahead-agent"
+
+
+async def listen(client: httpx.AsyncClient, url: str, question: str, leave_after: int | None) -> int:
+    """Read a streamed reply, or the beginning of it; returns how many events came."""
+    body = {"messages": [{"role": "user", "content": question}], "stream": True, "max_tokens": 60}
+    seen = 0
+    async with client.stream("POST", url + "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            seen += line.startswith("data: ")
+            if seen == leave_after:
+                return seen
+            assert "error" not in line
+    assert line == "" or line.endswith("[DONE]")
+    return seen
+
+
+async def load(url: str, seed: int) -> list[int]:
+    """Sixty-four clients at once, of whom a third leave midway."""
+    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as client:
+        asked = enumerate(questions(STREAMS, seed))
+        return await asyncio.gather(
+            *(listen(client, url, question, 2 if number % 3 == 0 else None) for number, question in asked)
+        )
+
+
+def memory() -> float:
+    """Resident memory of this process and its engines, in MiB."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(process.memory_info().rss for process in processes) / 2**20
+
+
+def unfinished(engine: Any) -> int:
+    """Requests that vLLM itself still has."""
+    assert isinstance(engine, VLLMEngine)
+    count: int = engine._llm.output_processor.get_num_unfinished_requests()
+    return count
+
+
+@pytest.mark.timeout(900)
+async def test_sixty_four_streams_of_which_a_third_leave(tiny: ChatLookahead) -> None:
+    engines = tiny._runtime.running  # type: ignore[union-attr]
+    assert engines is not None
+    pair = (engines.target, engines.draft)
+    # The fixture's engines are to live on, so the server gets them as they are.
+    llm = ChatLookahead(engines=engines, policy="exact", temperature=0)
+    with serving(llm, concurrent=24, queue=STREAMS) as (url, writer):
+        before = 0.0
+        for seed in range(4):
+            counts = await load(url, seed)
+            assert sum(count == 2 for count in counts) >= STREAMS // 3
+            await becomes(lambda: writer.admission.running == writer.admission.waiting == 0)
+            await becomes(lambda: all(engine is not None and engine.in_flight == 0 for engine in pair))
+            await becomes(lambda: all(unfinished(engine) == 0 for engine in pair))
+            if seed == 0:
+                before = memory()  # the first round fills caches
+        after = memory()
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(url + "/metrics")).text
+    print(f"memory after one round {before:.0f} MiB, after four {after:.0f} MiB")
+    assert after < before * 1.03
+    assert "lookahead_running 0.0" in text
+
+
+def serve(pair: tuple[Path, Path], port: int) -> subprocess.Popen[str]:
+    engine = ["dtype=float32", "kv_cache_memory_bytes=268435456", "max_model_len=1024"]
+    command = [str(COMMAND), "serve", "--model", str(pair[0]), "--draft", str(pair[1]), "--port", str(port)]
+    command += ["--served-model", "tiny", "--node-policy", "planner=exact", "--policy", "fast"]
+    command += [part for argument in engine for part in ("--engine-arg", argument)]
+    environment = {**os.environ, "LOOKAHEAD_SERVER_KEY": "secret"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.timeout(300)
+async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = serve(tiny_pair, port)
+    try:
+        assert process.stderr is not None
+        lines = []
+        while "Serving on" not in (line := await asyncio.to_thread(process.stderr.readline)):
+            lines.append(line)
+            assert process.poll() is None, lines
+        children = descendants(process.pid)
+        assert len(children) >= 2
+        chat = ChatOpenAI(base_url=url + "/v1", api_key="secret", model="tiny", max_tokens=30)  # type: ignore[arg-type, call-arg]
+        assert chat.invoke("A two?").text
+        async with httpx.AsyncClient(timeout=60, headers={"Authorization": "Bearer secret"}) as client:
+            assert (await httpx.AsyncClient().get(url + "/v1/models")).status_code == 401
+            await becomes_healthy(client, url)
+            body = {"messages": [{"role": "user", "content": "A two?"}], "max_tokens": 20}
+            planned = await client.post(
+                url + "/v1/chat/completions", json=body, headers={"X-Lookahead-Node": "planner"}
+            )
+            assert planned.json()["lookahead"][0]["policy"] == "exact"
+            body |= {"max_tokens": 900, "stream": True, "temperature": 1.0}
+            lines = []
+            async with client.stream("POST", url + "/v1/chat/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if not lines:
+                        process.send_signal(signal.SIGTERM)
+                    lines.append(line)
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length"), "what runs is finished"
+        assert await asyncio.to_thread(process.wait, 60) == 128 + signal.SIGTERM
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+
+
+async def becomes_healthy(client: httpx.AsyncClient, url: str) -> None:
+    assert (await client.get(url + "/health")).json() == {"status": "ok", "running": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "0.0.0.0"], "LOOKAHEAD_SERVER_KEY"),
+        (["--port", "99999"], "--port"),
+        (["--node-policy", "planner"], "NODE=POLICY"),
+        (["--node-policy", "planner=lenient"], "lenient"),
+        (["--base-url", "server:8000"], "http://"),
+        (["--queue", "-1"], "--queue"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], message: str) -> None:
+    process = subprocess.run(
+        [str(COMMAND), "serve", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert process.returncode == 2
+    assert message in " ".join(process.stderr.split())
