@@ -164,12 +164,15 @@ class OpenAIEngine:
 
     async def _find_out_about_ids(self) -> None:
         ids = await asyncio.to_thread(self._own_tokenizer.encode, _PROBE)
-        body = {"model": self._model, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        body = {"model": self._model, "max_tokens": 1, "temperature": 0}
         try:
-            answer = await self._servers.post("/completions", {**body, "prompt": _PROBE})
+            try:
+                answer = await self._servers.post("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
+            except ConfigurationError:  # some servers refuse what they do not know
+                answer = await self._servers.post("/completions", body | {"prompt": _PROBE})
             choice = answer["choices"][0]
             try:
-                await self._servers.post("/completions", {**body, "prompt": ids})
+                await self._servers.post("/completions", body | {"prompt": ids})
             except ConfigurationError:
                 self._accepts_ids = False
         except (KeyError, IndexError, TypeError) as error:

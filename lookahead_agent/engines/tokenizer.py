@@ -252,7 +252,9 @@ class HFTokenizer:
         import jinja2
 
         if self._tokenizer.chat_template is None:
-            raise ConfigurationError(f"{self._tokenizer.name_or_path} has no chat template: use an instruct model")
+            raise ConfigurationError(
+                f"{Path(self._tokenizer.name_or_path).name} has no chat template: use an instruct model"
+            )
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages),

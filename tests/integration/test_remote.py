@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from langchain_core.messages import AIMessageChunk
@@ -22,6 +24,7 @@ from lookahead_agent.errors import EngineError
 from tests.integration.conftest import descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy
 from tests.integration.tiny_models import questions
+from tests.waiting import becomes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = "A two and three makes five apples?"
@@ -128,6 +131,32 @@ def test_probabilities_and_forms_are_those_of_engines_in_this_process(pair: Pair
         mine, theirs = (background.run(likeliest(engines.target, prompt)) for engines in (here, there))
         assert len(theirs) == len(mine) == 20
         assert theirs == pytest.approx(mine, abs=1e-3)
+
+
+async def test_a_cancelled_call_stops_the_servers(pair: Pair) -> None:
+    with pair.llm(policy="exact", max_tokens=900, temperature=1.0) as llm:
+        await llm.ainvoke(LONG, max_tokens=1)
+        engines = llm._runtime.running  # type: ignore[union-attr]
+        assert engines is not None
+        assert engines.draft is not None
+        task = asyncio.create_task(llm.ainvoke(LONG))
+        # The server's own figure, which it renews with every step of its engine.
+        await becomes(lambda: requests_in(pair.target_port) > 0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await becomes(lambda: engines.target.in_flight == engines.draft.in_flight == 0)
+        await becomes(lambda: requests_in(pair.target_port) == requests_in(pair.draft_port) == 0)
+
+
+def requests_in(port: int) -> float:
+    """Requests that vLLM's server says it works on."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{"))
+    )
 
 
 def interrupted(llm: ChatLookahead, kill: Any) -> AIMessageChunk:

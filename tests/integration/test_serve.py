@@ -127,6 +127,19 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
         assert len(children) >= 2
         chat = ChatOpenAI(base_url=url + "/v1", api_key="secret", model="tiny", max_tokens=30)  # type: ignore[arg-type, call-arg]
         assert chat.invoke("A two?").text
+        # A server that tells texts and not tokens, as many do, can be the target of another model.
+        far = ChatLookahead(
+            model="tiny",
+            base_url=url + "/v1",
+            api_key="secret",  # type: ignore[arg-type]
+            tokenizer=str(tiny_pair[0]),
+            policy="off",
+            temperature=0,
+            max_tokens=30,
+        )
+        asked = "A two and three?"
+        assert (await far.ainvoke(asked)).text == (await chat.bind(temperature=0).ainvoke(asked)).text
+        far.close()
         async with httpx.AsyncClient(timeout=60, headers={"Authorization": "Bearer secret"}) as client:
             assert (await httpx.AsyncClient().get(url + "/v1/models")).status_code == 401
             await becomes_healthy(client, url)

@@ -17,13 +17,14 @@ from tests.integration.servers import TINY, free_port, kill, vllm_server
 from tests.integration.test_real_pair import NEAR_TIE, PROBLEMS
 
 JUDGE_ENGINE = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 28, "dtype": "float32"}
+MIXED = "qwen2.5-coder-1.5b-smollm2"
 PROMPT = "Do these say the same?\n\nA: {target}\n\nB: {draft}\n\nAnswer yes or no."
 
 
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[ChatLookahead]:
     """The packaged target with a draft that has another tokenizer."""
-    with ChatLookahead(model="qwen2.5-coder-1.5b-smollm2", temperature=0, max_tokens=120, return_token_ids=True) as llm:
+    with ChatLookahead(model=MIXED, temperature=0, max_tokens=120, return_token_ids=True) as llm:
         yield llm
 
 
@@ -86,19 +87,27 @@ def test_a_third_model_as_judge() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_judge_behind_a_server(server: JudgeServer) -> None:
-    with ChatLookahead(judge_model="smol", judge_url=server.url, policy="judge", temperature=0, max_tokens=100) as llm:
+def test_a_judge_behind_a_server(mixed: ChatLookahead, server: JudgeServer) -> None:
+    with ChatLookahead(
+        model=MIXED, judge_model="smol", judge_url=server.url, policy="judge", temperature=0, max_tokens=80
+    ) as llm:
         figures = judged(llm)
         assert figures["speculation_off"] is None
         assert figures["judge_calls"] > 0  # type: ignore[operator]
 
 
 @pytest.mark.timeout(1200)
-def test_killing_the_judge_leaves_the_targets_reply(server: JudgeServer) -> None:
+def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server: JudgeServer) -> None:
     # A judge that accepts nothing, so that the whole reply is the target's.
     policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 1.0, "judge_prompt": PROMPT}
     with ChatLookahead(
-        judge_model="smol", judge_url=server.url, temperature=0, max_tokens=150, return_token_ids=True, max_retries=0
+        model=MIXED,
+        judge_model="smol",
+        judge_url=server.url,
+        temperature=0,
+        max_tokens=80,
+        return_token_ids=True,
+        max_retries=0,
     ) as llm:
         whole: AIMessageChunk | None = None
         for number, chunk in enumerate(llm.stream(PROBLEMS[0], policy=policy)):
@@ -113,3 +122,12 @@ def test_killing_the_judge_leaves_the_targets_reply(server: JudgeServer) -> None
         alone = llm.invoke(PROBLEMS[0], policy="off").response_metadata["token_ids"]
         if first_difference(alone, ids) is not None:
             assert gap_in_nats(llm, PROBLEMS[0], alone, ids) < NEAR_TIE
+
+
+@pytest.mark.timeout(1200)
+def test_a_judge_that_is_away_leaves_the_target_alone(mixed: ChatLookahead) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    with ChatLookahead(
+        model=MIXED, judge_model="smol", judge_url=url, policy="judge", temperature=0, max_tokens=60
+    ) as llm:
+        assert "cannot be reached" in str(judged(llm)["speculation_off"])

@@ -341,8 +341,20 @@ def test_a_policy_can_leave_the_final_answer_to_the_target(answer_from_target: b
     assert message.response_metadata["lookahead"]["accepted"] > 0
 
 
-def test_a_judge_behind_a_server_is_checked_before_anything_loads() -> None:
+def test_models_behind_servers_are_checked_before_anything_loads() -> None:
+    url = "http://target/v1"
     for fields, message in (
+        ({"base_url": "target:8000"}, "http://"),
+        ({"base_url": []}, "no address"),
+        ({"base_url": [url, "ftp://target/v1"]}, "ftp://"),
+        ({"api_key": "secret"}, "base_url"),
+        ({"draft_api_key": "secret", "base_url": url}, "draft_url"),
+        ({"base_url": url, "token_speculation": "ngram"}, "--speculative-config"),
+        ({"base_url": url, "engine_args": {"dtype": "float32"}}, "dtype to the server"),
+        ({"draft_url": url, "draft_engine_args": {"dtype": "float32"}}, "dtype to the server"),
+        ({"tokenizer": "qwen2.5-coder-1.5b"}, "has its own"),
+        ({"base_url": url, "model": "big"}, "big"),
+        ({"embedding_url": url}, "embedding_model"),
         ({"judge_url": "http://judge/v1"}, "judge_model"),
         ({"judge_url": "judge:8000", "judge_model": "big"}, "http://"),
         ({"judge_api_key": "secret"}, "judge_url"),
@@ -351,5 +363,7 @@ def test_a_judge_behind_a_server_is_checked_before_anything_loads() -> None:
     ):
         with pytest.raises(LookaheadError, match=message):
             ChatLookahead(**fields)  # type: ignore[arg-type]
+    # The name on the server may be any, where somebody else's tokenizer is named.
+    ChatLookahead(base_url=url, model="big", tokenizer="qwen2.5-coder-1.5b", engine_args={"max_model_len": 4096})
     llm = ChatLookahead(judge_url="http://judge/v1", judge_model="big", judge_api_key="secret")  # type: ignore[arg-type]
     assert "secret" not in repr(llm)

@@ -44,6 +44,8 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
         (["agent", "x", "--policy", "lenient"], "lenient"),
         (["agent", "x", "--executor-policy", "lenient"], "lenient"),
         (["agent", "x", "--max-plans", "0"], "--max-plans"),
+        (["ask", "x", "--base-url", "target:8000"], "http://"),
+        (["agent", "x", "--draft-url", "draft:8000"], "http://"),
         (["models", "path", "gpt-5"], "gpt-5"),
         (["compare", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
     ],

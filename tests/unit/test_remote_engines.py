@@ -87,6 +87,19 @@ async def test_a_server_that_tells_only_texts(tokenizer: HFTokenizer, takes_ids:
     assert reply.text == REPLY
 
 
+async def test_a_server_that_refuses_what_it_does_not_know(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY, tells_ids=False)
+
+    def strict(request: httpx.Request) -> httpx.Response:
+        if b"return_token_ids" in request.content:
+            return httpx.Response(400, json={"error": {"message": "Extra inputs are not permitted"}})
+        return server(request)
+
+    engine = OpenAIEngine(RemoteModel(("http://one/v1",), "model"), tokenizer, transport=Fleet(one=strict))
+    await engine.connect()
+    assert await text(engine) == REPLY
+
+
 async def test_steps_are_exchanged_as_text_with_such_a_draft(tokenizer: HFTokenizer) -> None:
     target = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
     draft = engine_on({"two": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)

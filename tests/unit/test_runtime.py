@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from lookahead_agent import ChatLookahead
 from lookahead_agent import runtime as runtime_module
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
@@ -19,6 +21,7 @@ from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime import Runtime, RuntimeSpec
 from lookahead_agent.verifiers import EngineJudge
+from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
 from lookahead_agent.verifiers.remote_judge import RemoteJudge
 
 
@@ -117,6 +120,42 @@ def test_a_judge_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RuntimeSpec(MODELS, remote={"judge": RemoteModel(("http://judge/v1",), "big")})
     _, engines = started(spec, "judge", monkeypatch)
     assert isinstance(engines.judge, RemoteJudge)
+
+
+def test_an_embedding_model_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RuntimeSpec(MODELS, remote={"embedding": RemoteModel(("http://embedding/v1",), "minilm")})
+    _, engines = started(spec, "fast", monkeypatch)
+    assert isinstance(engines.embedder, RemoteEmbedder)
+
+
+@pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
+def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
+    there = RemoteModel(("http://there/v1",), "model")
+    for here, remote in (("target", "draft"), ("draft", "target")):
+        runtime = Runtime(RuntimeSpec(MODELS, remote={remote: there}), expects_draft=True)
+        assert runtime._config(here, FOLDER, {}).cores == binding(available_cores())
+
+
+def test_an_engine_whose_partner_is_elsewhere_has_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "runs_on_cpu", lambda: False)
+    both = Runtime(RuntimeSpec(MODELS), expects_draft=True)
+    assert "gpu_memory_utilization" in dict(both._config("target", FOLDER, {}).arguments)
+    runtime = Runtime(RuntimeSpec(MODELS, remote={"draft": RemoteModel(("http://there/v1",))}), expects_draft=True)
+    assert "gpu_memory_utilization" not in dict(runtime._config("target", FOLDER, {}).arguments)
+
+
+def test_a_collected_runtime_gives_its_engines_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
+    released: list[VLLMConfig] = []
+    pool.release = released.append  # type: ignore[method-assign]
+    monkeypatch.setattr(runtime_module, "POOL", pool)
+    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
+    llm = ChatLookahead(policy="exact", engine_args={"max_num_seqs": 7})
+    llm.start()
+    assert len(pool.started) == 2
+    del llm
+    gc.collect()
+    assert sorted(config.key for config in released) == sorted(config.key for config in pool.started)
 
 
 def test_without_its_judge_a_policy_runs_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
