@@ -90,11 +90,11 @@ def _run() -> int:
 
 def _shut_down() -> None:
     from lookahead_agent.engines.shared import POOL
-    from lookahead_agent.engines.vllm_engine import end_processes, worker_processes
+    from lookahead_agent.engines.vllm_engine import child_processes, end_processes
 
     POOL.close()
     # A download or a conversion that a thread of ours was waiting for.
-    end_processes(worker_processes())
+    end_processes(child_processes())
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:

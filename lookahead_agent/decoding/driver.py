@@ -477,16 +477,25 @@ class _Driver:
         return job in self._writing and self._writing[job].stream.source is Source.TARGET
 
     async def _close_everything(self) -> None:
-        for job in list(self._writing):
-            self._abort(job)
-        for task in self._tasks.values():
-            task.cancel()
-        cleaning = asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)
+        cleaning = asyncio.gather(self._clean())
         try:
             await asyncio.shield(cleaning)
         except asyncio.CancelledError:  # cancelled again: the engine's requests must still be aborted first
             await cleaning
             raise
-        for result in cleaning.result():
+
+    async def _clean(self) -> None:
+        """End every job and every engine request, and count what they had written."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)
+        # One request may have written several steps that are not decided.
+        streams = {written.stream for written in self._writing.values()} | set(self._open.values())
+        for job, written in self._writing.items():
+            self._fates(written.stream).aborted += written.generated
+            self._tell("aborted", job, written)
+        for stream in streams:
+            self._fates(stream).aborted += len(stream.unread)
+        for result in await asyncio.gather(*(stream.close() for stream in streams), return_exceptions=True):
             if isinstance(result, Exception):
                 logger.warning("closing an engine request failed: %s", result)

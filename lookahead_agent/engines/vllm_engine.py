@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -233,6 +234,21 @@ def end_processes(processes: Sequence[psutil.Process] | set[psutil.Process], pat
 
 
 def worker_processes() -> set[psutil.Process]:
+    """Processes that were started by `multiprocessing`, as vLLM does, and theirs.
+
+    What the user's program starts otherwise, possibly just now, is not ours to end.
+    """
+    workers: set[psutil.Process] = set()
+    for child in multiprocessing.active_children():
+        try:
+            process = psutil.Process(child.pid)
+            workers |= {process, *process.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            logger.debug("process %d had already ended", child.pid)
+    return workers
+
+
+def child_processes() -> set[psutil.Process]:
     """Processes that this one has started, and theirs, but for Python's resource tracker.
 
     The tracker ends by itself after the others; ended before them it complains about what they did not give back.

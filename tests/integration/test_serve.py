@@ -53,10 +53,10 @@ async def load(url: str, seed: int) -> list[int]:
         )
 
 
-def memory() -> float:
-    """Resident memory of this process and its engines, in MiB."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return sum(process.memory_info().rss for process in processes) / 2**20
+def memory() -> tuple[float, float]:
+    """Resident memory of this process, and of its engines, in MiB."""
+    own, *engines = psutil.Process(), *psutil.Process().children(recursive=True)
+    return own.memory_info().rss / 2**20, sum(process.memory_info().rss for process in engines) / 2**20
 
 
 def unfinished(engine: Any) -> int:
@@ -79,12 +79,13 @@ def small_cache(tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
         engine_args=arguments,
         draft_engine_args=arguments,
     ) as llm:
+        llm.start()
         yield llm
 
 
 @pytest.mark.timeout(900)
 async def test_sixty_four_streams_of_which_a_third_leave(small_cache: ChatLookahead) -> None:
-    figures: list[float] = []
+    figures: list[tuple[float, float]] = []
     with serving(small_cache, concurrent=24, queue=STREAMS) as (url, writer):
         engines = small_cache._runtime.running  # type: ignore[union-attr]
         assert engines is not None
@@ -98,8 +99,10 @@ async def test_sixty_four_streams_of_which_a_third_leave(small_cache: ChatLookah
             figures.append(memory())
         async with httpx.AsyncClient() as client:
             text = (await client.get(url + "/metrics")).text
-    print("MiB after each round:", *(f"{figure:.0f}" for figure in figures))
-    assert figures[-1] < figures[1] * 1.02
+    print("MiB of server and engines after each round:", *(f"{own:.0f}+{engines:.0f}" for own, engines in figures))
+    assert figures[-1][0] < figures[1][0] * 1.02
+    # vLLM's workers keep something for every size of a batch that they meet, less and less of it.
+    assert figures[-1][1] < figures[1][1] * 1.1
     assert "lookahead_running 0.0" in text
 
 

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
 from lookahead_agent.engines.cores import binding, share_cores
 from lookahead_agent.engines.shared import EnginePool
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
+from lookahead_agent.engines.vllm_engine import child_processes, end_processes, worker_processes
 from lookahead_agent.errors import EngineError, EngineStartError
 
 
@@ -158,3 +162,21 @@ def test_without_vllm_the_error_names_the_extra() -> None:
         "    raise AssertionError('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_workers_are_ours_to_end() -> None:
+    users = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    worker.start()
+    try:
+        assert worker.pid is not None
+        found = {process.pid for process in worker_processes()}
+        assert worker.pid in found
+        assert users.pid not in found
+        assert {worker.pid, users.pid} <= {process.pid for process in child_processes()}
+        end_processes(worker_processes())
+        assert not psutil.pid_exists(worker.pid)
+        assert users.poll() is None
+    finally:
+        worker.kill()
+        users.communicate()
