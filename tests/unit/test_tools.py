@@ -1,0 +1,229 @@
+"""What the agent's tools do, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tools.files import inside, make_file_tools, read_text, write_text
+from tools.http_get import HttpLimits, fetch, make_http_tool
+from tools.sql import SqlLimits, make_sql_tool, query
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE items (name TEXT, price REAL, picture BLOB)")
+        rows = [(f"item {number}", number * 1.5, b"x" * 9) for number in range(100)]
+        connection.executemany("INSERT INTO items VALUES (?, ?, ?)", rows)
+    connection.close()
+    return path
+
+
+def test_sql_answers(database: Path) -> None:
+    assert query(database, "SELECT count(*) AS n, sum(price) FROM items") == "n | sum(price)\n100 | 7425.0"
+    assert query(database, "SELECT picture, NULL FROM items LIMIT 1") == "picture | NULL\n(9 bytes) | NULL"
+    assert query(database, "SELECT name FROM items WHERE price < 0") == "name\n(no rows)"
+    assert query(database, "SELECT name FROM items", SqlLimits(rows=2)).splitlines()[-1].startswith("(more than 2 rows")
+    assert query(
+        database, "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x+1 FROM n WHERE x<5) SELECT max(x) FROM n"
+    )
+    sql = make_sql_tool(database)
+    assert "CREATE TABLE items (name TEXT, price REAL" in sql.description
+    assert sql.invoke({"statement": "SELECT max(price) FROM items"}) == "max(price)\n148.5"
+    assert "no such column" in sql.invoke({"statement": "SELECT colour FROM items"})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM items",
+        "INSERT INTO items VALUES ('x', 1, NULL)",
+        "UPDATE items SET price = 0",
+        "DROP TABLE items",
+        "CREATE TABLE other (x)",
+        "CREATE TEMP TABLE other (x)",
+        "ATTACH DATABASE 'other.sqlite' AS other",
+        "ATTACH ':memory:' AS m",
+        "PRAGMA writable_schema = 1",
+        "PRAGMA journal_mode = DELETE",
+        "VACUUM INTO 'copy.sqlite'",
+        "SELECT load_extension('evil')",
+        "BEGIN; DELETE FROM items",
+        "SELECT 1; DROP TABLE items",
+        "REINDEX",
+        "",
+    ],
+)
+def test_sql_changes_nothing(database: Path, statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(database.parent)
+    with pytest.raises(ValueError, match=r"only SELECT|one statement|SQLite says"):
+        query(database, statement)
+    assert query(database, "SELECT count(*) FROM items").endswith("100")
+    assert os.listdir(database.parent) == ["shop.sqlite"]
+
+
+def test_sql_that_never_ends(database: Path) -> None:
+    endless = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x+1 FROM n) SELECT sum(x) FROM n"
+    with pytest.raises(ValueError, match=r"more than 0\.2 s"):
+        query(database, endless, SqlLimits(seconds=0.2))
+
+
+def test_what_is_no_database(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no database"):
+        make_sql_tool(tmp_path / "none.sqlite")
+    (tmp_path / "text.sqlite").write_text("hello " * 100)
+    with pytest.raises(ValueError, match="not a SQLite database"):
+        make_sql_tool(tmp_path / "text.sqlite")
+
+
+def test_files(tmp_path: Path) -> None:
+    read, write = make_file_tools(tmp_path)
+    assert write.invoke({"name": "notes/plan.md", "text": "one\ntwo\nthree"}) == "wrote 13 bytes to notes/plan.md"
+    assert read.invoke({"name": "notes/plan.md"}) == "one\ntwo\nthree"
+    assert read_text(tmp_path, "notes/plan.md", 2, 1) == "two\n(1 more lines)"
+    assert "notes/" in read.invoke({"name": "missing.txt"})
+    assert "is a folder; it has plan.md" in read.invoke({"name": "notes"})
+    (tmp_path / "picture").write_bytes(b"\xff\xfe\x00")
+    assert "not a text file" in read.invoke({"name": "picture"})
+    assert "longer than" in write.invoke({"name": "big", "text": "x" * (2 << 20)})
+    with pytest.raises(ValueError, match="no folder"):
+        make_file_tools(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/../../secret", "link/secret", "direct", "", ".", "a\0b", "~/../../x/../.."]
+)
+def test_files_outside_stay_outside(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "secret").write_text("hidden")
+    (root / "link").symlink_to(tmp_path)
+    (root / "direct").symlink_to(tmp_path / "secret")
+    for attempt in (lambda: read_text(root, name), lambda: write_text(root, name, "overwritten")):
+        with pytest.raises(ValueError, match=r"outside|needs a name"):
+            attempt()
+    assert (tmp_path / "secret").read_text() == "hidden"
+
+
+def test_a_link_inside_may_point_inside(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("here")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert inside(tmp_path, "b") == (tmp_path / "a").resolve()
+
+
+Answer = Callable[[httpx.Request], httpx.Response]
+PUBLIC = "93.184.216.34"
+
+
+def get(url: str, answer: Answer, address: str = PUBLIC, limits: HttpLimits | None = None) -> str:
+    allowed = ["example.org", ".example.com", "127.0.0.1", "localhost", "[::1]", "::1"]
+    return fetch(url, allowed, limits, resolving=lambda *_: [address], transport=httpx.MockTransport(answer))
+
+
+def test_pages_as_text() -> None:
+    page = "<html><head><title>x</title></head><body><script>evil()</script><h1>Tea</h1><p>Leaves &amp; water.</p>"
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, html=page)
+
+    assert get("https://example.org/tea?x=1", answer) == "Tea\nLeaves & water."
+    assert seen[0].url.host == PUBLIC, "the address that was looked at is the one that is asked"
+    assert seen[0].headers["Host"] == "example.org"
+    assert seen[0].extensions["sni_hostname"] == "example.org"
+    assert get("http://www.example.com/", lambda _: httpx.Response(200, json={"a": 1})) == '{"a":1}'
+    assert get(
+        "http://example.org", lambda _: httpx.Response(200, text="x" * 99), limits=HttpLimits(text=9)
+    ).startswith("x" * 9 + "\n")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "192.168.0.1",
+        "169.254.169.254",
+        "0.0.0.0",
+        "::1",
+        "fe80::1%eth0",
+        "fd00::1",
+        "::ffff:127.0.0.1",
+        "224.0.0.1",
+        "100.64.0.1",
+    ],
+)
+def test_private_addresses_are_not_fetched(address: str) -> None:
+    with pytest.raises(ValueError, match="private address"):
+        get("http://example.org/", lambda _: httpx.Response(200, text="secret"), address)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://evil.org/", "not allowed"),
+        ("http://example.org.evil.org/", "not allowed"),
+        ("http://notexample.com/", "not allowed"),
+        ("http://example.org@evil.org/", "user name"),
+        ("http://user:pass@example.org/", "user name"),
+        ("file:///etc/passwd", "not an http"),
+        ("gopher://example.org/", "not an http"),
+        ("example.org", "not an http"),
+        ("http://example.org:99999/", "port"),
+    ],
+)
+def test_addresses_that_are_not_allowed(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        get(url, lambda _: httpx.Response(200, text="secret"))
+
+
+def test_names_that_resolve_to_this_machine() -> None:
+    tool = make_http_tool(["localhost"])
+    assert "private address" in tool.invoke({"url": "http://localhost:1/"})
+    with pytest.raises(ValueError, match="name the hosts"):
+        make_http_tool([])
+
+
+def test_redirects_are_checked_like_the_first_address() -> None:
+    def to(location: str) -> Answer:
+        return lambda request: (
+            httpx.Response(302, headers={"Location": location})
+            if request.url.path == "/start"
+            else httpx.Response(200, text="arrived")
+        )
+
+    assert get("http://example.org/start", to("/end")) == "arrived"
+    for location in ("http://evil.org/", "file:///etc/passwd"):
+        with pytest.raises(ValueError, match=r"not allowed|not an http"):
+            get("http://example.org/start", to(location))
+    with pytest.raises(ValueError, match="redirects"):
+        get("http://example.org/start", to("/start"))
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        (httpx.Response(404), "answered 404"),
+        (httpx.Response(200, content=b"x" * 2000), "longer than 1000 bytes"),
+        (httpx.Response(200, content=b"x", headers={"Content-Type": "image/png"}), "image/png"),
+    ],
+)
+def test_pages_that_cannot_be_had(response: httpx.Response, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        get("http://example.org/", lambda _: response, limits=HttpLimits(size=1000))
+
+
+def test_a_host_that_does_not_answer() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("timed out")
+
+    with pytest.raises(ValueError, match="cannot be reached: timed out"):
+        get("http://example.org/", answer)
