@@ -42,3 +42,28 @@ def template(kind: str, name: str) -> ModuleType:
 def build_plan_execute(*args: Any, **kwargs: Any) -> Any:
     """Build the plan-and-execute graph: see `graphs/plan_execute.py`, whose arguments these are."""
     return template("graphs", "plan_execute").build_plan_execute(*args, **kwargs)
+
+
+def build_react(*args: Any, **kwargs: Any) -> Any:
+    """Build the ReAct graph: see `graphs/react.py`, whose arguments these are."""
+    return template("graphs", "react").build_react(*args, **kwargs)
+
+
+def build_rewoo(*args: Any, **kwargs: Any) -> Any:
+    """Build the ReWOO graph: see `graphs/rewoo.py`, whose arguments these are."""
+    return template("graphs", "rewoo").build_rewoo(*args, **kwargs)
+
+
+def build_reflection(*args: Any, **kwargs: Any) -> Any:
+    """Build the reflection graph: see `graphs/reflection.py`, whose arguments these are."""
+    return template("graphs", "reflection").build_reflection(*args, **kwargs)
+
+
+def build_supervisor(*args: Any, **kwargs: Any) -> Any:
+    """Build the supervisor graph: see `graphs/supervisor.py`, whose arguments these are."""
+    return template("graphs", "supervisor").build_supervisor(*args, **kwargs)
+
+
+def build_self_consistency(*args: Any, **kwargs: Any) -> Any:
+    """Build the self-consistency graph: see `graphs/self_consistency.py`, whose arguments these are."""
+    return template("graphs", "self_consistency").build_self_consistency(*args, **kwargs)

@@ -1,0 +1,168 @@
+"""ReAct: think, act, look at what came of it, and think again (Yao et al., 2022).
+
+    thinker ──▶ actor ──▶ tools ──▶ thinker …
+                  └──▶ (answer)        └──▶ finisher (a limit is reached)
+
+The thinker only thinks aloud: a thought may be put in other words, so its policy may be lenient ("balanced"). The actor
+calls tools and answers, so its policy is strict; a tool call itself is always the target's own. Before a tool that
+writes, the graph asks (`interrupt`), if it has a checkpointer.
+
+    from lookahead_agent import ChatLookahead
+    llm = ChatLookahead(policies={"thinker": "balanced", "actor": "strict"})
+    graph = build_react(llm, [calculator])
+    graph.invoke({"question": "..."})["answer"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import RetryPolicy, interrupt
+
+from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+
+THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
+far and what to do next. Do not work out results, and do not answer yet."""
+
+ACTOR = """You solve a problem with tools, one call at a time. Do what the last thought says: call a tool. If the \
+results already answer the problem, write the answer in one short sentence instead."""
+
+FINISHER = """You answer a problem from the results that there are. Say what is certain and what is missing, in one \
+or two short sentences. Do not calculate."""
+
+
+class ReactState(TypedDict, total=False):
+    """The graph's state; only `question` is given at the start.
+
+    `messages` are thoughts, calls and observations, `spent` is what the run has cost, and `stopped` says which limit
+    ended it, if one did.
+    """
+
+    question: str
+    messages: Annotated[list[AnyMessage], add_messages]
+    spent: Annotated[Spent, add_spent]
+    answer: str
+    stopped: str
+
+
+def build_react(
+    llm: BaseChatModel,
+    tools: Sequence[BaseTool],
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+    *,
+    ask_before: Collection[str] = (),
+    limits: Limits | None = None,
+) -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
+    """Build the graph.
+
+    Args:
+        llm: Chat model that can call tools.
+        tools: What the actor may call.
+        checkpointer: Saves the state after every node; needed for `ask_before`.
+        ask_before: Names of tools before which the graph stops and asks. It goes on with
+            `Command(resume=True)`, or `Command(resume="why not")` if the call is not to be made.
+        limits: What a run may cost.
+
+    Raises:
+        ValueError: No tools, or `ask_before` names none of them, or has no checkpointer.
+    """
+    if not tools:
+        raise ValueError("the actor needs at least one tool")
+    by_name = {tool.name: tool for tool in tools}
+    if unknown := sorted(set(ask_before) - by_name.keys()):
+        raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
+    if ask_before and checkpointer is None:
+        raise ValueError("ask_before needs a checkpointer: a run that waits is kept there")
+    limits = limits or Limits()
+    caller = llm.bind_tools(list(tools))
+
+    def thinker(state: ReactState) -> ReactState:
+        with Meter() as meter:
+            history = [HumanMessage(state["question"]), *state.get("messages", [])]
+            thought = llm.invoke([SystemMessage(THINKER), *history, HumanMessage("What next?")])
+            meter.count(thought)
+        return {"messages": [AIMessage(f"Thought: {thought.text.strip()}")], "spent": meter.spent}
+
+    def actor(state: ReactState) -> ReactState:
+        with Meter() as meter:
+            reply = caller.invoke(
+                [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")]
+            )
+            meter.count(reply)
+        if reply.tool_calls:
+            return {"messages": [reply], "spent": meter.spent}
+        return {"messages": [reply], "spent": meter.spent, "answer": reply.text.strip()}
+
+    def use_tools(state: ReactState) -> ReactState:
+        last = state["messages"][-1]
+        assert isinstance(last, AIMessage)
+        # All questions first: what follows an interrupt runs again when the graph goes on.
+        refusals = {call["id"]: _ask(call) for call in last.tool_calls if call["name"] in ask_before}
+        with Meter() as meter:
+            observed: list[AnyMessage] = [_observe(call, by_name, refusals.get(call["id"])) for call in last.tool_calls]
+            meter.count(*observed)
+        return {"messages": observed, "spent": meter.spent}
+
+    def finisher(state: ReactState) -> ReactState:
+        with Meter() as meter:
+            reply = llm.invoke(
+                [
+                    SystemMessage(FINISHER),
+                    HumanMessage(state["question"]),
+                    *state.get("messages", []),
+                    HumanMessage("Answer."),
+                ]
+            )
+            meter.count(reply)
+        return {"answer": reply.text.strip(), "stopped": limits.reached(state.get("spent")) or "", "spent": meter.spent}
+
+    def after_actor(state: ReactState) -> Literal["tools", "__end__"]:
+        last = state["messages"][-1]
+        return "tools" if isinstance(last, AIMessage) and last.tool_calls else "__end__"
+
+    def after_tools(state: ReactState) -> Literal["thinker", "finisher"]:
+        return "finisher" if limits.reached(state.get("spent")) else "thinker"
+
+    graph = StateGraph(ReactState)
+    graph.add_node("thinker", thinker)
+    graph.add_node("actor", actor)
+    # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
+    graph.add_node("tools", use_tools, retry_policy=RetryPolicy(max_attempts=2))
+    graph.add_node("finisher", finisher)
+    graph.add_edge(START, "thinker")
+    graph.add_edge("thinker", "actor")
+    graph.add_conditional_edges("actor", after_actor)
+    graph.add_conditional_edges("tools", after_tools)
+    graph.add_edge("finisher", END)
+    return graph.compile(checkpointer=checkpointer)
+
+
+def _ask(call: Any) -> str | None:
+    """Ask whether a call is to be made; None if it is, else why not."""
+    decision = interrupt({"tool": call["name"], "arguments": call["args"], "question": "May this call be made?"})
+    if decision is True:
+        return None
+    return decision if isinstance(decision, str) and decision else "the user does not want this call"
+
+
+def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:
+    def failed(reason: str) -> ToolMessage:
+        return ToolMessage(reason, tool_call_id=call["id"], name=call["name"], status="error")
+
+    if refusal is not None:
+        return failed(f"not carried out: {refusal}")
+    if call["name"] not in tools:
+        return failed(f"there is no tool {call['name']}; there are {', '.join(tools)}")
+    try:
+        message: ToolMessage = tools[call["name"]].invoke({**call, "type": "tool_call"})
+    except ValueError as error:  # arguments that do not fit the tool's schema
+        return failed(f"wrong arguments: {error}")
+    return message

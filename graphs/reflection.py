@@ -1,0 +1,148 @@
+"""Reflection: write, criticise, revise, until the critic has nothing to say or the budget is spent.
+
+    writer ──▶ critic ──▶ decider ──▶ reviser ──▶ critic … ──▶ (answer)
+
+A critique is a thought: whether it says "the unit is missing" or "there is no unit" changes nothing, so the critic may
+be lenient. The decider says whether something has to change, one word by schema and so the target's own. Writer and
+reviser produce what leaves the agent, so they are strict.
+
+    from lookahead_agent import ChatLookahead
+    llm = ChatLookahead(policies={"critic": "balanced", "writer": "strict", "reviser": "strict"})
+    graph = build_reflection(llm)
+    graph.invoke({"task": "..."})["answer"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+
+WRITER = """You carry out a task carefully. Think in short steps with a blank line between them, and end with the \
+result."""
+
+CRITIC = """You are a strict but fair reviewer. Check the text against the task, point by point: is everything there \
+that was asked, and is everything right? Think in short steps with a blank line between them. Say at the end what has \
+to change, or that nothing has to."""
+
+DECIDER = (
+    """You decide by a reviewer's critique whether a text has to be revised. Small matters of taste are no reason."""
+)
+
+REVISER = """You improve a text by a reviewer's critique. Write the whole text anew, with what the critique asks for \
+and without talking about it."""
+
+VERDICT = {
+    "title": "verdict",
+    "description": "Whether the text has to be revised.",
+    "type": "object",
+    "properties": {"verdict": {"enum": ["good", "revise"]}},
+    "required": ["verdict"],
+}
+
+
+class ReflectionState(TypedDict, total=False):
+    """The graph's state; only `task` is given at the start. `stopped` says which limit ended it, if one did."""
+
+    task: str
+    answer: str
+    critique: str
+    good: bool
+    revisions: int
+    spent: Annotated[Spent, add_spent]
+    stopped: str
+
+
+def build_reflection(
+    llm: BaseChatModel,
+    tools: Sequence[BaseTool] = (),
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+    *,
+    max_revisions: int = 2,
+    limits: Limits | None = None,
+) -> CompiledStateGraph[ReflectionState, None, ReflectionState, ReflectionState]:
+    """Build the graph.
+
+    Args:
+        llm: Chat model.
+        tools: None are used; for likeness with the other templates.
+        checkpointer: Saves the state after every node.
+        max_revisions: How often the text is revised at most.
+        limits: What a run may cost.
+
+    Raises:
+        ValueError: Tools, or a negative number of revisions.
+    """
+    if tools:
+        raise ValueError("reflection uses no tools: give them to react or plan_execute")
+    if max_revisions < 0:
+        raise ValueError("max_revisions is at least 0")
+    limits = limits or Limits()
+    judge = llm.with_structured_output(VERDICT, include_raw=True)
+
+    def writer(state: ReflectionState) -> ReflectionState:
+        with Meter() as meter:
+            reply = llm.invoke([SystemMessage(WRITER), HumanMessage(state["task"])])
+            meter.count(reply)
+        return {"answer": reply.text.strip(), "revisions": 0, "spent": meter.spent}
+
+    def critic(state: ReflectionState) -> ReflectionState:
+        with Meter() as meter:
+            task = f"Task: {state['task']}\n\nText:\n{state['answer']}"
+            reply = llm.invoke([SystemMessage(CRITIC), HumanMessage(task)])
+            meter.count(reply)
+        return {"critique": reply.text.strip(), "spent": meter.spent}
+
+    def decider(state: ReflectionState) -> ReflectionState:
+        with Meter() as meter:
+            task = f"Task: {state['task']}\n\nText:\n{state['answer']}\n\nCritique:\n{state['critique']}"
+            decided: Any = judge.invoke([SystemMessage(DECIDER), HumanMessage(task)])
+            meter.count(decided["raw"])
+        # A verdict that cannot be read is none: the critique stands.
+        good = isinstance(decided["parsed"], dict) and decided["parsed"].get("verdict") == "good"
+        return {"good": good, "spent": meter.spent}
+
+    def reviser(state: ReflectionState) -> ReflectionState:
+        with Meter() as meter:
+            task = f"Task: {state['task']}\n\nText:\n{state['answer']}\n\nCritique:\n{state['critique']}"
+            reply = llm.invoke([SystemMessage(REVISER), HumanMessage(task)])
+            meter.count(reply)
+        # A reviser that says nothing has improved nothing.
+        text = reply.text.strip() or state["answer"]
+        return {"answer": text, "revisions": state["revisions"] + 1, "spent": meter.spent}
+
+    def end(state: ReflectionState) -> ReflectionState:
+        return {"stopped": "" if state.get("good") else _stop(state) or ""}
+
+    def _stop(state: ReflectionState) -> str | None:
+        if state["revisions"] >= max_revisions:
+            return f"the limit of {max_revisions} revisions is reached"
+        return limits.reached(state.get("spent"))
+
+    def after_writing(state: ReflectionState) -> Literal["critic", "end"]:
+        return "end" if _stop(state) else "critic"
+
+    def after_decider(state: ReflectionState) -> Literal["reviser", "end"]:
+        return "end" if state["good"] or _stop(state) else "reviser"
+
+    graph = StateGraph(ReflectionState)
+    graph.add_node("writer", writer)
+    graph.add_node("critic", critic)
+    graph.add_node("decider", decider)
+    graph.add_node("reviser", reviser)
+    graph.add_node("end", end)
+    graph.add_edge(START, "writer")
+    graph.add_conditional_edges("writer", after_writing)
+    graph.add_edge("critic", "decider")
+    graph.add_conditional_edges("decider", after_decider)
+    graph.add_conditional_edges("reviser", after_writing)
+    graph.add_edge("end", END)
+    return graph.compile(checkpointer=checkpointer)

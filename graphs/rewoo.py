@@ -1,0 +1,255 @@
+"""ReWOO: plan all tool calls once, with placeholders, carry them out, and solve (Xu et al., 2023).
+
+    planner ──▶ caller ──▶ worker ×n (those whose inputs are known, at once) ──▶ … ──▶ solver
+
+One long thought instead of many short ones: the planner is where the time goes, and where lookahead gains. It only
+thinks, so it may be "balanced". The caller puts its plan into calls, JSON by schema and so the target's own. The solver
+answers, so it is strict.
+
+    from lookahead_agent import ChatLookahead
+    llm = ChatLookahead(policies={"planner": "balanced", "solver": "strict"})
+    graph = build_rewoo(llm, [calculator])
+    graph.invoke({"question": "..."})["answer"]
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import RetryPolicy, Send
+
+from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+
+PLANNER = """You plan how to solve a problem with tools, of which there are:
+{tools}
+
+Think in a few short thoughts, with a blank line between thoughts: what is given, what is asked, and which calls lead \
+there. Do not work out results. Then write the plan, one call per line, the last one giving the answer:
+
+1. Cost of the pens: 12 * 1.50
+2. Cost of everything: result 1 + 60"""
+
+CALLER = """You put a plan into tool calls, one for each line of it, in its order. An argument that needs the result \
+of call 1 has #E1 in its place, that of call 2 #E2, and so on. The tools are:
+{tools}"""
+
+SOLVER = """You answer a problem from results that were already found. Trust the results and do not calculate again. \
+Answer in one short sentence."""
+
+_REFERENCE = re.compile(r"#E(\d+)")
+
+
+class PlannedCall(TypedDict):
+    """A tool call whose arguments may name the results of others."""
+
+    number: int
+    tool: str
+    arguments: dict[str, Any]
+
+
+class Evidence(TypedDict):
+    """What a call found."""
+
+    call: PlannedCall
+    output: str
+    failed: bool
+
+
+class RewooState(TypedDict, total=False):
+    """The graph's state; only `question` is given at the start."""
+
+    question: str
+    thoughts: str
+    plan: list[PlannedCall]
+    evidence: Annotated[list[Evidence], operator.add]
+    spent: Annotated[Spent, add_spent]
+    answer: str
+    stopped: str
+
+
+class WorkerState(TypedDict):
+    """What one worker is given: a call whose arguments are known."""
+
+    call: PlannedCall
+
+
+def build_rewoo(
+    llm: BaseChatModel,
+    tools: Sequence[BaseTool],
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+    *,
+    limits: Limits | None = None,
+) -> CompiledStateGraph[RewooState, None, RewooState, RewooState]:
+    """Build the graph.
+
+    Args:
+        llm: Chat model.
+        tools: What the plan may call.
+        checkpointer: Saves the state after every node.
+        limits: What a run may cost.
+
+    Raises:
+        ValueError: No tools.
+    """
+    if not tools:
+        raise ValueError("the plan needs at least one tool")
+    by_name = {tool.name: tool for tool in tools}
+    limits = limits or Limits()
+    described = "\n".join(_described(tool) for tool in tools)
+    writer = llm.with_structured_output(_schema(tools), include_raw=True)
+
+    def planner(state: RewooState) -> RewooState:
+        with Meter() as meter:
+            reply = llm.invoke([SystemMessage(PLANNER.format(tools=described)), HumanMessage(state["question"])])
+            meter.count(reply)
+        return {"thoughts": reply.text.strip(), "spent": meter.spent}
+
+    def caller(state: RewooState) -> RewooState:
+        with Meter() as meter:
+            task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
+            written: Any = writer.invoke([SystemMessage(CALLER.format(tools=described)), HumanMessage(task)])
+            meter.count(written["raw"])
+        return {"plan": _calls(written["parsed"]), "spent": meter.spent}
+
+    def worker(state: WorkerState) -> RewooState:
+        with Meter() as meter:
+            evidence = _carry_out(state["call"], by_name)
+        return {"evidence": [evidence], "spent": add_spent(meter.spent, Spent(steps=1))}
+
+    def gather(state: RewooState) -> RewooState:
+        """Waits for all workers of a round."""
+        return {}
+
+    def solver(state: RewooState) -> RewooState:
+        stopped = limits.reached(state.get("spent"))
+        with Meter() as meter:
+            found = _listed(state)
+            note = (
+                f"\n\nNot all calls were made: {stopped}. Say what is certain and what is missing." if stopped else ""
+            )
+            task = f"Problem: {state['question']}\n\nResults, of which the last one is the final one:\n{found}{note}"
+            reply = llm.invoke([SystemMessage(SOLVER), HumanMessage(task)])
+            meter.count(reply)
+        return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
+
+    def next_round(state: RewooState) -> list[Send] | str:
+        """The calls whose inputs are known, all at once; the solver, when there is none."""
+        outputs = {entry["call"]["number"]: entry for entry in state.get("evidence", [])}
+        if limits.reached(state.get("spent")):
+            return "solver"
+        ready = []
+        for call in state["plan"]:
+            needed = _needed(call)
+            if call["number"] in outputs or not needed <= outputs.keys():
+                continue
+            if any(outputs[number]["failed"] for number in needed):
+                continue
+            results = {number: outputs[number]["output"] for number in needed}
+            ready.append(Send("worker", WorkerState(call=_filled(call, results))))
+        return ready or "solver"
+
+    graph = StateGraph(RewooState)
+    graph.add_node("planner", planner)
+    graph.add_node("caller", caller)
+    graph.add_node("worker", worker, retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
+    graph.add_node("gather", gather)
+    graph.add_node("solver", solver)
+    graph.add_edge(START, "planner")
+    graph.add_edge("planner", "caller")
+    graph.add_conditional_edges("caller", next_round, ["worker", "solver"])
+    graph.add_edge("worker", "gather")
+    graph.add_conditional_edges("gather", next_round, ["worker", "solver"])
+    graph.add_edge("solver", END)
+    return graph.compile(checkpointer=checkpointer)
+
+
+def _schema(tools: Sequence[BaseTool]) -> dict[str, Any]:
+    """JSON schema of a list of calls, whose arguments may also be texts with placeholders."""
+    calls = []
+    for tool in tools:
+        function = convert_to_openai_tool(tool)["function"]
+        properties = {
+            name: {"anyOf": [kind, {"type": "string"}]} if kind.get("type") != "string" else kind
+            for name, kind in function["parameters"]["properties"].items()
+        }
+        arguments = {"type": "object", "properties": properties, "additionalProperties": False}
+        arguments["required"] = function["parameters"].get("required", [])
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"tool": {"const": function["name"]}, "arguments": arguments},
+                "required": ["tool", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    return {
+        "title": "calls",
+        "description": "Tool calls.",
+        "type": "object",
+        "properties": {"calls": {"type": "array", "items": {"anyOf": calls}}},
+        "required": ["calls"],
+    }
+
+
+def _calls(parsed: Any) -> list[PlannedCall]:
+    """The planned calls; none, if the model wrote none that can be read."""
+    listed = parsed.get("calls", []) if isinstance(parsed, dict) else []
+    return [
+        PlannedCall(number=number, tool=str(call["tool"]), arguments=dict(call["arguments"]))
+        for number, call in enumerate(listed, 1)
+    ]
+
+
+def _needed(call: PlannedCall) -> set[int]:
+    return {int(number) for number in _REFERENCE.findall(json.dumps(call["arguments"]))}
+
+
+def _filled(call: PlannedCall, results: dict[int, str]) -> PlannedCall:
+    def fill(value: Any) -> Any:
+        if isinstance(value, str):
+            return _REFERENCE.sub(lambda match: results[int(match[1])], value)
+        if isinstance(value, list):
+            return [fill(entry) for entry in value]
+        if isinstance(value, dict):
+            return {key: fill(entry) for key, entry in value.items()}
+        return value
+
+    return PlannedCall(number=call["number"], tool=call["tool"], arguments=fill(call["arguments"]))
+
+
+def _carry_out(call: PlannedCall, tools: dict[str, BaseTool]) -> Evidence:
+    if call["tool"] not in tools:
+        return Evidence(call=call, output=f"there is no tool {call['tool']}", failed=True)
+    request = {"name": call["tool"], "args": call["arguments"], "id": f"E{call['number']}", "type": "tool_call"}
+    try:
+        message = tools[call["tool"]].invoke(request)
+    except ValueError as error:  # arguments that do not fit the tool's schema
+        return Evidence(call=call, output=f"wrong arguments: {error}", failed=True)
+    return Evidence(call=call, output=message.text, failed=message.status == "error")
+
+
+def _described(tool: BaseTool) -> str:
+    function = convert_to_openai_tool(tool)["function"]
+    return (
+        f"{function['name']}: {function['description']} Arguments: {json.dumps(function['parameters']['properties'])}"
+    )
+
+
+def _listed(state: RewooState) -> str:
+    lines = []
+    for entry in sorted(state.get("evidence", []), key=lambda entry: entry["call"]["number"]):
+        problem = "failed: " if entry["failed"] else ""
+        arguments = ", ".join(str(value) for value in entry["call"]["arguments"].values())
+        lines.append(f"#E{entry['call']['number']}: {arguments} = {problem}{entry['output']}")
+    return "\n".join(lines) or "none"

@@ -1,0 +1,163 @@
+"""Self-consistency: several reasoned answers in one batch, and a vote (Wang et al., 2022).
+
+    sampler (k answers at once, stopped when the vote is decided) ──▶ (answer)
+
+The answers share one batch of the engine, and those that can no longer change the vote are stopped. Each is a long
+thought with a short answer: what is wrong in one is outvoted by the others, so the sampler may be lenient ("fast").
+
+    from lookahead_agent import ChatLookahead
+    llm = ChatLookahead(policies={"sampler": "fast"}, temperature=0.7)
+    graph = build_self_consistency(llm)
+    graph.invoke({"question": "..."})["answer"]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, TypedDict, TypeVar
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+
+SAMPLER = """You solve a problem. Think in short steps with a blank line between them. End with one line that has only \
+the result, like this:
+
+Answer: 42"""
+
+_ANSWER = re.compile(r"answer\W*[:=]\s*(.+)", re.IGNORECASE)
+
+T = TypeVar("T")
+
+
+class SelfConsistencyState(TypedDict, total=False):
+    """The graph's state; only `question` is given at the start.
+
+    `votes` counts the answers, `replies` are those that were written to the end, and `stopped` says why not all were.
+    """
+
+    question: str
+    votes: dict[str, int]
+    replies: list[str]
+    answer: str
+    spent: Annotated[Spent, add_spent]
+    stopped: str
+
+
+def answer_of(text: str) -> str | None:
+    """The answer of a reply, in one form: without units around a number, thousands separators and closing zeros."""
+    found = _ANSWER.findall(text)
+    if not found:
+        return None
+    answer: str = found[-1].strip().strip("*").rstrip(".").strip()
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", answer)
+    if len(numbers) == 1:
+        number: str = numbers[0].replace(",", "")
+        return number.rstrip("0").rstrip(".") if "." in number else number
+    return answer.lower() or None
+
+
+def build_self_consistency(
+    llm: BaseChatModel,
+    tools: Sequence[BaseTool] = (),
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+    *,
+    samples: int = 5,
+    read: Callable[[str], str | None] = answer_of,
+    limits: Limits | None = None,
+) -> CompiledStateGraph[SelfConsistencyState, None, SelfConsistencyState, SelfConsistencyState]:
+    """Build the graph.
+
+    Args:
+        llm: Chat model, at a temperature above 0.
+        tools: None are used; for likeness with the other templates.
+        checkpointer: Saves the state after every node.
+        samples: Answers that are begun (k).
+        read: Finds the answer in a reply; replies with equal ones vote for the same.
+        limits: What a run may cost.
+
+    Raises:
+        ValueError: Tools, or no samples.
+    """
+    if tools:
+        raise ValueError("self_consistency uses no tools: give them to react or plan_execute")
+    if samples < 1:
+        raise ValueError("samples is at least 1")
+    limits = limits or Limits()
+
+    async def asampler(state: SelfConsistencyState) -> SelfConsistencyState:
+        messages = [SystemMessage(SAMPLER), HumanMessage(state["question"])]
+        # Each has its own seed, or all would say the same of a model that has one.
+        seed = getattr(llm, "seed", None)
+        tasks = [
+            asyncio.ensure_future(llm.ainvoke(messages, **({} if seed is None else {"seed": seed + number})))
+            for number in range(samples)
+        ]
+        replies: list[AIMessage] = []
+        votes: Counter[str] = Counter()
+        stopped = ""
+        with Meter() as meter:
+            try:
+                async with asyncio.timeout(limits.seconds):
+                    for done in asyncio.as_completed(tasks):
+                        reply = await done
+                        meter.count(reply)
+                        replies.append(reply)
+                        if (answer := read(reply.text)) is not None:
+                            votes[answer] += 1
+                        if decided(votes, samples - len(replies)):
+                            stopped = "the vote is decided" if len(replies) < samples else ""
+                            break
+                        if reached := limits.reached(meter.spent):
+                            stopped = reached
+                            break
+            except TimeoutError:
+                stopped = f"the limit of {limits.seconds:g} seconds is reached"
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        (best, _), *_ = votes.most_common(1) or [("", 0)]
+        return {
+            "votes": dict(votes),
+            "replies": [reply.text for reply in replies],
+            "answer": best,
+            "stopped": stopped,
+            "spent": meter.spent,
+        }
+
+    def sampler(state: SelfConsistencyState) -> SelfConsistencyState:
+        return _run(asampler(state))
+
+    graph = StateGraph(SelfConsistencyState)
+    graph.add_node("sampler", RunnableLambda(sampler, asampler))
+    graph.add_edge(START, "sampler")
+    graph.add_edge("sampler", END)
+    return graph.compile(checkpointer=checkpointer)
+
+
+def decided(votes: Counter[str], left: int) -> bool:
+    """Whether the answers that are left cannot change which has most votes."""
+    ranked = votes.most_common(2)
+    if not ranked:
+        return False
+    second = ranked[1][1] if len(ranked) > 1 else 0
+    return ranked[0][1] > second + left
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whether or not the caller is in an event loop, in the context that knows the graph's node."""
+    context = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(context.run, asyncio.run, work).result()

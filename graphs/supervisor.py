@@ -1,0 +1,144 @@
+"""Supervisor: a router gives parts of a question to two specialists, who work at once and share the engines.
+
+    router ──▶ calculator (subgraph: thinker ──▶ actor ──▶ …) ─┐
+           └─▶ researcher (subgraph: thinker ──▶ actor ──▶ …) ─┴─▶ writer
+
+The router decides who works on what: one choice by schema, the target's own. The specialists' thinkers may be lenient
+("calculator:thinker", "researcher:thinker", or both by "*:thinker"), their actors strict. The writer answers: strict.
+
+    from lookahead_agent import ChatLookahead
+    llm = ChatLookahead(policies={"*:thinker": "balanced", "*:actor": "strict", "writer": "strict"})
+    graph = build_supervisor(llm, {"calculator": [calculator], "researcher": [search_documents]})
+    graph.invoke({"question": "..."})["answer"]
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Send
+
+from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.templates import build_react
+
+ROUTER = """You give work to specialists. Write for each specialist who is needed one task, as a question that can be \
+understood alone. The specialists and their tools:
+{specialists}"""
+
+WRITER = """You answer a question from what specialists found. Trust what they found. Answer in one or two short \
+sentences, and say what is missing, if something is."""
+
+
+class Finding(TypedDict):
+    """What a specialist found."""
+
+    specialist: str
+    task: str
+    answer: str
+
+
+class SupervisorState(TypedDict, total=False):
+    """The graph's state; only `question` is given at the start."""
+
+    question: str
+    tasks: dict[str, str]
+    findings: Annotated[list[Finding], operator.add]
+    spent: Annotated[Spent, add_spent]
+    answer: str
+    stopped: str
+
+
+class SpecialistState(TypedDict):
+    """What a specialist is given."""
+
+    task: str
+
+
+def build_supervisor(
+    llm: BaseChatModel,
+    tools: Mapping[str, Sequence[BaseTool]],
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+    *,
+    limits: Limits | None = None,
+) -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
+    """Build the graph.
+
+    Args:
+        llm: Chat model that can call tools.
+        tools: The specialists, by name, with the tools of each.
+        checkpointer: Saves the state after every node.
+        limits: What a run may cost; each specialist may spend a part of it.
+
+    Raises:
+        ValueError: No specialists, or one without tools.
+    """
+    if not tools:
+        raise ValueError("a supervisor needs at least one specialist")
+    limits = limits or Limits()
+    share = Limits(max(4, limits.steps // len(tools)), max(1000, limits.tokens // len(tools)), limits.seconds)
+    described = "\n".join(
+        f"- {name}: " + "; ".join(f"{tool.name} ({tool.description})" for tool in its) for name, its in tools.items()
+    )
+    schema = {
+        "title": "tasks",
+        "description": "A task for each specialist who is needed.",
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in tools},
+        "additionalProperties": False,
+    }
+    chooser = llm.with_structured_output(schema, include_raw=True)
+
+    def router(state: SupervisorState) -> SupervisorState:
+        with Meter() as meter:
+            prompt = ROUTER.format(specialists=described)
+            chosen: Any = chooser.invoke([SystemMessage(prompt), HumanMessage(state["question"])])
+            meter.count(chosen["raw"])
+        parsed = chosen["parsed"] if isinstance(chosen["parsed"], dict) else {}
+        tasks = {name: str(task) for name, task in parsed.items() if name in tools and str(task).strip()}
+        # A router that chooses nobody leaves the question to the first.
+        return {"tasks": tasks or {next(iter(tools)): state["question"]}, "spent": meter.spent}
+
+    def specialist(name: str) -> Any:
+        agent = build_react(llm, tools[name], limits=share)
+
+        def work(state: SpecialistState, config: RunnableConfig) -> SupervisorState:
+            done = agent.invoke({"question": state["task"]}, config)
+            finding = Finding(specialist=name, task=state["task"], answer=done.get("answer", ""))
+            return {"findings": [finding], "spent": done.get("spent") or Spent()}
+
+        return work
+
+    def writer(state: SupervisorState) -> SupervisorState:
+        stopped = limits.reached(state.get("spent"))
+        with Meter() as meter:
+            found = "\n".join(
+                f"{entry['specialist']} was asked: {entry['task']}\n  and found: {entry['answer'] or 'nothing'}"
+                for entry in sorted(state["findings"], key=lambda entry: entry["specialist"])
+            )
+            task = f"Question: {state['question']}\n\n{found}"
+            reply = llm.invoke([SystemMessage(WRITER), HumanMessage(task)])
+            meter.count(reply)
+        return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
+
+    def to_specialists(state: SupervisorState) -> list[Send]:
+        return [Send(name, SpecialistState(task=task)) for name, task in state["tasks"].items()]
+
+    graph = StateGraph(SupervisorState)
+    graph.add_node("router", router)
+    for name in tools:
+        graph.add_node(name, specialist(name), input_schema=SpecialistState)
+        graph.add_edge(name, "writer")
+    graph.add_node("writer", writer)
+    graph.add_edge(START, "router")
+    graph.add_conditional_edges("router", to_specialists, list(tools))
+    graph.add_edge("writer", END)
+    return graph.compile(checkpointer=checkpointer)

@@ -1,0 +1,95 @@
+"""What a run of a graph may cost, and what it has cost so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypedDict
+
+from langchain_core.messages import BaseMessage
+
+
+class Spent(TypedDict, total=False):
+    """What was spent: model calls and tool calls, tokens that models read and wrote, seconds in nodes.
+
+    Time in which a run waits for somebody, or lies in a checkpoint, does not count.
+    """
+
+    steps: int
+    tokens: int
+    seconds: float
+
+
+def add_spent(first: Spent | None, second: Spent | None) -> Spent:
+    """The sum of two; a reducer for a graph's state."""
+    a, b = first or {}, second or {}
+    return Spent(
+        steps=a.get("steps", 0) + b.get("steps", 0),
+        tokens=a.get("tokens", 0) + b.get("tokens", 0),
+        seconds=a.get("seconds", 0.0) + b.get("seconds", 0.0),
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run may spend; a graph that reaches a limit answers with what it has.
+
+    Attributes:
+        steps: Model calls and tool calls.
+        tokens: Tokens that models read and wrote.
+        seconds: Seconds in nodes.
+
+    Raises:
+        ValueError: A limit that is not above 0.
+    """
+
+    steps: int = 40
+    tokens: int = 50_000
+    seconds: float = 900.0
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.tokens, self.seconds) <= 0:
+            raise ValueError("limits are above 0")
+
+    def reached(self, spent: Spent | None) -> str | None:
+        """Which limit is reached, in words; None if none is."""
+        now = add_spent(spent, None)
+        if now["steps"] >= self.steps:
+            return f"the limit of {self.steps} steps is reached"
+        if now["tokens"] >= self.tokens:
+            return f"the limit of {self.tokens} tokens is reached"
+        if now["seconds"] >= self.seconds:
+            return f"the limit of {self.seconds:g} seconds is reached"
+        return None
+
+
+class Meter:
+    """Counts what a node spends while its context lasts."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._tokens = 0
+        self._started = 0.0
+        self._seconds = 0.0
+
+    def __enter__(self) -> Meter:
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._seconds = time.monotonic() - self._started
+
+    def count(self, *messages: BaseMessage) -> None:
+        """Count a step for each message, and its tokens."""
+        for message in messages:
+            usage = getattr(message, "usage_metadata", None)
+            self._steps += 1
+            self._tokens += usage["total_tokens"] if usage else 0
+
+    @property
+    def spent(self) -> Spent:
+        """What was counted."""
+        return Spent(steps=self._steps, tokens=self._tokens, seconds=self._seconds)

@@ -1,0 +1,348 @@
+"""The templates' whole control flow, on a model that follows a script."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+from graphs.react import build_react
+from graphs.reflection import build_reflection
+from graphs.rewoo import build_rewoo
+from graphs.self_consistency import answer_of, build_self_consistency, decided
+from graphs.supervisor import build_supervisor
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.limits import Limits, Spent, add_spent
+from tests.unit.chat import scripted_chat
+from tests.waiting import becomes
+from tools.calculator import calculator
+
+Script = dict[str, list[str] | str]
+
+
+def following_prompts(script: Script) -> Callable[[str], str]:
+    """A model that says, for the first key that its prompt has, the next of that key's replies (the last for ever)."""
+    left = {key: list(replies) if isinstance(replies, list) else [replies] for key, replies in script.items()}
+    said: dict[str, str] = {}
+
+    def target(prompt: str) -> str:
+        key = next(key for key in left if key in prompt)
+        # One prompt is asked for several times: by the target and by steps of one reply.
+        if prompt not in said:
+            replies = left[key]
+            said[prompt] = replies.pop(0) if len(replies) > 1 else replies[0]
+        return said[prompt]
+
+    return target
+
+
+def model(script: Script, **fields: Any) -> ChatLookahead:
+    return scripted_chat(following_prompts(script), **fields)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def calculation(expression: str) -> str:
+    return call("calculator", expression=expression)
+
+
+notes: list[str] = []
+
+
+@tool
+def write_note(text: str) -> str:
+    """Write a note."""
+    notes.append(text)
+    return "written"
+
+
+@tool
+def flaky(text: str) -> str:
+    """Look something up."""
+    notes.append(text)
+    if len(notes) == 1:
+        raise ConnectionError("lost")
+    return "found"
+
+
+@pytest.fixture(autouse=True)
+def _no_notes() -> None:
+    notes.clear()
+
+
+THOUGHT = "I know the prices.\n\nI add them next."
+
+
+def test_react_thinks_acts_and_looks() -> None:
+    llm = model(
+        {"You think about": THOUGHT, "You solve a problem": [calculation("2+3"), calculation("5*2"), "It is 10."]},
+        policies={"thinker": "exact", "actor": "off"},
+    )
+    graph = build_react(llm, [calculator])
+    llm.check_policies(graph)
+    state = graph.invoke({"question": "How much?"})
+    assert state["answer"] == "It is 10."
+    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["5", "10"]
+    assert state["spent"]["steps"] == 8
+    assert state["spent"]["tokens"] > 0
+    assert "stopped" not in state
+
+
+def test_react_tells_the_model_what_went_wrong() -> None:
+    wrong = [call("oracle"), calculation("1/0"), call("calculator", sum="1"), "I do not know."]
+    state = build_react(model({"You think": THOUGHT, "You solve": wrong}), [calculator]).invoke({"question": "?"})
+    observed = [message for message in state["messages"] if isinstance(message, ToolMessage)]
+    assert [message.status for message in observed] == ["error"] * 3
+    assert "there is no tool oracle; there are calculator" in observed[0].text
+    assert "divides by zero" in observed[1].text
+    assert "wrong arguments" in observed[2].text
+
+
+def test_react_ends_with_what_it_has_at_a_limit() -> None:
+    llm = model({"You think": THOUGHT, "You solve": calculation("2+3"), "You answer": "It is at least 5."})
+    state = build_react(llm, [calculator], limits=Limits(steps=6)).invoke({"question": "How much?"})
+    assert state["answer"] == "It is at least 5."
+    assert state["stopped"] == "the limit of 6 steps is reached"
+
+
+def test_react_asks_before_a_tool_that_writes() -> None:
+    script: Script = {"You think": THOUGHT, "You solve": [call("write_note", text="tea"), "Done.", "Done."]}
+    for decision, written in ((True, ["tea"]), ("not now", []), (False, [])):
+        notes.clear()
+        graph = build_react(model(script), [write_note], InMemorySaver(), ask_before=["write_note"])
+        config: Any = {"configurable": {"thread_id": "1"}}
+        waiting = graph.invoke({"question": "Note it."}, config)
+        (question,) = waiting["__interrupt__"]
+        assert question.value == {
+            "tool": "write_note",
+            "arguments": {"text": "tea"},
+            "question": "May this call be made?",
+        }
+        assert notes == []
+        state = graph.invoke(Command(resume=decision), config)
+        assert notes == written
+        assert state["answer"] == "Done."
+        if decision == "not now":
+            assert any("not carried out: not now" in message.text for message in state["messages"])
+    for arguments in ({"ask_before": ["oracle"]}, {"ask_before": ["write_note"]}):
+        with pytest.raises(ValueError, match=r"there are not|checkpointer"):
+            build_react(model(script), [write_note], **arguments)  # type: ignore[arg-type]
+
+
+def test_a_tool_that_is_interrupted_is_tried_again() -> None:
+    llm = model({"You think": THOUGHT, "You solve": [call("flaky", text="x"), "Done."]})
+    state = build_react(llm, [flaky]).invoke({"question": "?"})
+    assert notes == ["x", "x"]
+    assert state["answer"] == "Done."
+
+
+def calls(*made: tuple[str, dict[str, Any]]) -> str:
+    return json.dumps({"calls": [{"tool": name, "arguments": arguments} for name, arguments in made]})
+
+
+def test_rewoo_plans_once_and_calls_at_once() -> None:
+    planned = calls(
+        ("calculator", {"expression": "2*3"}),
+        ("calculator", {"expression": "4*5"}),
+        ("calculator", {"expression": "#E1 + #E2"}),
+    )
+    llm = model({"You plan how": THOUGHT, "You put a plan": planned, "You answer": "It is 26."})
+    graph = build_rewoo(llm, [calculator])
+    rounds = [sorted(update) for update in graph.stream({"question": "How much?"}, stream_mode="updates")]
+    assert rounds.count(["worker"]) == 3
+    state = graph.invoke({"question": "How much?"})
+    assert [entry["output"] for entry in state["evidence"]] == ["6", "20", "26"]
+    assert state["evidence"][2]["call"]["arguments"] == {"expression": "6 + 20"}
+    assert state["answer"] == "It is 26."
+    assert state["spent"]["steps"] == 6
+
+
+def test_rewoo_goes_on_without_what_failed() -> None:
+    planned = calls(
+        ("calculator", {"expression": "1/0"}),
+        ("calculator", {"expression": "#E1 + 1"}),
+        ("calculator", {"expression": "#E9 + 1"}),
+        ("oracle", {}),
+        ("calculator", {"sum": 1}),
+    )
+    llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "I do not know."})
+    state = build_rewoo(llm, [calculator]).invoke({"question": "?"})
+    outputs = {entry["call"]["number"]: entry["output"] for entry in state["evidence"]}
+    assert set(outputs) == {1, 4, 5}, "calls that need what failed, or what there is not, are not made"
+    assert "divides by zero" in outputs[1]
+    assert "no tool oracle" in outputs[4]
+    assert "wrong arguments" in outputs[5]
+    assert state["answer"] == "I do not know."
+
+
+def test_rewoo_without_a_plan_and_at_a_limit() -> None:
+    llm = model({"You plan": THOUGHT, "You put": "no json", "You answer": "I do not know."})
+    assert build_rewoo(llm, [calculator]).invoke({"question": "?"})["plan"] == []
+    planned = calls(*[("calculator", {"expression": f"#E{n} + 1" if n else "1"}) for n in range(9)])
+    llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "About 2."})
+    state = build_rewoo(llm, [calculator], limits=Limits(steps=4)).invoke({"question": "?"})
+    assert len(state["evidence"]) == 2
+    assert state["stopped"] == "the limit of 4 steps is reached"
+    assert state["answer"] == "About 2."
+
+
+def verdict(word: str) -> str:
+    return json.dumps({"verdict": word})
+
+
+def test_reflection_revises_until_it_is_good() -> None:
+    llm = model(
+        {
+            "You carry out": "A poem.",
+            "strict but fair": "The rhyme is missing.",
+            "You decide": [verdict("revise"), verdict("good")],
+            "You improve": "A better poem.",
+        },
+        policies={"critic": "exact", "writer": "off", "reviser": "off"},
+    )
+    graph = build_reflection(llm)
+    llm.check_policies(graph)
+    state = graph.invoke({"task": "Write a poem."})
+    assert (state["answer"], state["revisions"], state["good"], state["stopped"]) == ("A better poem.", 1, True, "")
+
+
+def test_reflection_keeps_to_its_budget() -> None:
+    script: Script = {
+        "You carry out": "A poem.",
+        "strict but fair": "The rhyme is missing.",
+        "You decide": "no json",
+        "You improve": ["Better.", "Best.", "Never."],
+    }
+    state = build_reflection(model(script), max_revisions=2).invoke({"task": "Write."})
+    assert (state["answer"], state["revisions"]) == ("Best.", 2)
+    assert state["stopped"] == "the limit of 2 revisions is reached"
+    state = build_reflection(model(script), limits=Limits(steps=3)).invoke({"task": "Write."})
+    assert (state["answer"], state["stopped"]) == ("A poem.", "the limit of 3 steps is reached")
+    assert build_reflection(model(script), max_revisions=0).invoke({"task": "Write."})["answer"] == "A poem."
+    silent = model(script | {"You improve": " "})
+    assert build_reflection(silent, max_revisions=1).invoke({"task": "Write."})["answer"] == "A poem."
+
+
+def test_a_supervisor_has_its_specialists_work_at_once() -> None:
+    tasks = json.dumps({"counter": "What is 2 + 3?", "writer_of_notes": "Note the tea."})
+    llm = model(
+        {
+            "You give work": tasks,
+            "You think": THOUGHT,
+            "You solve a problem with tools, one call at a time": "It is done.",
+            "You answer a question from what": "Both are done.",
+        },
+        policies={"*:thinker": "exact", "*:actor": "off", "writer": "strict"},
+    )
+    graph = build_supervisor(llm, {"counter": [calculator], "writer_of_notes": [write_note]})
+    llm.check_policies(graph)
+    state = graph.invoke({"question": "Add and note."})
+    assert {finding["specialist"] for finding in state["findings"]} == {"counter", "writer_of_notes"}
+    assert state["answer"] == "Both are done."
+    assert state["spent"]["steps"] == 6
+    figures: Counter[tuple[str, str]] = Counter()
+    for _, (message, _) in graph.stream({"question": "?"}, stream_mode="messages", subgraphs=True):
+        if found := message.response_metadata.get("lookahead"):
+            figures[found["path"], found["policy"]] += 1
+    assert figures[("counter:thinker", "exact")] == 1
+    assert figures[("writer_of_notes:actor", "off")] == 1
+
+
+def test_a_router_that_chooses_nobody() -> None:
+    llm = model({"You give work": "{}", "You think": THOUGHT, "You solve": "It is 4.", "You answer": "It is 4."})
+    state = build_supervisor(llm, {"counter": [calculator]}).invoke({"question": "2 + 2?"})
+    assert state["tasks"] == {"counter": "2 + 2?"}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("So.\n\nAnswer: 42", "42"),
+        ("**Answer:** $1,234.50.", "1234.5"),
+        ("answer = 7 apples", "7"),
+        ("Answer: Paris.", "paris"),
+        ("Answer: 1\nAnswer: 2.00", "2"),
+        ("I do not know.", None),
+    ],
+)
+def test_answers_in_one_form(text: str, answer: str | None) -> None:
+    assert answer_of(text) == answer
+
+
+def test_when_a_vote_is_decided() -> None:
+    assert decided(Counter({"a": 3, "b": 1}), 1)
+    assert not decided(Counter({"a": 2, "b": 1}), 1)
+    assert decided(Counter({"a": 1}), 0)
+    assert not decided(Counter(), 3)
+
+
+def voting(replies: dict[int, tuple[str, float]]) -> ChatLookahead:
+    """A model whose replies depend on the seed, each after some seconds."""
+    tokenizer = ScriptedTokenizer()
+
+    class BySeed(ScriptedEngine):
+        async def generate(self, prompt_ids: Any, sampling: Any) -> Any:  # type: ignore[override]
+            number = len(self.requests) % len(replies)
+            text, seconds = list(replies.values())[number]
+            self._script = lambda *_: [ScriptedStep(text, seconds)]
+            async with aclosing(super().generate(prompt_ids, sampling)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    return ChatLookahead(engines=EngineSet(BySeed(tokenizer, [])), policy="off", temperature=0.7)
+
+
+async def test_self_consistency_stops_when_the_vote_is_decided() -> None:
+    llm = voting({n: (f"So.\n\nAnswer: {4 if n < 3 else 5}", 0.01 if n < 3 else 60.0) for n in range(5)})
+    state = await build_self_consistency(llm).ainvoke({"question": "2 + 2?"})
+    assert (state["answer"], state["votes"], state["stopped"]) == ("4", {"4": 3}, "the vote is decided")
+    assert llm.engines is not None
+    target = llm.engines.target
+    await becomes(lambda: target.in_flight == 0)  # the others are stopped
+
+
+def test_self_consistency_without_an_event_loop() -> None:
+    llm = voting({n: (f"Answer: {n // 2}", 0.01) for n in range(3)})
+    state = build_self_consistency(llm, samples=3).invoke({"question": "?"})
+    assert (state["answer"], state["votes"]) == ("0", {"0": 2})
+    slow = voting({0: ("Answer: 1", 60.0)})
+    state = build_self_consistency(slow, samples=2, limits=Limits(seconds=0.3)).invoke({"question": "?"})
+    assert (state["answer"], state["stopped"]) == ("", "the limit of 0.3 seconds is reached")
+
+
+async def test_self_consistency_inside_an_event_loop() -> None:
+    llm = voting(dict.fromkeys(range(3), ("Answer: 1", 0.01)))
+    assert build_self_consistency(llm, samples=3).invoke({"question": "?"})["answer"] == "1"
+
+
+def test_limits() -> None:
+    assert Limits(steps=2).reached(Spent(steps=1)) is None
+    assert Limits(tokens=10).reached(Spent(tokens=10)) == "the limit of 10 tokens is reached"
+    assert Limits(seconds=1).reached(Spent(seconds=2.0)) == "the limit of 1 seconds is reached"
+    assert add_spent(Spent(steps=1), Spent(steps=2, seconds=1.0)) == {"steps": 3, "tokens": 0, "seconds": 1.0}
+    with pytest.raises(ValueError, match="above 0"):
+        Limits(steps=0)
+
+
+@pytest.mark.parametrize("build", [build_react, build_rewoo])
+def test_templates_need_tools(build: Any) -> None:
+    with pytest.raises(ValueError, match="at least one tool"):
+        build(scripted_chat("x"), [])
+
+
+@pytest.mark.parametrize("build", [build_reflection, build_self_consistency])
+def test_templates_that_use_none_say_so(build: Any) -> None:
+    with pytest.raises(ValueError, match="uses no tools"):
+        build(scripted_chat("x"), [calculator])
