@@ -23,6 +23,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from lookahead_agent.templates import default_llm, template
+
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
 thoughts: what is given, what is asked, and which calculations lead there. Do not work out results.
 
@@ -55,6 +57,8 @@ FINISHER_TASK = """Problem: {question}
 
 Results, of which the last one is the final one:
 {results}"""
+
+POLICIES = {"planner": "balanced", "executor": "off", "finisher": "strict"}
 
 
 class StepResult(TypedDict):
@@ -140,15 +144,20 @@ def build_plan_execute(
             return "planner" if state["plans"] < max_plans else "finisher"
         return "executor" if state["done"] < len(state["plan"]) else "finisher"
 
-    graph = StateGraph(PlanExecuteState)
-    graph.add_node("planner", planner)
-    graph.add_node("executor", executor)
-    graph.add_node("finisher", finisher)
-    graph.add_edge(START, "planner")
-    graph.add_edge("planner", "executor")
-    graph.add_conditional_edges("executor", after_step)
-    graph.add_edge("finisher", END)
-    return graph.compile(checkpointer=checkpointer)
+    builder = StateGraph(PlanExecuteState)
+    builder.add_node("planner", planner)
+    builder.add_node("executor", executor)
+    builder.add_node("finisher", finisher)
+    builder.add_edge(START, "planner")
+    builder.add_edge("planner", "executor")
+    builder.add_conditional_edges("executor", after_step)
+    builder.add_edge("finisher", END)
+    return builder.compile(checkpointer=checkpointer)
+
+
+def graph() -> CompiledStateGraph[PlanExecuteState, None, PlanExecuteState, PlanExecuteState]:
+    """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
+    return build_plan_execute(default_llm(POLICIES), [template("tools", "calculator").calculator])
 
 
 def parse_plan(text: str) -> list[str]:

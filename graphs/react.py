@@ -28,6 +28,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, interrupt
 
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.templates import default_llm, template
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
 far and what to do next. Do not work out results, and do not answer yet."""
@@ -37,6 +38,8 @@ results already answer the problem, write the answer in one short sentence inste
 
 FINISHER = """You answer a problem from the results that there are. Say what is certain and what is missing, in one \
 or two short sentences. Do not calculate."""
+
+POLICIES = {"thinker": "balanced", "actor": "strict", "finisher": "strict"}
 
 
 class ReactState(TypedDict, total=False):
@@ -131,18 +134,23 @@ def build_react(
     def after_tools(state: ReactState) -> Literal["thinker", "finisher"]:
         return "finisher" if limits.reached(state.get("spent")) else "thinker"
 
-    graph = StateGraph(ReactState)
-    graph.add_node("thinker", thinker)
-    graph.add_node("actor", actor)
+    builder = StateGraph(ReactState)
+    builder.add_node("thinker", thinker)
+    builder.add_node("actor", actor)
     # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
-    graph.add_node("tools", use_tools, retry_policy=RetryPolicy(max_attempts=2))
-    graph.add_node("finisher", finisher)
-    graph.add_edge(START, "thinker")
-    graph.add_edge("thinker", "actor")
-    graph.add_conditional_edges("actor", after_actor)
-    graph.add_conditional_edges("tools", after_tools)
-    graph.add_edge("finisher", END)
-    return graph.compile(checkpointer=checkpointer)
+    builder.add_node("tools", use_tools, retry_policy=RetryPolicy(max_attempts=2))
+    builder.add_node("finisher", finisher)
+    builder.add_edge(START, "thinker")
+    builder.add_edge("thinker", "actor")
+    builder.add_conditional_edges("actor", after_actor)
+    builder.add_conditional_edges("tools", after_tools)
+    builder.add_edge("finisher", END)
+    return builder.compile(checkpointer=checkpointer)
+
+
+def graph() -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
+    """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
+    return build_react(default_llm(POLICIES), [template("tools", "calculator").calculator])
 
 
 def _ask(call: Any) -> str | None:

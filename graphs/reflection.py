@@ -25,6 +25,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.templates import default_llm
 
 WRITER = """You carry out a task carefully. Think in short steps with a blank line between them, and end with the \
 result."""
@@ -47,6 +48,8 @@ VERDICT = {
     "properties": {"verdict": {"enum": ["good", "revise"]}},
     "required": ["verdict"],
 }
+
+POLICIES = {"critic": "balanced", "decider": "off", "writer": "strict", "reviser": "strict"}
 
 
 class ReflectionState(TypedDict, total=False):
@@ -133,16 +136,21 @@ def build_reflection(
     def after_decider(state: ReflectionState) -> Literal["reviser", "end"]:
         return "end" if state["good"] or _stop(state) else "reviser"
 
-    graph = StateGraph(ReflectionState)
-    graph.add_node("writer", writer)
-    graph.add_node("critic", critic)
-    graph.add_node("decider", decider)
-    graph.add_node("reviser", reviser)
-    graph.add_node("end", end)
-    graph.add_edge(START, "writer")
-    graph.add_conditional_edges("writer", after_writing)
-    graph.add_edge("critic", "decider")
-    graph.add_conditional_edges("decider", after_decider)
-    graph.add_conditional_edges("reviser", after_writing)
-    graph.add_edge("end", END)
-    return graph.compile(checkpointer=checkpointer)
+    builder = StateGraph(ReflectionState)
+    builder.add_node("writer", writer)
+    builder.add_node("critic", critic)
+    builder.add_node("decider", decider)
+    builder.add_node("reviser", reviser)
+    builder.add_node("end", end)
+    builder.add_edge(START, "writer")
+    builder.add_conditional_edges("writer", after_writing)
+    builder.add_edge("critic", "decider")
+    builder.add_conditional_edges("decider", after_decider)
+    builder.add_conditional_edges("reviser", after_writing)
+    builder.add_edge("end", END)
+    return builder.compile(checkpointer=checkpointer)
+
+
+def graph() -> CompiledStateGraph[ReflectionState, None, ReflectionState, ReflectionState]:
+    """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
+    return build_reflection(default_llm(POLICIES))

@@ -30,6 +30,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.templates import default_llm, template
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
 {tools}
@@ -48,6 +49,8 @@ SOLVER = """You answer a problem from results that were already found. Trust the
 Answer in one short sentence."""
 
 _REFERENCE = re.compile(r"#E(\d+)")
+
+POLICIES = {"planner": "balanced", "caller": "off", "solver": "strict"}
 
 
 class PlannedCall(TypedDict):
@@ -159,19 +162,24 @@ def build_rewoo(
             ready.append(Send("worker", WorkerState(call=_filled(call, results))))
         return ready or "solver"
 
-    graph = StateGraph(RewooState)
-    graph.add_node("planner", planner)
-    graph.add_node("caller", caller)
-    graph.add_node("worker", worker, retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
-    graph.add_node("gather", gather)
-    graph.add_node("solver", solver)
-    graph.add_edge(START, "planner")
-    graph.add_edge("planner", "caller")
-    graph.add_conditional_edges("caller", next_round, ["worker", "solver"])
-    graph.add_edge("worker", "gather")
-    graph.add_conditional_edges("gather", next_round, ["worker", "solver"])
-    graph.add_edge("solver", END)
-    return graph.compile(checkpointer=checkpointer)
+    builder = StateGraph(RewooState)
+    builder.add_node("planner", planner)
+    builder.add_node("caller", caller)
+    builder.add_node("worker", worker, retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
+    builder.add_node("gather", gather)
+    builder.add_node("solver", solver)
+    builder.add_edge(START, "planner")
+    builder.add_edge("planner", "caller")
+    builder.add_conditional_edges("caller", next_round, ["worker", "solver"])
+    builder.add_edge("worker", "gather")
+    builder.add_conditional_edges("gather", next_round, ["worker", "solver"])
+    builder.add_edge("solver", END)
+    return builder.compile(checkpointer=checkpointer)
+
+
+def graph() -> CompiledStateGraph[RewooState, None, RewooState, RewooState]:
+    """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
+    return build_rewoo(default_llm(POLICIES), [template("tools", "calculator").calculator])
 
 
 def _schema(tools: Sequence[BaseTool]) -> dict[str, Any]:

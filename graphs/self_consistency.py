@@ -30,6 +30,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.templates import default_llm
 
 SAMPLER = """You solve a problem. Think in short steps with a blank line between them. End with one line that has only \
 the result, like this:
@@ -39,6 +40,8 @@ Answer: 42"""
 _ANSWER = re.compile(r"answer\W*[:=]\s*(.+)", re.IGNORECASE)
 
 T = TypeVar("T")
+
+POLICIES = {"sampler": "fast"}
 
 
 class SelfConsistencyState(TypedDict, total=False):
@@ -140,11 +143,16 @@ def build_self_consistency(
     def sampler(state: SelfConsistencyState) -> SelfConsistencyState:
         return _run(asampler(state))
 
-    graph = StateGraph(SelfConsistencyState)
-    graph.add_node("sampler", RunnableLambda(sampler, asampler))
-    graph.add_edge(START, "sampler")
-    graph.add_edge("sampler", END)
-    return graph.compile(checkpointer=checkpointer)
+    builder = StateGraph(SelfConsistencyState)
+    builder.add_node("sampler", RunnableLambda(sampler, asampler))
+    builder.add_edge(START, "sampler")
+    builder.add_edge("sampler", END)
+    return builder.compile(checkpointer=checkpointer)
+
+
+def graph() -> CompiledStateGraph[SelfConsistencyState, None, SelfConsistencyState, SelfConsistencyState]:
+    """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
+    return build_self_consistency(default_llm(POLICIES).model_copy(update={"temperature": 0.7}))
 
 
 def decided(votes: Counter[str], left: int) -> bool:

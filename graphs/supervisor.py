@@ -28,7 +28,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import build_react
+from lookahead_agent.templates import build_react, default_llm, template
 
 ROUTER = """You give work to specialists. Write for each specialist who is needed one task, as a question that can be \
 understood alone. The specialists and their tools:
@@ -36,6 +36,8 @@ understood alone. The specialists and their tools:
 
 WRITER = """You answer a question from what specialists found. Trust what they found. Answer in one or two short \
 sentences, and say what is missing, if something is."""
+
+POLICIES = {"router": "off", "*:thinker": "balanced", "*:actor": "strict", "writer": "strict"}
 
 
 class Finding(TypedDict):
@@ -132,13 +134,22 @@ def build_supervisor(
     def to_specialists(state: SupervisorState) -> list[Send]:
         return [Send(name, SpecialistState(task=task)) for name, task in state["tasks"].items()]
 
-    graph = StateGraph(SupervisorState)
-    graph.add_node("router", router)
+    builder = StateGraph(SupervisorState)
+    builder.add_node("router", router)
     for name in tools:
-        graph.add_node(name, specialist(name), input_schema=SpecialistState)
-        graph.add_edge(name, "writer")
-    graph.add_node("writer", writer)
-    graph.add_edge(START, "router")
-    graph.add_conditional_edges("router", to_specialists, list(tools))
-    graph.add_edge("writer", END)
-    return graph.compile(checkpointer=checkpointer)
+        builder.add_node(name, specialist(name), input_schema=SpecialistState)
+        builder.add_edge(name, "writer")
+    builder.add_node("writer", writer)
+    builder.add_edge(START, "router")
+    builder.add_conditional_edges("router", to_specialists, list(tools))
+    builder.add_edge("writer", END)
+    return builder.compile(checkpointer=checkpointer)
+
+
+def graph() -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
+    """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
+    tools = {
+        "calculator": [template("tools", "calculator").calculator],
+        "programmer": [template("tools", "python_code").python],
+    }
+    return build_supervisor(default_llm(POLICIES), tools)

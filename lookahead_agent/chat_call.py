@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -49,6 +50,7 @@ class ChatRequest:
         options: Tools and the reply's form.
         target_timeout: Seconds without a token after which the target has failed; None: never.
         longest_prompt: In tokens; None: the context.
+        id: Which call it is, in its step events and its reply's metadata.
     """
 
     messages: list[dict[str, Any]] | str | list[int]
@@ -59,6 +61,7 @@ class ChatRequest:
     options: CallOptions
     target_timeout: float | None = None
     longest_prompt: int | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def is_chat(self) -> bool:
@@ -307,6 +310,7 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
         "model_provider": "lookahead",
         "finish_reason": reply.finish_reason,
         "lookahead": {
+            "call": request.id,
             "policy": request.policy.name,
             "chosen_by": request.policy.rule,
             "node": request.path.node,

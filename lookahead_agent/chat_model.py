@@ -106,11 +106,11 @@ class ChatLookahead(BaseChatModel):
     "reasoning". Custom events `lookahead_step` (`astream_events`, or `stream_mode="custom"` with `stream_steps=True`)
     tell what happens to each step: the fields of `decoding.StepEvent`.
 
-    `response_metadata["lookahead"]` says what happened: `policy`, `chosen_by`, `node`, `path`, `steps`, `accepted`,
-    `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the verifier had to be
-    asked), `tokens` (of each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the time that `draft`,
-    `target` and `verifier` had work, and `waiting`, in which none had), and `speculation_off` (why speculation ended
-    early, or None).
+    `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `chosen_by`, `node`, `path`,
+    `steps`, `accepted`, `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the
+    verifier had to be asked), `tokens` (of each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the
+    time that `draft`, `target` and `verifier` had work, and `waiting`, in which none had), and `speculation_off` (why
+    speculation ended early, or None).
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
@@ -495,7 +495,7 @@ class ChatLookahead(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, run_manager, kwargs)
-        steps = StepEvents(self.stream_steps, run_manager)
+        steps = StepEvents(request, self.stream_steps, run_manager)
         for item in background.stream(self.work(request)):
             if isinstance(item, StepEvent):
                 steps.send(item)
@@ -510,7 +510,7 @@ class ChatLookahead(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, run_manager, kwargs)
-        steps = StepEvents(self.stream_steps, run_manager)
+        steps = StepEvents(request, self.stream_steps, run_manager)
         async with aclosing(background.astream(self.work(request))) as items:
             async for item in items:
                 if isinstance(item, StepEvent):
@@ -526,7 +526,7 @@ class ChatLookahead(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         request = self._request(messages, stop, run_manager, kwargs)
-        steps = StepEvents(self.stream_steps, run_manager)
+        steps = StepEvents(request, self.stream_steps, run_manager)
         for item in background.stream(self.work(request)):
             if isinstance(item, StepEvent):
                 steps.send(item)
@@ -544,7 +544,7 @@ class ChatLookahead(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         request = self._request(messages, stop, run_manager, kwargs)
-        steps = StepEvents(self.stream_steps, run_manager)
+        steps = StepEvents(request, self.stream_steps, run_manager)
         async with aclosing(background.astream(self.work(request))) as items:
             async for item in items:
                 if isinstance(item, StepEvent):

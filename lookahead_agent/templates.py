@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lookahead_agent.chat_model import ChatLookahead
+    from lookahead_agent.policy import VerifierPolicy
 
 _PACKAGE = Path(__file__).parent
 
@@ -37,6 +43,38 @@ def template(kind: str, name: str) -> ModuleType:
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
     return module
+
+
+_FROM_ENVIRONMENT = {
+    "LOOKAHEAD_MODEL": "model",
+    "LOOKAHEAD_DRAFT_MODEL": "draft_model",
+    "LOOKAHEAD_BASE_URL": "base_url",
+    "LOOKAHEAD_DRAFT_URL": "draft_url",
+    "LOOKAHEAD_TOKENIZER": "tokenizer",
+    "LOOKAHEAD_POLICY": "policy",
+    "LOOKAHEAD_MAX_TOKENS": "max_tokens",
+    "LOOKAHEAD_TEMPERATURE": "temperature",
+}
+
+
+def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
+    """The chat model of a template's `graph`, for LangGraph's own server.
+
+    Args:
+        policies: The template's, by node. With `LOOKAHEAD_POLICY` in the environment all nodes have that one.
+
+    The environment may choose more: `LOOKAHEAD_MODEL`, `LOOKAHEAD_DRAFT_MODEL`, `LOOKAHEAD_BASE_URL`,
+    `LOOKAHEAD_DRAFT_URL`, `LOOKAHEAD_TOKENIZER`, `LOOKAHEAD_MAX_TOKENS`, `LOOKAHEAD_TEMPERATURE`.
+
+    Raises:
+        LookaheadError: They cannot work.
+    """
+    from lookahead_agent.chat_model import ChatLookahead
+
+    chosen = {field: os.environ[name] for name, field in _FROM_ENVIRONMENT.items() if os.environ.get(name)}
+    if "policy" not in chosen:
+        chosen["policies"] = dict(policies)  # type: ignore[assignment]
+    return ChatLookahead.model_validate(chosen)
 
 
 def build_plan_execute(*args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from lookahead_agent.cli.bars import Bars
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.figures import NodeFigures
 from lookahead_agent.templates import build_plan_execute, template
+from lookahead_agent.trace import TraceRecorder, timeline, write_page
 
 EXAMPLE = (
     "A bakery sells 24 trays of 18 rolls each at $0.45 a roll and 37 cakes at $12.80 each. "
@@ -55,11 +56,19 @@ def agent(
     ] = None,
     token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
     engine_arg: options.EngineArgument = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", help="Show the run as a page (.html), or record it (.jsonl) for `trace`.", dir_okay=False
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Plan, calculate and answer, showing each step."""
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    if trace is not None and trace.suffix not in (".html", ".jsonl"):
+        raise typer.BadParameter(f"{trace.name} is neither .html nor .jsonl", param_hint="--trace")
     policies = {"planner": policy, "executor": executor_policy, "finisher": finisher_policy}
     llm = options.chat_model(
         model=model,
@@ -75,13 +84,13 @@ def agent(
         temperature=temperature,
     )
     file = checkpoints or Path(platformdirs.user_state_dir("lookahead-agent")) / "checkpoints.sqlite"
-    with _checkpointer(file) as saver:
+    with _checkpointer(file) as saver, _recorded(trace) as recorder:
         graph = build_plan_execute(
             llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
         )
         figures = NodeFigures()
         thread_id = thread or uuid.uuid4().hex
-        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [figures]}
+        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [figures, *recorder]}
         start = _start_of(graph, config, question, thread)
         with llm:
             llm.start(Bars())
@@ -115,6 +124,23 @@ def _checkpointer(file: Path) -> Iterator[SqliteSaver]:
             yield saver
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
+
+
+@contextmanager
+def _recorded(file: Path | None) -> Iterator[list[TraceRecorder]]:
+    """What records the run, if something does; a run that is interrupted leaves what there was."""
+    if file is None:
+        yield []
+        return
+    try:
+        with TraceRecorder(file if file.suffix == ".jsonl" else None) as recorder:
+            try:
+                yield [recorder]
+            finally:
+                if file.suffix == ".html":
+                    write_page(timeline(recorder.rows), file)
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> dict[str, str] | None:

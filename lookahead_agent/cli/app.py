@@ -18,6 +18,7 @@ from lookahead_agent.cli.ask import ask
 from lookahead_agent.cli.compare import compare
 from lookahead_agent.cli.models import models
 from lookahead_agent.cli.serve import serve
+from lookahead_agent.cli.trace import trace
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
 
 _INTERRUPTED = 130
@@ -33,6 +34,7 @@ app.command()(ask)
 app.command()(agent)
 app.command()(compare)
 app.command()(serve)
+app.command()(trace)
 app.add_typer(models, name="models")
 
 

@@ -1,0 +1,27 @@
+"""`lookahead-agent trace`: a recorded run as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.trace import read_trace, timeline, write_page
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(help="What `agent --trace run.jsonl` recorded.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page. Default: the same name with .html.")
+    ] = None,
+) -> None:
+    """Write a recorded run as one HTML page."""
+    page = output or run.with_suffix(".html")
+    calls = timeline(read_trace(run))
+    try:
+        write_page(calls, page)
+    except OSError as error:
+        raise ConfigurationError(f"{page} cannot be written: {error.strerror}") from error
+    typer.echo(page)

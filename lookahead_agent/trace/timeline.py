@@ -1,0 +1,114 @@
+"""From recorded rows to calls with bars on lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# What became of a step, as the page colours it.
+_FATES = {
+    "accepted": "accepted",
+    "committed": "committed",
+    "rejected": "rejected",
+    "unused": "unused",
+    "aborted": "aborted",
+}
+
+
+@dataclass
+class Bar:
+    """Something that took time.
+
+    Attributes:
+        lane: "draft", "target" or "verifier".
+        row: Which of the lane's rows it is on: those of one row do not overlap.
+        start: In seconds since the run began.
+        end: In seconds since the run began.
+        fate: "accepted", "committed", "rejected", "unused", "aborted" or "judged".
+        position: Which step of the reply it is, from 0.
+        text: What was written, or judged.
+        verdict: What decided, if the verifier was asked.
+        score: The measure that was held against the threshold.
+    """
+
+    lane: str
+    start: float
+    end: float
+    fate: str
+    position: int
+    text: str
+    verdict: str | None = None
+    score: float | None = None
+    row: int = 0
+
+
+@dataclass
+class Call:
+    """One reply.
+
+    Attributes:
+        path: The node that asked, through subgraphs; None outside a graph.
+        policy: Its policy.
+        start: When it began, in seconds since the run did.
+        end: When it ended.
+        bars: What was written and judged for it.
+        figures: What the reply's metadata says; empty for a reply that did not come to its end.
+        text: The reply.
+    """
+
+    path: str | None
+    policy: str
+    start: float
+    end: float
+    bars: list[Bar] = field(default_factory=list)
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
+    """The calls of a run, in the order in which they began."""
+    calls: dict[str, Call] = {}
+    for row in rows:
+        if row["type"] == "step":
+            _add_step(calls, row)
+        elif row["type"] == "reply":
+            seconds = row["seconds"]["total"]
+            call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - seconds, row["at"]))
+            call.end = max(call.end, call.start + seconds)
+            call.figures = {key: row[key] for key in ("steps", "accepted", "tokens", "seconds", "speculation_off")}
+            call.text = row["text"] or ", ".join(f"{made['name']}({made['args']})" for made in row["tool_calls"])
+    for call in calls.values():
+        for lane in ("draft", "target", "verifier"):
+            _spread([bar for bar in call.bars if bar.lane == lane])
+    return sorted(calls.values(), key=lambda call: call.start)
+
+
+def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
+    # A step is told of when it is written and again when it is decided; the first event of a call tells when it began.
+    call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - row["ended"], row["at"]))
+    call.end = max(call.end, call.start + row["ended"])
+    fate = "judged" if row["kind"] == "judged" else _FATES.get(row["kind"])
+    if fate is None:
+        return
+    call.bars.append(
+        Bar(
+            "verifier" if fate == "judged" else row["source"],
+            call.start + row["started"],
+            call.start + row["ended"],
+            fate,
+            row["position"],
+            row["text"],
+            row["verdict"],
+            row["score"],
+        )
+    )
+
+
+def _spread(bars: list[Bar]) -> None:
+    """Put overlapping bars on rows of their own."""
+    ends: list[float] = []
+    for bar in sorted(bars, key=lambda bar: bar.start):
+        free = next((row for row, end in enumerate(ends) if end <= bar.start + 1e-9), len(ends))
+        ends[free : free + 1] = [bar.end]
+        bar.row = free

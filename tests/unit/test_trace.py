@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent.cli.trace import trace
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.trace import Bar, Call, TraceRecorder, read_trace, timeline, write_page
+from lookahead_agent.trace.page import page
+from tests.unit.chat import scripted_chat
+from tests.unit.test_policy_choice import graph_of
+
+REPLY = "First this.\n\nThen that.\n\nIt is <script>alert('4')</script>."
+
+
+def run(path: Path | None = None, **nodes: Any) -> TraceRecorder:
+    llm = scripted_chat(REPLY, lambda _: REPLY.replace("that", "7"), policy="exact")
+    graph = graph_of(llm, **(nodes or {"planner": True, "writer": True}))
+    with TraceRecorder(path) as recorder:
+        for _ in graph.stream({"messages": [("user", "?")]}, {"callbacks": [recorder]}, stream_mode="messages"):
+            continue
+    return recorder
+
+
+def test_a_run_becomes_calls_with_bars(tmp_path: Path) -> None:
+    recorder = run(tmp_path / "run.jsonl")
+    rows = read_trace(tmp_path / "run.jsonl")
+    assert rows == json.loads(json.dumps(recorder.rows))
+    calls = timeline(rows)
+    assert [call.path for call in calls] == ["planner", "writer"]
+    for call in calls:
+        assert (call.policy, call.text) == ("exact", REPLY)
+        fates = [bar.fate for bar in sorted(call.bars, key=lambda bar: bar.position) if bar.lane != "verifier"]
+        assert fates.count("accepted") == call.figures["accepted"] == 2
+        assert "rejected" in fates
+        assert "committed" in fates
+        kept = [bar for bar in call.bars if bar.fate in ("accepted", "committed")]
+        assert "".join(bar.text for bar in sorted(kept, key=lambda bar: bar.position)) == REPLY
+        assert any(bar.lane == "verifier" and bar.verdict for bar in call.bars)
+        assert all(call.start <= bar.start <= bar.end <= call.end + 1e-6 for bar in call.bars)
+    assert calls[0].end <= calls[1].start + 0.05
+
+
+def test_bars_of_one_row_do_not_overlap() -> None:
+    for call in timeline(run().rows):
+        for lane in ("draft", "target", "verifier"):
+            bars = [bar for bar in call.bars if bar.lane == lane]
+            for first in bars:
+                for second in bars:
+                    apart = first.end <= second.start + 1e-6 or second.end <= first.start + 1e-6
+                    assert first is second or first.row != second.row or apart
+
+
+def test_a_run_that_was_interrupted_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    run(file)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])
+    calls = timeline(read_trace(file))
+    assert calls[-1].path == "writer"
+    assert calls[-1].figures == {}, "this reply did not come to its end"
+    assert calls[-1].bars
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no trace"),
+        ("hello\nyou\n", "line 1 is not JSON"),
+        ('{"a": 1}\n{}\n', "no row of a trace"),
+        ('{"type": "trace", "version": 99}\n', "newer version"),
+    ],
+)
+def test_files_that_are_no_trace(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_trace(file)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_trace(tmp_path / "none.jsonl")
+
+
+def test_the_page_is_one_file_in_which_texts_are_only_texts() -> None:
+    calls = timeline(run().rows)
+    html = page(calls)
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
+    assert "<" not in data
+    assert json.loads(data)[0]["text"] == REPLY
+    assert not re.search(r'(src|href)\s*=\s*"', html), "nothing is loaded from elsewhere"
+    assert "innerHTML" not in html
+    assert page([]).count("<script") == 2
+
+
+def test_line_separators_do_not_end_the_data() -> None:
+    call = Call("a", "off", 0.0, 1.0, [Bar("target", 0, 1, "committed", 0, "a\u2028b</script>")])
+    html = page([call])
+    assert "\u2028" not in html
+    assert html.count("</script>") == 2
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run.jsonl")
+    trace(tmp_path / "run.jsonl", None)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "run.html")
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        trace(tmp_path / "run.jsonl", tmp_path / "nowhere" / "run.html")
+    write_page([], tmp_path / "empty.html")
