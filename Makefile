@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 FETCH  := $(BIN)/lookahead-agent models fetch
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-unit lint format install models clean
+.PHONY: help run test test-unit lint format install models browser clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -21,10 +21,10 @@ help: ## Show this list
 run: models ## Run the planner agent on a question (Q="...")
 	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
 
-test: models ## Run all tests, also those with real models
+test: models browser ## Run all tests, also those with real models
 	@$(BIN)/python -m pytest
 
-test-unit: $(INSTALLED) ## Run the unit tests only (seconds)
+test-unit: $(INSTALLED) browser ## Run the unit tests only (seconds)
 	@$(BIN)/python -m pytest tests/unit
 
 lint: $(INSTALLED) ## Check format, lint and types
@@ -38,6 +38,9 @@ format: $(INSTALLED) ## Format the code
 
 models: $(INSTALLED) ## Get the default models
 	@$(FETCH) > /dev/null
+
+browser: ## Get a headless browser for the tests of pages
+	@.ci/browser.sh
 
 install: $(INSTALLED) ## Install into .venv
 
