@@ -1,7 +1,11 @@
 """Plan and execute: a planner thinks and plans, an executor carries out each step with tools, a finisher answers.
 
-Copy this file and change it. It needs only a chat model and tools; with `ChatLookahead`, each node may have a policy
-of its own by its name ("planner", "executor", "finisher").
+    planner ──▶ executor ──▶ executor … ──▶ finisher
+       ▲            │ (a step failed: plan anew)
+       └────────────┘
+
+The planner thinks at length, and a plan in other words is the same plan: lenient ("balanced"). The executor only calls
+tools, which are always the target's own: "off". The finisher answers: strict.
 
     from lookahead_agent import ChatLookahead
     llm = ChatLookahead(policies={"planner": "balanced", "executor": "off", "finisher": "strict"})
@@ -22,7 +26,9 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import RetryPolicy
 
+from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
@@ -76,7 +82,7 @@ class PlanExecuteState(TypedDict, total=False):
 
     Only `question` is given at the start. `plan` is what is still planned from the last (re)planning, `done` the
     number of its steps that were carried out, `plans` how often the planner ran, and `results` everything that the
-    tools returned.
+    tools returned. `spent` is what the run has cost, and `stopped` says which limit ended it, if one did.
     """
 
     question: str
@@ -84,25 +90,29 @@ class PlanExecuteState(TypedDict, total=False):
     done: int
     plans: int
     results: Annotated[list[StepResult], operator.add]
+    spent: Annotated[Spent, add_spent]
     answer: str
+    stopped: str
 
 
 def build_plan_execute(
     llm: BaseChatModel,
     tools: Sequence[BaseTool],
+    checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
     max_plans: int = 3,
     max_steps: int = 12,
-    checkpointer: BaseCheckpointSaver[str] | None = None,
+    limits: Limits | None = None,
 ) -> CompiledStateGraph[PlanExecuteState, None, PlanExecuteState, PlanExecuteState]:
     """Build the graph.
 
     Args:
         llm: Chat model that can call tools.
         tools: What the executor may call.
+        checkpointer: Saves the state after every node, so that a run can be resumed by its thread id.
         max_plans: How often the planner may run; after a failed step it plans anew.
         max_steps: Steps that are carried out in all; the finisher answers with what there is then.
-        checkpointer: Saves the state after every node, so that a run can be resumed by its thread id.
+        limits: What a run may cost; the finisher answers with what there is then.
 
     Raises:
         ValueError: No tools, or a limit below 1.
@@ -111,6 +121,7 @@ def build_plan_execute(
         raise ValueError("the executor needs at least one tool")
     if max_plans < 1 or max_steps < 1:
         raise ValueError("max_plans and max_steps are at least 1")
+    limits = limits or Limits()
     by_name = {tool.name: tool for tool in tools}
     caller = llm.bind_tools(list(tools), tool_choice="any")
 
@@ -118,35 +129,55 @@ def build_plan_execute(
         task = state["question"]
         if results := state.get("results"):
             task += "\n\n" + REPLANNER.format(results=_listed(results))
-        reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
+        with Meter() as meter:
+            reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
+            meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
-        return {"plan": plan, "done": 0, "plans": state.get("plans", 0) + 1}
+        return {"plan": plan, "done": 0, "plans": state.get("plans", 0) + 1, "spent": meter.spent}
 
     def executor(state: PlanExecuteState) -> PlanExecuteState:
         step = state["plan"][state["done"]]
         results = state.get("results", [])
         task = EXECUTOR_TASK.format(question=state["question"], results=_listed(results), step=step)
-        reply = caller.invoke([SystemMessage(EXECUTOR), HumanMessage(task)])
-        calls = getattr(reply, "tool_calls", [])
-        made = [_carry_out(step, call, by_name) for call in calls]
+        with Meter() as meter:
+            reply = caller.invoke([SystemMessage(EXECUTOR), HumanMessage(task)])
+            meter.count(reply)
+            made = [_carry_out(step, call, by_name) for call in getattr(reply, "tool_calls", [])]
         if not made:
             made = [StepResult(step=step, tool="", input={}, output=f"no tool was called: {reply.text}", failed=True)]
-        return {"results": made, "done": state["done"] + 1}
+        return {"results": made, "done": state["done"] + 1, "spent": meter.spent}
 
     def finisher(state: PlanExecuteState) -> PlanExecuteState:
+        stopped = _stop(state)
         task = FINISHER_TASK.format(question=state["question"], results=_listed(state.get("results", [])))
-        return {"answer": llm.invoke([SystemMessage(FINISHER), HumanMessage(task)]).text.strip()}
+        if stopped:
+            task += f"\n\nNot everything was done: {stopped}. Say what is certain and what is missing."
+        with Meter() as meter:
+            reply = llm.invoke([SystemMessage(FINISHER), HumanMessage(task)])
+            meter.count(reply)
+        return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
+
+    def _stop(state: PlanExecuteState) -> str | None:
+        unfinished = state["results"][-1]["failed"] or state["done"] < len(state["plan"])
+        if not unfinished:
+            return None
+        if len(state["results"]) >= max_steps:
+            return f"the limit of {max_steps} steps is reached"
+        if state["results"][-1]["failed"] and state["plans"] >= max_plans:
+            return f"the limit of {max_plans} plans is reached"
+        return limits.reached(state.get("spent"))
 
     def after_step(state: PlanExecuteState) -> Literal["executor", "planner", "finisher"]:
-        if len(state["results"]) >= max_steps:
+        if _stop(state):
             return "finisher"
         if state["results"][-1]["failed"]:
-            return "planner" if state["plans"] < max_plans else "finisher"
+            return "planner"
         return "executor" if state["done"] < len(state["plan"]) else "finisher"
 
     builder = StateGraph(PlanExecuteState)
     builder.add_node("planner", planner)
-    builder.add_node("executor", executor)
+    # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
+    builder.add_node("executor", executor, retry_policy=RetryPolicy(max_attempts=2))
     builder.add_node("finisher", finisher)
     builder.add_edge(START, "planner")
     builder.add_edge("planner", "executor")

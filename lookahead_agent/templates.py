@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).parent
 
 
-@cache
-def template(kind: str, name: str) -> ModuleType:
-    """Load a template file.
+def template_path(kind: str, name: str) -> Path:
+    """Where a template file is.
 
     Args:
         kind: "graphs" or "tools".
@@ -32,11 +31,15 @@ def template(kind: str, name: str) -> ModuleType:
     for folder in (_PACKAGE / "_templates" / kind, _PACKAGE.parent / kind):
         path = folder / f"{name}.py"
         if path.is_file():
-            break
-    else:
-        raise FileNotFoundError(f"there is no template {kind}/{name}.py")
+            return path
+    raise FileNotFoundError(f"there is no template {kind}/{name}.py")
+
+
+@cache
+def template(kind: str, name: str) -> ModuleType:
+    """Load a template file; see `template_path`."""
     module_name = f"lookahead_agent._templates.{kind}.{name}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -17,6 +17,7 @@ from lookahead_agent.cli.agent import agent
 from lookahead_agent.cli.ask import ask
 from lookahead_agent.cli.compare import compare
 from lookahead_agent.cli.models import models
+from lookahead_agent.cli.new import new
 from lookahead_agent.cli.serve import serve
 from lookahead_agent.cli.trace import trace
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
@@ -34,6 +35,7 @@ app.command()(ask)
 app.command()(agent)
 app.command()(compare)
 app.command()(serve)
+app.command()(new)
 app.command()(trace)
 app.add_typer(models, name="models")
 

@@ -47,6 +47,10 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
         (["ask", "x", "--base-url", "target:8000"], "http://"),
         (["agent", "x", "--draft-url", "draft:8000"], "http://"),
         (["models", "path", "gpt-5"], "gpt-5"),
+        (["new", "my agent"], "no name"),
+        (["new", "x", "--template", "oracle"], "oracle"),
+        (["agent", "x", "--trace", "run.txt"], "run.txt"),
+        (["trace", "none.jsonl"], "cannot be read"),
         (["compare", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )

@@ -316,7 +316,7 @@ async def test_self_consistency_stops_when_the_vote_is_decided() -> None:
 def test_self_consistency_without_an_event_loop() -> None:
     llm = voting({n: (f"Answer: {n // 2}", 0.01) for n in range(3)})
     state = build_self_consistency(llm, samples=3).invoke({"question": "?"})
-    assert (state["answer"], state["votes"]) == ("0", {"0": 2})
+    assert (state["answer"], state["votes"]["0"]) == ("0", 2)
     slow = voting({0: ("Answer: 1", 60.0)})
     state = build_self_consistency(slow, samples=2, limits=Limits(seconds=0.3)).invoke({"question": "?"})
     assert (state["answer"], state["stopped"]) == ("", "the limit of 0.3 seconds is reached")

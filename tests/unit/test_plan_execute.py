@@ -8,6 +8,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 from graphs.plan_execute import build_plan_execute, parse_plan
 from lookahead_agent.figures import NodeFigures
+from lookahead_agent.limits import Limits
 from lookahead_agent.templates import template
 from tests.unit.chat import scripted_chat
 from tools.calculator import calculator
@@ -116,3 +117,14 @@ def test_templates_are_found() -> None:
     assert template("graphs", "plan_execute").parse_plan("1. a") == ["a"]
     with pytest.raises(FileNotFoundError, match="graphs/nonsense"):
         template("graphs", "nonsense")
+
+
+def test_limits_end_in_an_answer() -> None:
+    calls = [call("1+1"), call("1+2")]
+    state = build_plan_execute(thinker(calls), [calculator], limits=Limits(steps=2)).invoke({"question": "?"})
+    assert state["stopped"] == "the limit of 2 steps is reached"
+    assert len(state["results"]) == 1
+    assert state["answer"]
+    assert state["spent"]["tokens"] > 0
+    state = build_plan_execute(thinker(calls), [calculator]).invoke({"question": "?"})
+    assert state["stopped"] == ""

@@ -1,0 +1,11 @@
+"""A run as a page: which steps came from the draft, which were refused, and when."""
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.templates import build_plan_execute, template
+from lookahead_agent.trace import TraceRecorder, timeline, write_page
+
+with ChatLookahead(policies={"executor": "off"}, temperature=0) as llm, TraceRecorder("run.jsonl") as recorder:
+    graph = build_plan_execute(llm, [template("tools", "calculator").calculator])
+    graph.invoke({"question": "How much are 12 pens at $1.50?"}, {"callbacks": [recorder]})
+write_page(timeline(recorder.rows), "run.html")
+print("run.html")

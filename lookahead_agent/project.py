@@ -1,0 +1,213 @@
+"""The files of a new project."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lookahead_agent.templates import template_path
+
+_QUESTION = "A bakery sells 24 trays of 18 rolls at $0.45 each. How much does it earn?"
+
+
+@dataclass(frozen=True)
+class _Project:
+    """What is particular about the project of a template.
+
+    Attributes:
+        build: The call that builds the graph, from `llm`.
+        tools: Files of tools that it needs.
+        imports: Lines that import them.
+        given: The name of the graph's input.
+        script: What a scripted model says to which prompts, for the test.
+        answer: What the graph then answers.
+    """
+
+    build: str
+    tools: tuple[str, ...]
+    imports: str
+    given: str
+    script: dict[str, Any]
+    answer: str
+
+
+_CALCULATOR = "from tools.calculator import calculator"
+_CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}</tool_call>'
+_CONSTRAINED = '{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}'
+_PLANNED = '{"calls": [{"tool": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}]}'
+
+PROJECTS: dict[str, _Project] = {
+    "plan_execute": _Project(
+        "build_plan_execute(llm, [calculator])",
+        ("calculator",),
+        _CALCULATOR,
+        "question",
+        {
+            "You_are_a_planner": "Rolls are sold.\n\nPlan:\n1. Earnings: 24 * 18 * 0.45",
+            "You_carry_out": _CONSTRAINED,
+            "You_write_the_answer": "It earns $194.40.",
+        },
+        "It earns $194.40.",
+    ),
+    "react": _Project(
+        "build_react(llm, [calculator])",
+        ("calculator",),
+        _CALCULATOR,
+        "question",
+        {"You_think": "I multiply.", "You_solve": [_CALL, "It earns $194.40."]},
+        "It earns $194.40.",
+    ),
+    "rewoo": _Project(
+        "build_rewoo(llm, [calculator])",
+        ("calculator",),
+        _CALCULATOR,
+        "question",
+        {
+            "You_plan": "1. Earnings: 24 * 18 * 0.45",
+            "You_put": _PLANNED,
+            "You_answer": "It earns $194.40.",
+        },
+        "It earns $194.40.",
+    ),
+    "reflection": _Project(
+        "build_reflection(llm)",
+        (),
+        "",
+        "task",
+        {
+            "You_carry_out": "It earns 194.40.",
+            "strict_but_fair": "The currency is missing.",
+            "You_decide": ['{"verdict": "revise"}', '{"verdict": "good"}'],
+            "You_improve": "It earns $194.40.",
+        },
+        "It earns $194.40.",
+    ),
+    "supervisor": _Project(
+        'build_supervisor(llm, {"calculator": [calculator]})',
+        ("calculator",),
+        _CALCULATOR,
+        "question",
+        {
+            "You_give_work": '{"calculator": "What is 24 * 18 * 0.45?"}',
+            "You_think": "I multiply.",
+            "You_solve": [_CALL, "It is 194.4."],
+            "You_answer": "It earns $194.40.",
+        },
+        "It earns $194.40.",
+    ),
+    "self_consistency": _Project(
+        "build_self_consistency(llm, samples=3)",
+        (),
+        "",
+        "question",
+        {"You_solve": "24 trays of 18 rolls.\n\nAnswer: $194.40"},
+        "194.4",
+    ),
+}
+
+
+def project_files(name: str, template: str) -> dict[str, str]:
+    """The texts of a new project's files, by path.
+
+    Args:
+        name: The project's.
+        template: One of `PROJECTS`.
+    """
+    project = PROJECTS[template]
+    graph = template_path("graphs", template).read_text(encoding="utf-8")
+    files = {
+        "agent.py": graph,
+        "main.py": _main(template, project),
+        "test_agent.py": _test(template, project),
+        "langgraph.json": json.dumps({"dependencies": ["."], "graphs": {name: "./agent.py:graph"}}, indent=2) + "\n",
+        "pyproject.toml": _pyproject(name),
+        "README.md": _readme(name, template),
+        ".gitignore": ".venv/\n__pycache__/\n*.sqlite\n*.html\n",
+    }
+    for tool in project.tools:
+        files[f"tools/{tool}.py"] = template_path("tools", tool).read_text(encoding="utf-8")
+        files["tools/__init__.py"] = ""
+    return files
+
+
+def _imports(project: _Project) -> str:
+    return f"{project.imports}\n" if project.imports else ""
+
+
+def _builder(project: _Project) -> str:
+    return project.build.partition("(")[0]
+
+
+def _main(template: str, project: _Project) -> str:
+    return f'''"""Ask the agent: python main.py "a question"."""
+
+import sys
+
+from agent import POLICIES, {_builder(project)}
+{_imports(project)}
+from lookahead_agent import ChatLookahead
+
+QUESTION = "{_QUESTION}"
+
+
+def main(question: str) -> None:
+    with ChatLookahead(policies=POLICIES{", temperature=0.7" if template == "self_consistency" else ""}) as llm:
+        graph = {project.build}
+        llm.check_policies(graph)
+        print(graph.invoke({{"{project.given}": question}})["answer"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else QUESTION)
+'''
+
+
+def _test(template: str, project: _Project) -> str:
+    script = "".join(f"        {prompt}={reply!r},\n" for prompt, reply in project.script.items())
+    return f'''"""The graph on a model that follows a script: no engine, no waiting."""
+
+from agent import POLICIES, {_builder(project)}
+{_imports(project)}
+from lookahead_agent.testing import in_turn, scripted_chat
+
+
+def test_the_graph_answers() -> None:
+    # The next reply for the first of these texts that a prompt has.
+    reply = in_turn(
+{script}    )
+    llm = scripted_chat(reply, policies=POLICIES)
+    graph = {project.build}
+    llm.check_policies(graph)
+    assert graph.invoke({{"{project.given}": "How much does it earn?"}})["answer"] == "{project.answer}"
+'''
+
+
+def _pyproject(name: str) -> str:
+    return f"""[project]
+name = "{name}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["lookahead-agent[cpu]"]  # or lookahead-agent[gpu] on a machine with CUDA
+
+[project.optional-dependencies]
+dev = ["pytest"]
+
+[tool.setuptools]
+py-modules = ["agent", "main"]
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+"""
+
+
+def _readme(name: str, template: str) -> str:
+    return f"""# {name}
+
+An agent after the template `{template}` of lookahead-agent. `agent.py` is the graph: change it.
+
+    pip install -e '.[dev]'
+    pytest                      # without a model
+    python main.py "..."        # the first run fetches the models
+    langgraph dev               # needs: pip install 'langgraph-cli[inmem]'
+"""

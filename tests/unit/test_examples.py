@@ -1,0 +1,64 @@
+"""Every example runs as it is written, on a model that follows a script."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lookahead_agent
+from lookahead_agent.testing import scripted_chat
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CALL = '{"name": "calculator", "arguments": {"expression": "12 * 1.50"}}'
+ORDER = '<tool_call>{"name": "order", "arguments": {"item": "pen", "number": 12}}</tool_call>'
+
+
+def reply_to(prompt: str) -> str:
+    """What a model could say in these graphs."""
+    if "You are a planner" in prompt:
+        return "Pens are sold.\n\nPlan:\n1. All pens: 12 * 1.50"
+    if "You carry out one step" in prompt:
+        return CALL
+    if "You write the answer" in prompt:
+        return "They cost $18."
+    if "You think about how" in prompt:
+        return "I order them."
+    if "You solve a problem with tools" in prompt:
+        return "It is ordered." if "ordered 12" in prompt else ORDER
+    if "tools:" in prompt:
+        return "It is 391." if "tool: " in prompt else f"<tool_call>{CALL}</tool_call>"
+    return "So many.\n\nIt is 36."
+
+
+SAYS = {
+    "per_node_policies": ["mine: 2 steps ahead", "They cost $18."],
+    "drop_in_create_agent": ["It is 391."],
+    "streaming_steps": ["Plan:", "planner", "finisher"],
+    "custom_verifier": ["2 + 2 = 4.\n\nSo it is 4.", "[1 of 2 steps from the draft]"],
+    "custom_tool": ["May this call be made?", "It is ordered."],
+    "concurrent_users": ["It is 36.\n" * 4],
+    "tracing": ["run.html"],
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_it_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def scripted(**fields: Any) -> Any:
+        return scripted_chat(reply_to, **fields)
+
+    monkeypatch.setattr(lookahead_agent, "ChatLookahead", scripted, raising=False)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    for text in SAYS[name]:
+        assert text in said
+
+
+def test_there_is_a_test_of_every_example() -> None:
+    elsewhere = {"remote_engines"}  # needs servers: tests/integration/test_remote.py
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys() | elsewhere
