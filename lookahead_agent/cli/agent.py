@@ -7,7 +7,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from rich.table import Table
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.live import live as live_view
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.figures import NodeFigures
 from lookahead_agent.templates import build_plan_execute, template
@@ -62,11 +63,16 @@ def agent(
             "--trace", help="Show the run as a page (.html), or record it (.jsonl) for `trace`.", dir_okay=False
         ),
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the lanes of draft, target and verifier while it runs.")
+    ] = (False),
     as_json: options.AsJson = False,
 ) -> None:
     """Plan, calculate and answer, showing each step."""
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    if live and as_json:
+        raise typer.BadParameter("--json prints one object and nothing else", param_hint="--live")
     if trace is not None and trace.suffix not in (".html", ".jsonl"):
         raise typer.BadParameter(f"{trace.name} is neither .html nor .jsonl", param_hint="--trace")
     policies = {"planner": policy, "executor": executor_policy, "finisher": finisher_policy}
@@ -84,7 +90,7 @@ def agent(
         temperature=temperature,
     )
     file = checkpoints or Path(platformdirs.user_state_dir("lookahead-agent")) / "checkpoints.sqlite"
-    with _checkpointer(file) as saver, _recorded(trace) as recorder:
+    with _checkpointer(file) as saver, _recorded(trace, live) as recorder:
         graph = build_plan_execute(
             llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
         )
@@ -96,7 +102,9 @@ def agent(
             llm.start(Bars())
             started = time.monotonic()
             show = Console(stderr=True, quiet=True) if as_json else Console()
-            _show_run(graph.stream(start, config, stream_mode=["messages", "updates"]), show)
+            with live_view(recorder[0], show) if live else nullcontext():
+                quiet = Console(quiet=True) if live else show
+                _show_run(graph.stream(start, config, stream_mode=["messages", "updates"]), quiet)
             seconds = time.monotonic() - started
         state = graph.get_state(config).values
     if as_json:
@@ -127,10 +135,10 @@ def _checkpointer(file: Path) -> Iterator[SqliteSaver]:
 
 
 @contextmanager
-def _recorded(file: Path | None) -> Iterator[list[TraceRecorder]]:
+def _recorded(file: Path | None, live: bool) -> Iterator[list[TraceRecorder]]:
     """What records the run, if something does; a run that is interrupted leaves what there was."""
     if file is None:
-        yield []
+        yield [TraceRecorder()] if live else []
         return
     try:
         with TraceRecorder(file if file.suffix == ".jsonl" else None) as recorder:

@@ -1,0 +1,74 @@
+"""The lanes of a run in the terminal, while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from lookahead_agent.trace import Bar, Call, TraceRecorder, timeline
+
+# The page's colours, as near as terminals have them.
+_STYLES = {
+    "accepted": "green",
+    "committed": "blue",
+    "rejected": "red",
+    "unused": "bright_blue",
+    "aborted": "bright_black",
+    "judged": "yellow",
+}
+_LANES = ("draft", "target", "verifier")
+_LABEL = 10
+
+
+@contextmanager
+def live(recorder: TraceRecorder, console: Console) -> Iterator[None]:
+    """Show what a recorder has, until the context ends; then it stays as it is."""
+
+    def render() -> RenderableType:
+        # A few rows for each call: those that fit the window, the last ones.
+        calls = timeline(list(recorder.rows))
+        shown = calls[-max(1, (console.height - 3) // 5) :]
+        return Group(_legend(), *(lanes(call, console.width) for call in shown))
+
+    with Live(get_renderable=render, console=console, refresh_per_second=4, transient=False):
+        yield
+
+
+def lanes(call: Call, width: int) -> Text:
+    """A call's lanes, as wide as the terminal."""
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(call.path or "(no node)", style="bold")
+    accepted = f", {call.figures['accepted']} of {call.figures['steps']} steps accepted" if call.figures else "…"
+    text.append(f"  {call.policy}  {call.end - call.start:.1f} s{accepted}\n", style="bright_black")
+    cells = max(10, width - _LABEL)
+    for lane in _LANES:
+        text.append(f"{lane:<{_LABEL}}", style="bright_black")
+        for style in _cells(call, [bar for bar in call.bars if bar.lane == lane], cells):
+            text.append("█" if style else " ", style=style or "")
+        text.append("\n")
+    return text
+
+
+def _cells(call: Call, bars: list[Bar], count: int) -> list[str | None]:
+    """The style of each cell; what was kept covers what was not."""
+    length = max(call.end - call.start, 1e-6)
+    found: list[str | None] = [None] * count
+    order = list(_STYLES)
+    for bar in sorted(bars, key=lambda bar: -order.index(bar.fate)):
+        first = min(count - 1, int((bar.start - call.start) / length * count))
+        last = min(count, max(first + 1, round((bar.end - call.start) / length * count)))
+        found[first:last] = [_STYLES[bar.fate]] * (last - first)
+    return found
+
+
+def _legend() -> Text:
+    names = ("accepted", "target's", "rejected", "not needed", "aborted", "judged")
+    text = Text()
+    for (_, style), name in zip(_STYLES.items(), names, strict=True):
+        text.append("█ ", style=style)
+        text.append(f"{name}  ", style="bright_black")
+    return text

@@ -1,0 +1,89 @@
+"""Every template on the real pair, with a small budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.figures import NodeFigures
+from lookahead_agent.limits import Limits
+from lookahead_agent.templates import (
+    build_react,
+    build_reflection,
+    build_rewoo,
+    build_self_consistency,
+    build_supervisor,
+    template,
+)
+
+QUESTION = "Pens cost $1.50 each. How much do 12 pens cost?"
+BUDGET = Limits(steps=10, tokens=8000, seconds=240)
+
+
+def calculator() -> Any:
+    return template("tools", "calculator").calculator
+
+
+@pytest.fixture
+def llm(request: pytest.FixtureRequest, real: ChatLookahead) -> ChatLookahead:
+    """A model with the template's own policies, on the engines that are running."""
+    return ChatLookahead(policies=template("graphs", request.param).POLICIES, temperature=0, max_tokens=120)
+
+
+def run(graph: Any, given: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The final state, and the policy of each node that replied."""
+    figures = NodeFigures()
+    state = graph.invoke(given, {"callbacks": [figures]})
+    return state, {node["node"]: node["policy"] for node in figures.nodes()}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["react"], indirect=True)
+def test_react(llm: ChatLookahead) -> None:
+    state, policies = run(build_react(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
+    assert state["answer"]
+    assert policies["thinker"] == "balanced"
+    assert policies["actor"] == "strict"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["rewoo"], indirect=True)
+def test_rewoo(llm: ChatLookahead) -> None:
+    state, policies = run(build_rewoo(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
+    assert "18" in [entry["output"] for entry in state["evidence"]]
+    assert "18" in state["answer"]
+    assert policies == {"planner": "balanced", "caller": "off", "solver": "strict"}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["reflection"], indirect=True)
+def test_reflection(llm: ChatLookahead) -> None:
+    graph = build_reflection(llm, max_revisions=1, limits=BUDGET)
+    state, policies = run(graph, {"task": "Write one sentence that says what 12 pens at $1.50 cost."})
+    assert "18" in state["answer"]
+    assert policies["critic"] == "balanced"
+    assert policies["decider"] == "off"
+    assert state["good"] or state["stopped"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["supervisor"], indirect=True)
+def test_supervisor(llm: ChatLookahead) -> None:
+    tools = {"calculator": [calculator()], "programmer": [template("tools", "python_code").python]}
+    state, policies = run(build_supervisor(llm, tools, limits=BUDGET), {"question": QUESTION})
+    assert state["answer"]
+    assert state["findings"]
+    assert policies["router"] == "off"
+    assert policies["writer"] == "strict"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["self_consistency"], indirect=True)
+def test_self_consistency(llm: ChatLookahead) -> None:
+    sampling = llm.model_copy(update={"temperature": 0.7, "seed": 1})
+    graph = build_self_consistency(sampling, samples=3, limits=BUDGET)
+    state, policies = run(graph, {"question": QUESTION})
+    assert state["answer"] == "18"
+    assert policies == {"sampler": "fast"}
