@@ -15,9 +15,23 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 CALL = '{"name": "calculator", "arguments": {"expression": "12 * 1.50"}}'
 ORDER = '<tool_call>{"name": "order", "arguments": {"item": "pen", "number": 12}}</tool_call>'
 
+SEARCH = '<tool_call>{"name": "search_documents", "arguments": {"question": "exact lossless"}}</tool_call>'
+SQL = (
+    '<tool_call>{"name": "sql", "arguments": {"statement": "SELECT sum(is_right) FROM replies WHERE policy = '
+    "'exact'\"}}</tool_call>"
+)
+
 
 def reply_to(prompt: str) -> str:
     """What a model could say in these graphs."""
+    if "You give work" in prompt:
+        return '{"librarian": "What does exact promise?", "statistician": "How many were right?"}'
+    if "search_documents" in prompt and "You solve" in prompt:
+        return "It is lossless." if "tool: " in prompt else SEARCH
+    if "CREATE TABLE replies" in prompt and "You solve" in prompt:
+        return f"They are {prompt.rpartition('tool: ')[2].split()[1]}." if "tool: " in prompt else SQL
+    if "You answer a question from what" in prompt:
+        return "23 were right."
     if "You are a planner" in prompt:
         return "Pens are sold.\n\nPlan:\n1. All pens: 12 * 1.50"
     if "You carry out one step" in prompt:
@@ -41,6 +55,7 @@ SAYS = {
     "custom_tool": ["May this call be made?", "It is ordered."],
     "concurrent_users": ["It is 36.\n" * 4],
     "tracing": ["run.html"],
+    "ask_our_docs": ["librarian: It is lossless.", "statistician: They are 23.", "23 were right."],
 }
 
 
@@ -53,6 +68,7 @@ def test_it_runs(
 
     monkeypatch.setattr(lookahead_agent, "ChatLookahead", scripted, raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [name])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     said = capsys.readouterr().out
     for text in SAYS[name]:

@@ -1,0 +1,64 @@
+"""Questions on a folder of documents and a small database: this project's own documentation and measurements.
+
+    python examples/ask_our_docs.py "How many replies of the policy exact were right, and what does it promise?"
+
+A supervisor gives the parts of the question to two specialists. One searches the documents by words and by meaning and
+cites them by file and line, the other asks the database, which it cannot change.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.limits import Limits
+from lookahead_agent.templates import build_supervisor, template
+
+DOCS = Path(__file__).parents[1] / "docs"
+QUESTION = "How many replies of the policy exact were right, and what does the policy exact promise?"
+
+
+def load_measurements(database: Path) -> None:
+    """Put the rows of the measurements into a table."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(
+            "CREATE TABLE replies (policy TEXT, problem TEXT, is_right INTEGER, seconds REAL, tokens INTEGER, "
+            "steps INTEGER, accepted_steps INTEGER)"
+        )
+        for line in (DOCS / "measurements" / "verifiers-gsm8k-30.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            figures = row["lookahead"]
+            values = (row["policy"], row["id"], row["right"], row["seconds"], len(row["token_ids"]))
+            connection.execute(
+                "INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, figures["steps"], figures["accepted"])
+            )
+
+
+def build(llm: Any, database: Path) -> Any:
+    """The graph, on the documents and the database."""
+    documents = template("tools", "search_documents").make_search_tool(DOCS, count=2)
+    sql = template("tools", "sql").make_sql_tool(database)
+    specialists = {"librarian": [documents], "statistician": [sql]}
+    return build_supervisor(llm, specialists, limits=Limits(steps=16, tokens=20_000, seconds=600))
+
+
+def main(question: str) -> None:
+    """Answer a question."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = Path(folder) / "measurements.sqlite"
+        load_measurements(database)
+        with ChatLookahead(policies=template("graphs", "supervisor").POLICIES, temperature=0, max_tokens=200) as llm:
+            state = build(llm, database).invoke({"question": question})
+    for finding in state["findings"]:
+        print(f"{finding['specialist']}: {finding['answer']}")
+    print(f"\n{state['answer']}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else QUESTION)
