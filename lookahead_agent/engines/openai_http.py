@@ -180,6 +180,10 @@ class OpenAIEngine:
         theirs = choice.get("prompt_token_ids")
         if theirs is None or choice.get("token_ids") is None or not self._accepts_ids:
             logger.info("the %s's server tells texts and not tokens: steps are exchanged as text", self._role)
+            counted = (answer.get("usage") or {}).get("prompt_tokens")
+            if counted is not None and counted not in (len(ids), len(ids) + 1):
+                # It counts other tokens than the tokenizer here makes: ids would mean something else to it.
+                self._accepts_ids = False
             self._tokenizer = _TextTokenizer(self._own_tokenizer)
         elif _without_first_token(theirs, ids) != ids:
             raise ConfigurationError(

@@ -68,6 +68,8 @@ class FakeServer:
         """Tokens after which the connection is lost, once."""
         self.requests: list[dict[str, Any]] = []
         self.open = 0
+        self.counts = 1
+        """How many tokens it counts for one of its tokenizer's."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.down:
@@ -84,7 +86,8 @@ class FakeServer:
         ids = [*self.tokenizer.encode(self.reply), 0][len(self.tokenizer.encode(prompt.rpartition("?")[2])) :]
         ids = ids[: body["max_tokens"]]
         if not body.get("stream"):
-            return httpx.Response(200, json={"choices": [self._choice(ids, "length", body, prompt)]})
+            usage = {"prompt_tokens": len(self.tokenizer.encode(prompt)) * self.counts}
+            return httpx.Response(200, json={"choices": [self._choice(ids, "length", body, prompt)], "usage": usage})
         breaks = self.breaks_after is not None and self.breaks_after < len(ids)
         sent, self.breaks_after = (ids[: self.breaks_after] if breaks else ids), None if breaks else self.breaks_after
         finish = "stop" if ids and ids[-1] == 0 else "length"

@@ -87,6 +87,15 @@ async def test_a_server_that_tells_only_texts(tokenizer: HFTokenizer, takes_ids:
     assert reply.text == REPLY
 
 
+async def test_a_server_that_counts_other_tokens_gets_texts(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY, tells_ids=False)
+    server.counts = 2
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    assert await text(engine) == REPLY
+    assert isinstance(server.requests[-1]["prompt"], str)
+
+
 async def test_a_server_that_refuses_what_it_does_not_know(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY, tells_ids=False)
 

@@ -1,0 +1,80 @@
+"""`langgraph dev` serves every template, here on a tiny model in real vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from lookahead_agent.engines.vllm_engine import end_processes
+from tests.integration.conftest import descendants
+from tests.integration.servers import free_port
+
+ROOT = Path(__file__).parents[2]
+# It needs an older jsonschema-rs than the tests of the server do, so `make` installs it in a folder of its own.
+PACKAGES = Path(sys.prefix) / "langgraph-dev"
+GRAPHS = json.loads((ROOT / "langgraph.json").read_text())["graphs"]
+
+
+@pytest.fixture(scope="module")
+def url(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    assert PACKAGES.is_dir(), "`make test` installs the LangGraph server"
+    port = free_port()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGES),
+        "LOOKAHEAD_MODEL": str(tiny_pair[0]),
+        "LOOKAHEAD_POLICY": "off",
+        "LOOKAHEAD_MAX_TOKENS": "30",
+        "LANGSMITH_TRACING": "false",
+    }
+    command = [sys.executable, "-m", "langgraph_cli", "dev", "--no-browser", "--no-reload", "--port", str(port)]
+    log = tmp_path_factory.mktemp("langgraph") / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,  # where langgraph.json is
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            with httpx.Client(timeout=5) as client:
+                while True:
+                    assert process.poll() is None, log.read_text()
+                    try:
+                        if client.get(f"http://127.0.0.1:{port}/ok").is_success:
+                            break
+                    except httpx.TransportError:
+                        pass
+                    try:
+                        process.wait(timeout=0.5)
+                    except subprocess.TimeoutExpired:
+                        continue
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            started = descendants(process.pid)
+            process.terminate()
+            process.wait(timeout=60)
+            _, alive = psutil.wait_procs(started, timeout=20)
+            end_processes(alive)
+    assert not alive, "the engines end with the server"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_run_ends_well(url: str, name: str) -> None:
+    given = {"task" if name == "reflection" else "question": "A two and three?"}
+    response = httpx.post(f"{url}/runs/wait", json={"assistant_id": name, "input": given}, timeout=300)
+    assert response.status_code == 200
+    state = response.json()
+    assert "__error__" not in state
+    assert isinstance(state["answer"], str)
+    assert state["spent"]["steps"] > 0
