@@ -128,6 +128,6 @@ def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server
 def test_a_judge_that_is_away_leaves_the_target_alone(mixed: ChatLookahead) -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
     with ChatLookahead(
-        model=MIXED, judge_model="smol", judge_url=url, policy="judge", temperature=0, max_tokens=60
+        model=MIXED, judge_model="smol", judge_url=url, policy="judge", temperature=0, max_tokens=150
     ) as llm:
         assert "cannot be reached" in str(judged(llm)["speculation_off"])

@@ -255,7 +255,9 @@ def test_parallel_tool_calls() -> None:
 
 
 def test_models_of_one_configuration_share_engines_and_the_last_one_ends_them() -> None:
-    first, second = ChatLookahead(), ChatLookahead(temperature=0.5)
+    # Arguments that no other test has, whose models would keep the engines.
+    alike = {"engine_args": {"max_num_seqs": 5}}
+    first, second = ChatLookahead(**alike), ChatLookahead(temperature=0.5, **alike)  # type: ignore[arg-type]
     other = ChatLookahead(engine_args={"max_num_seqs": 3})
     assert first._runtime is second._runtime
     assert other._runtime is not first._runtime
