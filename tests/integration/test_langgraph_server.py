@@ -32,7 +32,7 @@ def url(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
         "PYTHONPATH": str(PACKAGES),
         "LOOKAHEAD_MODEL": str(tiny_pair[0]),
         "LOOKAHEAD_POLICY": "off",
-        "LOOKAHEAD_MAX_TOKENS": "30",
+        "LOOKAHEAD_MAX_TOKENS": "20",
         "LANGSMITH_TRACING": "false",
     }
     command = [sys.executable, "-m", "langgraph_cli", "dev", "--no-browser", "--no-reload", "--port", str(port)]

@@ -20,7 +20,7 @@ async def replies(llm: ChatLookahead, policy: VerifierPolicy) -> list[AIMessage]
     messages: list[AIMessage] = []
     for start in range(0, len(ASKED), TOGETHER):
         group = ASKED[start : start + TOGETHER]
-        messages += await asyncio.gather(*(llm.ainvoke(question, policy=policy, max_tokens=64) for question in group))
+        messages += await asyncio.gather(*(llm.ainvoke(question, policy=policy, max_tokens=40) for question in group))
     return messages
 
 

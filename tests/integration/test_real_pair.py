@@ -50,7 +50,7 @@ def test_exact_differs_from_off_at_most_by_a_near_tie(real: ChatLookahead, probl
 
 @pytest.mark.timeout(1200)
 def test_balanced_accepts_steps_of_the_draft(real: ChatLookahead) -> None:
-    figures = [real.invoke(problem).response_metadata["lookahead"] for problem in PROBLEMS]
+    figures = [real.invoke(problem, max_tokens=160).response_metadata["lookahead"] for problem in PROBLEMS]
     assert all(entry["policy"] == "balanced" for entry in figures)
     assert all(entry["speculation_off"] is None for entry in figures)
     assert sum(entry["accepted"] for entry in figures) > 0

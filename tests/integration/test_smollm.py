@@ -24,7 +24,7 @@ PROMPT = "Do these say the same?\n\nA: {target}\n\nB: {draft}\n\nAnswer yes or n
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[ChatLookahead]:
     """The packaged target with a draft that has another tokenizer."""
-    with ChatLookahead(model=MIXED, temperature=0, max_tokens=120, return_token_ids=True) as llm:
+    with ChatLookahead(model=MIXED, temperature=0, max_tokens=100, return_token_ids=True) as llm:
         yield llm
 
 
@@ -78,7 +78,7 @@ def judged(llm: ChatLookahead) -> dict[str, object]:
 @pytest.mark.timeout(1200)
 def test_a_third_model_as_judge() -> None:
     with ChatLookahead(
-        judge_model=SMOLLM2_135M.hub_id, judge_engine_args=JUDGE_ENGINE, policy="judge", temperature=0, max_tokens=100
+        judge_model=SMOLLM2_135M.hub_id, judge_engine_args=JUDGE_ENGINE, policy="judge", temperature=0, max_tokens=70
     ) as llm:
         figures = judged(llm)
         assert figures["speculation_off"] is None

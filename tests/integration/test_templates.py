@@ -29,7 +29,7 @@ def calculator() -> Any:
 @pytest.fixture
 def llm(request: pytest.FixtureRequest, real: ChatLookahead) -> ChatLookahead:
     """A model with the template's own policies, on the engines that are running."""
-    return ChatLookahead(policies=template("graphs", request.param).POLICIES, temperature=0, max_tokens=120)
+    return ChatLookahead(policies=template("graphs", request.param).POLICIES, temperature=0, max_tokens=90)
 
 
 def run(graph: Any, given: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
