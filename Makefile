@@ -57,7 +57,7 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 
 # LangGraph's development server needs an older jsonschema-rs than schemathesis does, so it has a folder of its own.
 $(LANGGRAPH_DEV)/.installed: .ci/langgraph-dev.txt | $(INSTALLED)
-	@$(PIP) install --upgrade --no-deps --target $(LANGGRAPH_DEV) --requirement $< 2> /dev/null
+	@$(PIP) install --upgrade --no-deps --target $(LANGGRAPH_DEV) --requirement $<
 	@touch $@
 
 clean: ## Remove .venv and what tools left (models stay in the cache)
