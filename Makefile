@@ -23,10 +23,11 @@ run: models ## Run the planner agent on a question (Q="...")
 	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
 
 test: models browser $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto tests/unit
+	@$(BIN)/python -m pytest tests/integration
 
-test-unit: $(INSTALLED) browser ## Run the unit tests only (seconds)
-	@$(BIN)/python -m pytest tests/unit
+test-unit: $(INSTALLED) browser ## Run the unit tests only (a few minutes)
+	@$(BIN)/python -m pytest -n auto tests/unit
 
 lint: $(INSTALLED) ## Check format, lint and types
 	@$(BIN)/ruff format --check .
