@@ -45,11 +45,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def arun(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the background loop from another loop; cancelling the caller cancels it."""
-    return await asyncio.wrap_future(submit(work))
-
-
 class _End:
     """Follows the last item of a stream."""
 

@@ -20,7 +20,7 @@ from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.messages import THINKING_KEY
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.policy_choice import NodePath
-from lookahead_agent.regions import Regions, ThinkingTags
+from lookahead_agent.regions import PROMPT_TAIL, Regions, ThinkingTags
 from lookahead_agent.thinking import ThinkingSplitter
 from lookahead_agent.tool_calls import ContentStream, ParsedReply, call_constraint, parse_constrained
 from lookahead_agent.tool_parsers import ToolParser
@@ -118,6 +118,7 @@ class ChatCall:
         self._emit = emit
         self._tools = request.options.tools
         self._forced = request.options.tool_choice is not None
+        self._verifier = engines.verifier(request.policy)
 
     async def reply(self) -> ChatReply:
         """Write the reply.
@@ -168,7 +169,8 @@ class ChatCall:
         # after the thinking is the target's.
         speculate = markers is not None or self._thinking is not None
         content = ContentStream(markers or (), lambda text: self._emit(Piece("answer", text)))
-        parts = self._splitter(prompt, self._silent if markers is None else content.push)
+        inside = self._thinking is not None and self._thinking.opened_by(self._end_of(prompt))
+        parts = self._splitter(inside, self._silent if markers is None else content.push)
         written = await self._write(prompt, sampling, regions, parts.push, speculate=speculate)
         parts.finish()
         answer = parts.answer
@@ -185,20 +187,18 @@ class ChatCall:
         tokenizer = self._engines.target.tokenizer
         thoughts: list[Reply] = []
         thinking = ""
-        if self._thinking is not None and not self._has_thought(prompt):
+        if self._thinking is not None and not self._thinking.closed_by(self._end_of(prompt)):
             opened = list(prompt)
-            if not self._opens_thinking(prompt):
+            if not self._thinking.opened_by(self._end_of(prompt)):
                 opened += tokenizer.encode(f"{self._thinking.open}\n")
-            parts = ThinkingSplitter(
-                self._thinking, True, lambda text: self._emit(Piece("thinking", text)), lambda _: None
-            )
+            parts = self._splitter(True, self._silent)
             stop = (*sampling.stop, self._thinking.close)
             regions = Regions(thinking=self._thinking)
             thought = await self._write(opened, replace(sampling, stop=stop), regions, parts.push, speculate=True)
             parts.finish()
             thoughts, thinking = [thought], parts.thinking
             left = sampling.max_tokens - len(thought.token_ids)
-            closed = tokenizer.decode(thought.token_ids).rstrip().endswith(self._thinking.close)
+            closed = self._thinking.closed_by(tokenizer.decode(thought.token_ids))
             if not closed or left < 1:
                 return self._complete(ParsedReply(""), thinking, len(prompt), thoughts)
             prompt_after = [*opened, *thought.token_ids]
@@ -223,26 +223,13 @@ class ChatCall:
 
     @staticmethod
     def _silent(_: str) -> None:
-        """For what is shown when it is complete."""
+        """For what is shown when it is complete, or not at all."""
 
-    def _splitter(self, prompt: list[int], on_answer: Callable[[str], None]) -> ThinkingSplitter:
-        return ThinkingSplitter(
-            self._thinking,
-            self._thinking is not None and self._opens_thinking(prompt),
-            lambda text: self._emit(Piece("thinking", text)),
-            on_answer,
-        )
-
-    def _opens_thinking(self, prompt: list[int]) -> bool:
-        assert self._thinking is not None
-        return self._end_of(prompt).endswith(self._thinking.open)
-
-    def _has_thought(self, prompt: list[int]) -> bool:
-        assert self._thinking is not None
-        return self._end_of(prompt).endswith(self._thinking.close)
+    def _splitter(self, inside: bool, on_answer: Callable[[str], None]) -> ThinkingSplitter:
+        return ThinkingSplitter(self._thinking, inside, lambda text: self._emit(Piece("thinking", text)), on_answer)
 
     def _end_of(self, prompt: list[int]) -> str:
-        return self._engines.target.tokenizer.decode(prompt[-16:]).rstrip()
+        return self._engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
 
     async def _write(
         self,
@@ -254,7 +241,7 @@ class ChatCall:
         speculate: bool,
     ) -> Reply:
         request, engines = self._request, self._engines
-        verifier = engines.verifier(request.policy) if speculate else None
+        verifier = self._verifier if speculate else None
         draft_prompt = await self._draft_prompt() if verifier is not None else None
         return await lookahead(
             ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt),
@@ -283,7 +270,7 @@ class ChatCall:
         report = ReplyReport()
         for reply in written:
             report.add(reply.report)
-        speculates = self._request.policy.speculates and self._engines.verifier(self._request.policy) is None
+        missing = self._request.policy.speculates and self._verifier is None and not self._forced
         finish = "tool_calls" if parsed.tool_calls else written[-1].finish_reason
         return ChatReply(
             parsed,
@@ -292,7 +279,7 @@ class ChatCall:
             [token for reply in written for token in reply.token_ids],
             finish,
             report,
-            self._engines.problem if speculates and not self._forced else report.speculation_off,
+            self._engines.problem if missing else report.speculation_off,
         )
 
 

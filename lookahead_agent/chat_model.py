@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -42,6 +42,7 @@ from lookahead_agent.regions import ThinkingTags
 from lookahead_agent.runtime import Runtime, RuntimeSpec
 from lookahead_agent.step_callbacks import StepEvents
 from lookahead_agent.structured_output import Method, parsed, schema_format, text_parser, tool_parser
+from lookahead_agent.tool_calls import chosen_tools, forced
 from lookahead_agent.tool_parsers import ToolParser, check_tool_parser, choose_tool_parser
 
 if TYPE_CHECKING:
@@ -444,7 +445,7 @@ class ChatLookahead(BaseChatModel):
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
         kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
-        return self.bind(tools=_chosen_tools(converted, tool_choice), tool_choice=_forced(tool_choice), **kwargs)
+        return self.bind(tools=chosen_tools(converted, tool_choice), tool_choice=forced(tool_choice), **kwargs)
 
     def with_structured_output(
         self,
@@ -693,25 +694,6 @@ def _as_fields(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_fields(policy) for key, policy in value.items()}
     return value.model_dump(exclude_unset=True) if isinstance(value, VerifierPolicy) else value
-
-
-def _chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any]]:
-    """The tools that a reply may call."""
-    if choice in (None, "auto", "any", "required", True, False):
-        return tools
-    if choice == "none":
-        return []
-    name = choice["function"]["name"] if isinstance(choice, dict) else choice
-    named = [tool for tool in tools if tool["function"]["name"] == name]
-    if not named:
-        known = ", ".join(tool["function"]["name"] for tool in tools)
-        raise ConfigurationError(f"tool_choice {name!r} is not one of the tools ({known})")
-    return named
-
-
-def _forced(choice: Any) -> Literal["required"] | None:
-    """Whether a reply must be a tool call."""
-    return None if choice in (None, "auto", "none", False) else "required"
 
 
 # LangChain lists in langchain-core which classes `load(…, allowed_objects="all")` may make again, and has no other way

@@ -119,7 +119,7 @@ def project_files(name: str, template: str) -> dict[str, str]:
     files = {
         "agent.py": graph,
         "main.py": _main(template, project),
-        "test_agent.py": _test(template, project),
+        "test_agent.py": _test(project),
         "langgraph.json": json.dumps({"dependencies": ["."], "graphs": {name: "./agent.py:graph"}}, indent=2) + "\n",
         "pyproject.toml": _pyproject(name),
         "README.md": _readme(name, template),
@@ -163,7 +163,7 @@ if __name__ == "__main__":
 '''
 
 
-def _test(template: str, project: _Project) -> str:
+def _test(project: _Project) -> str:
     script = "".join(f"        {prompt}={reply!r},\n" for prompt, reply in project.script.items())
     return f'''"""The graph on a model that follows a script: no engine, no waiting."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PROMPT_TAIL = 32
+"""Tokens at a prompt's end in which a chat template may have opened the thinking."""
+
 
 @dataclass(frozen=True)
 class ThinkingTags:
@@ -16,6 +19,14 @@ class ThinkingTags:
 
     open: str = "<think>"
     close: str = "</think>"
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether a reply to this prompt begins inside the thinking."""
+        return prompt.rstrip().endswith(self.open)
+
+    def closed_by(self, prompt: str) -> bool:
+        """Whether a reply to this prompt begins after the thinking."""
+        return prompt.rstrip().endswith(self.close)
 
 
 @dataclass(frozen=True)
@@ -38,4 +49,4 @@ class Regions:
         """Whether a reply to this prompt begins where only the target may write."""
         if self.thinking is None or not self.answer_from_target:
             return False
-        return not prompt.rstrip().endswith(self.thinking.open)
+        return not self.thinking.opened_by(prompt)

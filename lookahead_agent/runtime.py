@@ -69,9 +69,14 @@ class RuntimeSpec:
         """Text that is equal for equal specifications."""
         return repr(self) + "".join(remote.key for remote in self.remote.values())
 
-    def runs_here(self, role: str) -> bool:
-        """Whether this role's model runs in an engine of this process."""
-        return role not in self.remote
+    def runs_here(self, *roles: str) -> bool:
+        """Whether these roles' models all run in engines of this process."""
+        return self.remote.keys().isdisjoint(roles)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft model, here or behind a server."""
+        return self.models.draft is not None or not self.runs_here("draft")
 
 
 class _Closable(Protocol):
@@ -97,7 +102,7 @@ class Runtime:
         if spec.runs_here("target") or (expects_draft and spec.runs_here("draft")):
             require_vllm()
         self._spec = spec
-        self._with_draft = expects_draft and (spec.models.draft is not None or not spec.runs_here("draft"))
+        self._with_draft = expects_draft and spec.has_draft
         self.progress = progress or LogProgress()
         self._engines: EngineSet | None = None
         self._embedder_problem: str | None = None
@@ -177,8 +182,7 @@ class Runtime:
         if self._engines is not None and not (policy.speculates and not self._with_draft):
             return  # another call started them while this one waited
         spec, models = self._spec, self._spec.models
-        has_draft = models.draft is not None or not spec.runs_here("draft")
-        if policy.speculates and not has_draft:
+        if policy.speculates and not spec.has_draft:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
@@ -186,7 +190,7 @@ class Runtime:
         self._engines = None
         await in_daemon_thread(lambda: _release(self._held))
         _disconnect(self._connections)
-        wants_draft = self._with_draft and has_draft
+        wants_draft = self._with_draft and spec.has_draft
         problem, draft_folder = None, None
         target_folder = await self._fetch(models.target) if spec.runs_here("target") else None
         if wants_draft and spec.runs_here("draft"):
@@ -284,14 +288,14 @@ class Runtime:
         given = {"target": spec.target_arguments, "draft": spec.draft_arguments, "judge": spec.judge_arguments}[role]
         arguments = {**given, **more_arguments}
         cores = None
+        both = self._with_draft and spec.runs_here("target", "draft")
         if runs_on_cpu():
             chosen = spec.cores
             if chosen is None:
-                shared = self._with_draft and spec.runs_here("draft") and spec.runs_here("target")
-                target, draft = share_cores(available_cores(), with_draft=shared)
+                target, draft = share_cores(available_cores(), with_draft=both)
                 chosen = binding(target), binding(draft)
             cores = chosen[0] if role == "target" or not spec.runs_here("target") else chosen[1]
-        elif self._with_draft and spec.runs_here("target") and spec.runs_here("draft"):
+        elif both:
             shares = _GPU_SHARE if spec.models.judge is None else _GPU_SHARE_WITH_JUDGE
             arguments.setdefault("gpu_memory_utilization", shares[role])
         return VLLMConfig(folder, cores, as_arguments(arguments))

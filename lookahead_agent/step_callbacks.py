@@ -38,33 +38,32 @@ class StepEvents:
     ) -> None:
         self._call = {"call": request.id, "path": str(request.path) or None, "policy": request.policy.name}
         self._write = _stream_writer() if to_stream else None
-        self._callbacks = None if run is not None else ensure_config().get("callbacks")
-        self._run = run
+        if run is not None:
+            self._sync = CallbackManager(run.handlers, parent_run_id=run.run_id)
+        else:
+            self._sync = CallbackManager.configure(ensure_config().get("callbacks"))
+        self._async = AsyncCallbackManager(
+            self._sync.handlers,
+            parent_run_id=self._sync.parent_run_id,
+            tags=self._sync.tags,
+            metadata=self._sync.metadata,
+        )
 
     def send(self, event: StepEvent) -> None:
         """Tell callers that wait for it."""
-        if self._run is not None:
-            manager = CallbackManager(self._run.handlers, parent_run_id=self._run.run_id)
-        else:
-            manager = CallbackManager.configure(self._callbacks)
-        manager.on_custom_event(STEP_EVENT, self._data(event), run_id=manager.parent_run_id)
-        self._tell_stream(event)
+        data = asdict(event) | self._call
+        self._sync.on_custom_event(STEP_EVENT, data, run_id=self._sync.parent_run_id)
+        self._tell_stream(data)
 
     async def asend(self, event: StepEvent) -> None:
         """`send` for callers in an event loop."""
-        if self._run is not None:
-            manager = AsyncCallbackManager(self._run.handlers, parent_run_id=self._run.run_id)
-        else:
-            manager = AsyncCallbackManager.configure(self._callbacks)
-        await manager.on_custom_event(STEP_EVENT, self._data(event), run_id=manager.parent_run_id)
-        self._tell_stream(event)
+        data = asdict(event) | self._call
+        await self._async.on_custom_event(STEP_EVENT, data, run_id=self._async.parent_run_id)
+        self._tell_stream(data)
 
-    def _tell_stream(self, event: StepEvent) -> None:
+    def _tell_stream(self, data: dict[str, Any]) -> None:
         if self._write is not None:
-            self._write({STEP_EVENT: self._data(event)})
-
-    def _data(self, event: StepEvent) -> dict[str, Any]:
-        return asdict(event) | self._call
+            self._write({STEP_EVENT: data})
 
 
 def _stream_writer() -> Callable[[Any], None] | None:

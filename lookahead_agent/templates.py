@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -80,31 +80,18 @@ def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
     return ChatLookahead.model_validate(chosen)
 
 
-def build_plan_execute(*args: Any, **kwargs: Any) -> Any:
-    """Build the plan-and-execute graph: see `graphs/plan_execute.py`, whose arguments these are."""
-    return template("graphs", "plan_execute").build_plan_execute(*args, **kwargs)
+def _builder(name: str) -> Callable[..., Any]:
+    def build(*args: Any, **kwargs: Any) -> Any:
+        return getattr(template("graphs", name), f"build_{name}")(*args, **kwargs)
+
+    build.__name__ = build.__qualname__ = f"build_{name}"
+    build.__doc__ = f"Build the graph of `graphs/{name}.py`, whose arguments these are."
+    return build
 
 
-def build_react(*args: Any, **kwargs: Any) -> Any:
-    """Build the ReAct graph: see `graphs/react.py`, whose arguments these are."""
-    return template("graphs", "react").build_react(*args, **kwargs)
-
-
-def build_rewoo(*args: Any, **kwargs: Any) -> Any:
-    """Build the ReWOO graph: see `graphs/rewoo.py`, whose arguments these are."""
-    return template("graphs", "rewoo").build_rewoo(*args, **kwargs)
-
-
-def build_reflection(*args: Any, **kwargs: Any) -> Any:
-    """Build the reflection graph: see `graphs/reflection.py`, whose arguments these are."""
-    return template("graphs", "reflection").build_reflection(*args, **kwargs)
-
-
-def build_supervisor(*args: Any, **kwargs: Any) -> Any:
-    """Build the supervisor graph: see `graphs/supervisor.py`, whose arguments these are."""
-    return template("graphs", "supervisor").build_supervisor(*args, **kwargs)
-
-
-def build_self_consistency(*args: Any, **kwargs: Any) -> Any:
-    """Build the self-consistency graph: see `graphs/self_consistency.py`, whose arguments these are."""
-    return template("graphs", "self_consistency").build_self_consistency(*args, **kwargs)
+build_plan_execute = _builder("plan_execute")
+build_react = _builder("react")
+build_rewoo = _builder("rewoo")
+build_reflection = _builder("reflection")
+build_supervisor = _builder("supervisor")
+build_self_consistency = _builder("self_consistency")

@@ -96,6 +96,8 @@ def chat_model(
     model: str,
     draft: str | None,
     engine_args: list[str] | None = None,
+    base_url: list[str] | None = None,
+    draft_url: list[str] | None = None,
     **fields: Any,
 ) -> ChatLookahead:
     """A chat model from options; nothing is loaded yet.
@@ -109,5 +111,7 @@ def chat_model(
         draft_model=draft,
         engine_args=arguments,
         draft_engine_args=arguments,
+        base_url=base_url or None,
+        draft_url=draft_url or None,
         **fields,
     )

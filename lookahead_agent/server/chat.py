@@ -28,6 +28,7 @@ from lookahead_agent.server.protocol import (
 )
 from lookahead_agent.server.replies import Chosen, ReplyWriter, all_of, figures_of, unless_gone, usage_of
 from lookahead_agent.server.streaming import EventStream, begun, merged
+from lookahead_agent.tool_calls import chosen_tools, forced
 
 
 async def chat_completions(
@@ -48,15 +49,14 @@ async def chat_completions(
     max_tokens = body.max_completion_tokens or body.max_tokens
     writer.check(body, max_tokens)
     messages = [_message(message) for message in body.messages]
-    options = [writer.options(body, max_tokens, chosen, choice) | _chat_options(body) for choice in range(body.n)]
+    for_chat = _chat_options(body)
+    options = [writer.options(body, max_tokens, chosen, choice) | for_chat for choice in range(body.n)]
     identifier, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
     if body.stream:
         streams = [writer.stream(messages, body.stops, option) for option in options]
         base = {"id": identifier, "object": "chat.completion.chunk", "created": created, "model": writer.model_name}
-        wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(
-            await unless_gone(request, begun(_chunks(streams, base, wants_usage))), writer.metrics.refused
-        )
+        events = _chunks(streams, base, body.streams_usage)
+        return EventStream(await unless_gone(request, begun(events)), writer.metrics.refused)
     replies = await unless_gone(request, all_of([writer.reply(messages, body.stops, option) for option in options]))
     return ChatReplyBody(
         id=identifier,
@@ -66,7 +66,7 @@ async def chat_completions(
             ChatChoice(index=index, message=_reply(reply), finish_reason=reply.response_metadata["finish_reason"])
             for index, reply in enumerate(replies)
         ],
-        usage=usage_of(replies),
+        usage=usage_of(replies, body.n),
         lookahead=[figures_of(reply) for reply in replies],
     )
 
@@ -85,23 +85,13 @@ def _message(message: Message) -> BaseMessage:
 
 def _chat_options(body: ChatRequestBody) -> dict[str, Any]:
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    choice = body.tool_choice
-    if choice == "none":
-        tools = []
-    if isinstance(choice, NamedTool):
-        named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-        if not named:
-            raise ConfigurationError(f"tool_choice {choice.function.name!r} is not one of the tools")
-        tools = named
-    forced = choice == "required" or isinstance(choice, NamedTool)
-    options = {
-        "tools": tools or None,
-        "tool_choice": "required" if forced else None,
+    choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    return {
+        "tools": chosen_tools(tools, choice),
+        "tool_choice": forced(choice),
         "parallel_tool_calls": body.parallel_tool_calls,
-        "response_format": body.response_format,
-        "template_arguments": body.chat_template_kwargs,
+        "template_arguments": body.chat_template_kwargs or {},
     }
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _reply(message: AIMessage) -> ReplyMessage:
@@ -147,4 +137,4 @@ async def _chunks(
             finished = chunk(index, {}, item.response_metadata["finish_reason"])
             yield finished | {"lookahead": figures_of(item).model_dump()}
     if wants_usage:
-        yield base | {"choices": [], "usage": usage_of(replies).model_dump()}
+        yield base | {"choices": [], "usage": usage_of(replies, len(streams)).model_dump()}

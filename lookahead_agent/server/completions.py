@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from lookahead_agent.chat_call import Piece
 from lookahead_agent.server.errors import RefusedError
-from lookahead_agent.server.protocol import CompletionReplyBody, CompletionRequestBody, TextChoice, Usage
-from lookahead_agent.server.replies import Chosen, ReplyWriter, add_usage, all_of, figures_of, unless_gone, usage_of
+from lookahead_agent.server.protocol import CompletionReplyBody, CompletionRequestBody, TextChoice
+from lookahead_agent.server.replies import Chosen, ReplyWriter, all_of, figures_of, unless_gone, usage_of
 from lookahead_agent.server.streaming import EventStream, begun, merged
 
 
@@ -38,7 +38,7 @@ async def completions(
     if len(body.prompts) * body.n > writer.settings.max_choices:
         raise RefusedError(400, f"a request has at most {writer.settings.max_choices} choices here", param="prompt")
     asked = [
-        (prompt, writer.options(body, body.max_tokens, chosen, choice) | _form(body))
+        (prompt, writer.options(body, body.max_tokens, chosen, choice))
         for prompt in body.prompts
         for choice in range(body.n)
     ]
@@ -46,10 +46,8 @@ async def completions(
     if body.stream:
         streams = [writer.stream(prompt, body.stops, options) for prompt, options in asked]
         base = {"id": identifier, "object": "text_completion", "created": created, "model": writer.model_name}
-        wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(
-            await unless_gone(request, begun(_chunks(streams, base, body.n, wants_usage))), writer.metrics.refused
-        )
+        events = _chunks(streams, base, body.n, body.streams_usage)
+        return EventStream(await unless_gone(request, begun(events)), writer.metrics.refused)
     replies = await unless_gone(
         request, all_of([writer.reply(prompt, body.stops, options) for prompt, options in asked])
     )
@@ -61,20 +59,9 @@ async def completions(
             TextChoice(index=index, text=reply.text, finish_reason=reply.response_metadata["finish_reason"])
             for index, reply in enumerate(replies)
         ],
-        usage=_usage(replies, body.n),
+        usage=usage_of(replies, body.n),
         lookahead=[figures_of(reply) for reply in replies],
     )
-
-
-def _form(body: CompletionRequestBody) -> dict[str, Any]:
-    return {"response_format": body.response_format} if body.response_format is not None else {}
-
-
-def _usage(replies: list[AIMessage], choices: int) -> Usage:
-    total = Usage()
-    for begin in range(0, len(replies), choices):
-        total = add_usage(total, usage_of(replies[begin : begin + choices]))
-    return total
 
 
 async def _chunks(
@@ -93,4 +80,4 @@ async def _chunks(
             yield base | nothing | {"choices": [finished], "lookahead": figures_of(item).model_dump()}
     if wants_usage:
         ordered = [replies[index] for index in sorted(replies)]
-        yield base | {"choices": [], "usage": _usage(ordered, choices).model_dump()}
+        yield base | {"choices": [], "usage": usage_of(ordered, choices).model_dump()}

@@ -125,13 +125,14 @@ class Sampled(BaseModel):
     user: str | None = None
     policy: str | dict[str, Any] | None = None
     node: str | None = Field(None, max_length=256)
+    response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_true(self) -> Sampled:
         for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported: steps are exchanged between two models")
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stops = self.stops or []
         if len(stops) > 16 or not all(stops):
             raise ValueError("stop is up to 16 texts, none of them empty")
         if self.stream_options is not None and not self.stream:
@@ -143,6 +144,11 @@ class Sampled(BaseModel):
         """Texts that end a reply."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def streams_usage(self) -> bool:
+        """Whether the end of a stream tells the tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 class ChatRequestBody(Sampled):
     """Body of `/v1/chat/completions`."""
@@ -153,7 +159,6 @@ class ChatRequestBody(Sampled):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -178,7 +183,6 @@ class CompletionRequestBody(Sampled):
     echo: bool = False
     suffix: str | None = None
     best_of: int | None = None
-    response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> CompletionRequestBody:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
@@ -23,8 +22,7 @@ from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
 from lookahead_agent.server.protocol import LookaheadFigures, Sampled, Usage
 from lookahead_agent.server.settings import ServerSettings
-
-logger = logging.getLogger(__name__)
+from lookahead_agent.server.streaming import disconnected
 
 T = TypeVar("T")
 
@@ -78,7 +76,7 @@ class ReplyWriter:
 
     def options(self, body: Sampled, max_tokens: int | None, chosen: Chosen, choice: int) -> dict[str, Any]:
         """The call's arguments for one of a request's replies."""
-        given: dict[str, Any] = {
+        return {
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
@@ -87,8 +85,8 @@ class ReplyWriter:
             "max_tokens": min(max_tokens or self.llm.max_tokens, self.settings.max_tokens),
             "policy": chosen.policy or body.policy,
             "node": chosen.node or body.node,
+            "response_format": body.response_format,
         }
-        return {name: value for name, value in given.items() if value is not None}
 
     async def stream(
         self, prompt: Prompt, stop: list[str] | None, options: dict[str, Any]
@@ -140,13 +138,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         RefusedError: The client has gone (nobody will read it).
     """
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            continue
-
     writing = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(gone())
+    watching = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait({writing, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not writing.done():
@@ -158,17 +151,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(writing, watching, return_exceptions=True)
 
 
-def usage_of(messages: list[AIMessage]) -> Usage:
-    """The tokens of a request with one prompt."""
+def usage_of(messages: list[AIMessage], choices: int) -> Usage:
+    """The tokens of a request: each prompt once, with its choices in a row."""
     counts = [message.usage_metadata for message in messages if message.usage_metadata is not None]
-    prompt = counts[0]["input_tokens"] if counts else 0
+    prompt = sum(count["input_tokens"] for count in counts[::choices])
     completion = sum(count["output_tokens"] for count in counts)
     return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-def add_usage(first: Usage, second: Usage) -> Usage:
-    """The tokens of two requests."""
-    return Usage(**{name: getattr(first, name) + getattr(second, name) for name in Usage.model_fields})
 
 
 def figures_of(message: AIMessage) -> LookaheadFigures:

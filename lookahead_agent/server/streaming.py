@@ -51,6 +51,12 @@ async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
 class EventStream(Response):
     """A reply in server-sent events, ended by `[DONE]`.
 
@@ -76,13 +82,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client has gone."""
-
-        async def gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                continue
-
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        tasks = [asyncio.create_task(self._send_events(send)), asyncio.create_task(gone())]
+        tasks = [asyncio.create_task(self._send_events(send)), asyncio.create_task(disconnected(receive))]
         try:
             # A client that goes while nothing is sent is noticed too.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

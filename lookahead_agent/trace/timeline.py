@@ -6,14 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# What became of a step, as the page colours it.
-_FATES = {
-    "accepted": "accepted",
-    "committed": "committed",
-    "rejected": "rejected",
-    "unused": "unused",
-    "aborted": "aborted",
-}
+# Events that are shown: what became of a step, and that it was judged.
+_SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
 
 
 @dataclass
@@ -88,15 +82,14 @@ def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
     # A step is told of when it is written and again when it is decided; the first event of a call tells when it began.
     call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - row["ended"], row["at"]))
     call.end = max(call.end, call.start + row["ended"])
-    fate = "judged" if row["kind"] == "judged" else _FATES.get(row["kind"])
-    if fate is None:
+    if row["kind"] not in _SHOWN:
         return
     call.bars.append(
         Bar(
-            "verifier" if fate == "judged" else row["source"],
+            "verifier" if row["kind"] == "judged" else row["source"],
             call.start + row["started"],
             call.start + row["ended"],
-            fate,
+            row["kind"],
             row["position"],
             row["text"],
             row["verdict"],

@@ -25,13 +25,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until_healthy(process: subprocess.Popen[bytes], port: int) -> None:
+def wait_until_healthy(
+    process: subprocess.Popen[bytes], port: int, path: str = "/health", log: Path | None = None
+) -> None:
     """Wait until a server answers."""
     with httpx.Client(timeout=5) as client:
         while True:
-            assert process.poll() is None, "the server ended"
+            assert process.poll() is None, log.read_text() if log is not None else "the server ended"
             try:
-                if client.get(f"http://127.0.0.1:{port}/health").is_success:
+                if client.get(f"http://127.0.0.1:{port}{path}").is_success:
                     return
             except httpx.TransportError:
                 pass

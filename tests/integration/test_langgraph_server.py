@@ -15,7 +15,7 @@ import pytest
 
 from lookahead_agent.engines.vllm_engine import end_processes
 from tests.integration.conftest import descendants
-from tests.integration.servers import free_port
+from tests.integration.servers import free_port, wait_until_healthy
 
 ROOT = Path(__file__).parents[2]
 # It needs an older jsonschema-rs than the tests of the server do, so `make` installs it in a folder of its own.
@@ -46,18 +46,7 @@ def url(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
             stderr=subprocess.STDOUT,
         )
         try:
-            with httpx.Client(timeout=5) as client:
-                while True:
-                    assert process.poll() is None, log.read_text()
-                    try:
-                        if client.get(f"http://127.0.0.1:{port}/ok").is_success:
-                            break
-                    except httpx.TransportError:
-                        pass
-                    try:
-                        process.wait(timeout=0.5)
-                    except subprocess.TimeoutExpired:
-                        continue
+            wait_until_healthy(process, port, "/ok", log)
             yield f"http://127.0.0.1:{port}"
         finally:
             started = descendants(process.pid)

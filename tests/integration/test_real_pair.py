@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphs.plan_execute import build_plan_execute
-from lookahead_agent import ChatLookahead
+from lookahead_agent import ChatLookahead, background
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.cli.agent import EXAMPLE
 from lookahead_agent.figures import NodeFigures
@@ -58,9 +58,7 @@ def test_balanced_accepts_steps_of_the_draft(real: ChatLookahead) -> None:
 
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])
-async def test_different_numbers_never_pass(real: ChatLookahead, policy: str) -> None:
-    from lookahead_agent import background
-
+def test_different_numbers_never_pass(real: ChatLookahead, policy: str) -> None:
     def step(text: str) -> Step:
         return Step((1,), text, StepEnd.DELIMITER)
 
@@ -71,7 +69,5 @@ async def test_different_numbers_never_pass(real: ChatLookahead, policy: str) ->
             pair = StepPair("What is 12 × 5/6?", "", step(draft), step(target))
             return (await verifier.verify(pair)).accepted
 
-    assert not await background.arun(accepted("12 × 5/6 = 6\n\n", "12 × 5/6 = 10\n\n"))
-    assert await background.arun(
-        accepted("Now we add the pets: 2 + 3 = 5.\n\n", "Now we add up all the pets: 2 + 3 = 5.\n\n")
-    )
+    assert not background.run(accepted("12 × 5/6 = 6\n\n", "12 × 5/6 = 10\n\n"))
+    assert background.run(accepted("Now we add the pets: 2 + 3 = 5.\n\n", "Now we add up all the pets: 2 + 3 = 5.\n\n"))

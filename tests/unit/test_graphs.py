@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -23,6 +22,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.limits import Limits, Spent, add_spent
+from lookahead_agent.testing import in_turn
 from tests.unit.chat import scripted_chat
 from tests.waiting import becomes
 from tools.calculator import calculator
@@ -30,24 +30,8 @@ from tools.calculator import calculator
 Script = dict[str, list[str] | str]
 
 
-def following_prompts(script: Script) -> Callable[[str], str]:
-    """A model that says, for the first key that its prompt has, the next of that key's replies (the last for ever)."""
-    left = {key: list(replies) if isinstance(replies, list) else [replies] for key, replies in script.items()}
-    said: dict[str, str] = {}
-
-    def target(prompt: str) -> str:
-        key = next(key for key in left if key in prompt)
-        # One prompt is asked for several times: by the target and by steps of one reply.
-        if prompt not in said:
-            replies = left[key]
-            said[prompt] = replies.pop(0) if len(replies) > 1 else replies[0]
-        return said[prompt]
-
-    return target
-
-
 def model(script: Script, **fields: Any) -> ChatLookahead:
-    return scripted_chat(following_prompts(script), **fields)
+    return scripted_chat(in_turn(**script), **fields)
 
 
 def call(name: str, **arguments: Any) -> str:
