@@ -7,6 +7,8 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 Q      ?=
+# Problems of `make bench`: GSM8K where it lies beside the repository, else those that ship with the package.
+DATASET ?= $(firstword $(wildcard ../shared/data/gsm8k-train-400.jsonl) own)
 
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 LANGGRAPH_DEV := $(VENV)/langgraph-dev
@@ -14,13 +16,17 @@ LANGGRAPH_DEV := $(VENV)/langgraph-dev
 FETCH  := $(BIN)/lookahead-agent models fetch
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-unit lint format install models browser clean
+.PHONY: help run bench test test-unit lint format install models browser clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 run: models ## Run the planner agent on a question (Q="...")
 	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
+
+bench: models ## Measure all modes on this machine, about 40 minutes on 2 cores (DATASET=problems.jsonl)
+	@$(BIN)/lookahead-agent bench --config cpu --dataset $(DATASET) --out results/bench.jsonl
+	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
 
 test: models browser $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
 	@$(BIN)/python -m pytest -n auto tests/unit

@@ -36,8 +36,8 @@ from lookahead_agent.verifiers.remote_judge import remote_judge
 logger = logging.getLogger(__name__)
 
 # Shares of the GPU's memory; vLLM's own default of 0.9 leaves no room for a second engine.
-_GPU_SHARE = {"target": 0.68, "draft": 0.2}
-_GPU_SHARE_WITH_JUDGE = {"target": 0.6, "draft": 0.16, "judge": 0.16}
+GPU_SHARE = {"target": 0.68, "draft": 0.2}
+GPU_SHARE_WITH_JUDGE = {"target": 0.6, "draft": 0.16, "judge": 0.16}
 # Seconds after which a draft server that could not be reached is looked for again.
 _LOOK_AGAIN = 5.0
 
@@ -296,7 +296,7 @@ class Runtime:
                 chosen = binding(target), binding(draft)
             cores = chosen[0] if role == "target" or not spec.runs_here("target") else chosen[1]
         elif both:
-            shares = _GPU_SHARE if spec.models.judge is None else _GPU_SHARE_WITH_JUDGE
+            shares = GPU_SHARE if spec.models.judge is None else GPU_SHARE_WITH_JUDGE
             arguments.setdefault("gpu_memory_utilization", shares[role])
         return VLLMConfig(folder, cores, as_arguments(arguments))
 

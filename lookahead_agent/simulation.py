@@ -30,14 +30,17 @@ class Durations:
     """How long work takes, in any unit of time; each is drawn anew for every job.
 
     Attributes:
-        target: A target step.
+        target: A target step, if it is the only one.
         draft: A draft step.
         verifier: A verdict.
+        slowdown: How much longer target steps take while so many are written at once: the cost of a batch. It acts
+            from moment to moment, as the number changes.
     """
 
     target: Callable[[random.Random], float] = lambda _: 1.0
     draft: Callable[[random.Random], float] = lambda _: 0.25
     verifier: Callable[[random.Random], float] = lambda _: 0.0
+    slowdown: Callable[[int], float] = lambda _: 1.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class _World:
     accepted: int = 0
     finished: bool = False
     _agenda: list[tuple[float, int, Event]] = field(default_factory=list)
+    # Target steps that are being written, with the time that each would still take alone.
+    _writing: dict[int, tuple[float, StepWritten]] = field(default_factory=dict)
     _order: itertools.count[int] = field(default_factory=itertools.count)
 
     def carry_out(self, actions: list[Action]) -> None:
@@ -82,7 +87,8 @@ class _World:
                     # Candidates say different things: equal ones would be dropped.
                     self._after(self.durations.draft, StepWritten(job, self._step(node.position, job)))
                 case StartTarget(job, node):
-                    self._after(self.durations.target, StepWritten(job, self._step(node.position)))
+                    written = StepWritten(job, self._step(node.position))
+                    self._writing[job] = self.durations.target(self.randomly), written
                 case Verify(job):
                     self._after(self.durations.verifier, Judged(job, self.randomly.random() < self.alpha))
                 case Commit(node):
@@ -90,8 +96,9 @@ class _World:
                     self.accepted += node.source is Source.DRAFT
                 case Finish():
                     self.finished = True
-                case Abort():
-                    continue  # its event still comes, and the machine ignores it
+                case Abort(job):
+                    # A draft step's event still comes, and the machine ignores it.
+                    self._writing.pop(job, None)
 
     def _step(self, position: int, token: int = 0) -> Step:
         return Step((token,), "step", StepEnd.EOS if position + 1 >= self.steps else StepEnd.DELIMITER)
@@ -100,8 +107,21 @@ class _World:
         heapq.heappush(self._agenda, (self.now + duration(self.randomly), next(self._order), event))
 
     def next_event(self) -> Event:
-        self.now, _, event = heapq.heappop(self._agenda)
+        slowdown = self.durations.slowdown(len(self._writing)) if self._writing else 1.0
+        first = min(self._writing, key=lambda job: self._writing[job][0], default=None)
+        ends = self.now + self._writing[first][0] * slowdown if first is not None else float("inf")
+        if first is not None and not (self._agenda and self._agenda[0][0] < ends):
+            _, written = self._writing.pop(first)
+            self._advance(ends, slowdown)
+            return written
+        at, _, event = heapq.heappop(self._agenda)
+        self._advance(at, slowdown)
         return event
+
+    def _advance(self, to: float, slowdown: float) -> None:
+        done = (to - self.now) / slowdown
+        self._writing = {job: (left - done, written) for job, (left, written) in self._writing.items()}
+        self.now = to
 
 
 def simulate(

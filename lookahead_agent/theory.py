@@ -70,6 +70,65 @@ def token_speculation_speedup(alpha: float, c: float, depth: int) -> float:
     return synchronous_speedup(alpha, c, depth)
 
 
+def combined_speedup(alpha: float, c: float, depth: int, token_alpha: float, token_c: float, token_depth: int) -> float:
+    """Speedup of lookahead whose target steps are written with token-level speculation.
+
+    Token-level speculation makes each target step S₂ times as fast and leaves the draft's steps as they are, so that
+    in the time of a target step a draft step now takes c·S₂: the speedup is S₂ times that of lookahead with this cost
+    ratio. The two levels multiply outright only if the draft becomes as much faster; at c·S₂ ≥ 1 lookahead adds
+    nothing.
+
+    Args:
+        alpha: Probability that a step is accepted, in [0, 1].
+        c: Time of a draft step over that of a target step without token-level speculation, in (0, 1].
+        depth: Steps in flight at the front, γ₁ ≥ 1.
+        token_alpha: Probability that a guessed token is accepted, in [0, 1].
+        token_c: Time of guessing a token over that of writing one, in (0, 1].
+        token_depth: Tokens that the target looks at in one pass, γ₂ ≥ 1; the first of them needs no guess.
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+    tokens = token_speculation_speedup(token_alpha, token_c, token_depth)
+    return tokens * (asynchronous_speedup(alpha, c * tokens, depth) if c * tokens < 1 else 1.0)
+
+
+def best_split(alpha: float, c: float, token_alpha: float, token_c: float, parallel: int) -> tuple[int, int, float]:
+    """How to divide what the hardware can do at once between steps and tokens.
+
+    Args:
+        alpha: As in `combined_speedup`, as of the next three.
+        c: Cost ratio of steps.
+        token_alpha: Acceptance of tokens.
+        token_c: Cost ratio of tokens.
+        parallel: Tokens that a pass of the target can take at nearly no cost, M ≥ 1: γ₁·γ₂ ≤ M.
+
+    Returns:
+        γ₁, γ₂ and the speedup; γ₁ = 1 is no lookahead, γ₂ = 1 no token-level speculation. Of equal ones the smallest.
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+    if parallel < 1:
+        raise ConfigurationError(f"the target takes at least 1 token at once, not {parallel}")
+    splits = [
+        (steps, tokens, combined_speedup(alpha, c, steps, token_alpha, token_c, tokens))
+        for steps in range(1, parallel + 1)
+        for tokens in range(1, parallel // steps + 1)
+    ]
+    return max(splits, key=lambda split: (round(split[2], 9), -split[0] * split[1]))
+
+
+def combining_wins(alpha: float, c: float, token_alpha: float, token_c: float, parallel: int) -> bool:
+    """Whether the best use of M is both levels at once: γ₁ ≥ 2 and γ₂ ≥ 2 beats either alone; see `best_split`.
+
+    It is so where both acceptance rates are middling: at α near 1 steps alone use all of M, near 0 tokens do, and with
+    a small M there is nothing to divide. `docs/theory.md` shows the region.
+    """
+    steps, tokens, _ = best_split(alpha, c, token_alpha, token_c, parallel)
+    return steps > 1 and tokens > 1
+
+
 def is_draft_bound(c: float, depth: int) -> bool:
     """Whether the depth is enough for the draft never to wait: γ ≥ ⌈1/c⌉."""
     return depth >= math.ceil(1 / c - 1e-9)

@@ -1,17 +1,16 @@
-"""Problems with numeric answers, from a JSON Lines file."""
+"""Problems with answers that can be checked, from a JSON Lines file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 from lookahead_agent.errors import ConfigurationError
 
-_NUMBER = r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+"
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+OWN = "own"
+"""The problem set that ships with the package: see `generated.py`."""
 
 
 @dataclass(frozen=True)
@@ -21,44 +20,67 @@ class Problem:
     Attributes:
         id: Its id in the file.
         question: The text that is asked.
-        answer: The right answer, a number.
+        answer: The right answer; None: there is nothing to check.
     """
 
     id: str
     question: str
-    answer: str
+    answer: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal questions and answers."""
+        return hashlib.sha256(f"{self.question}\0{self.answer}".encode()).hexdigest()[:12]
 
 
 def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[Problem]:
-    """Read problems with `id`, `question` and `answer` from a JSON Lines file.
+    """Read problems with `question`, and possibly `answer` and `id`, from a JSON Lines file.
+
+    Args:
+        file: The file. A problem without an id has its line's number.
+        limit: How many problems; None: all.
+        skip: Problems to leave out at its beginning.
 
     Raises:
-        ConfigurationError: A line that is not a problem, or no problem at all.
+        ConfigurationError: A line that is not a problem, two with one id, or no problem at all.
     """
-    problems = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    problems: dict[str, Problem] = {}
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            problems.append(Problem(str(row["id"]), str(row["question"]), str(row["answer"])))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ConfigurationError(f"{file}, line {number} has no id, question and answer: {error!r}") from error
-    chosen = problems[skip:][:limit]
+            answer = row.get("answer")
+            problem = Problem(
+                str(row.get("id", number)), str(row["question"]), str(answer) if answer is not None else None
+            )
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{file}, line {number} is no problem with a question: {error!r}") from error
+        if problem.id in problems:
+            raise ConfigurationError(f"{file}, line {number}: there is another problem with the id {problem.id!r}")
+        problems[problem.id] = problem
+    chosen = list(problems.values())[skip:][:limit]
     if not chosen:
         raise ConfigurationError(f"{file} has no problem after the first {skip}")
     return chosen
 
 
-def final_number(text: str) -> Fraction | None:
-    """The number that a reply ends with: what is boxed last, else the last number in the text."""
-    if boxed := _BOXED.findall(text):
-        text = boxed[-1]
-    found = re.findall(_NUMBER, text.replace("{,}", ",").replace("\\$", "$"))
-    return Fraction(found[-1].replace(",", "").replace("$", "")) if found else None
+def dataset_file(name: str) -> Path:
+    """The file of a dataset: a path, or "own" for the problems that ship with the package.
 
-
-def is_right(text: str, answer: str) -> bool:
-    """Whether a reply ends with the right number."""
-    expected = final_number(answer)
-    return expected is not None and final_number(text) == expected
+    Raises:
+        ConfigurationError: There is no such file.
+    """
+    if name == OWN:
+        return Path(__file__).parent / "data" / "own.jsonl"
+    file = Path(name)
+    if not file.is_file():
+        raise ConfigurationError(
+            f"there is no dataset {name}: give a JSON Lines file with question and answer, or {OWN!r}; "
+            "`lookahead-agent bench datasets` lists those that can be downloaded"
+        )
+    return file

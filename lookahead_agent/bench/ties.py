@@ -9,8 +9,7 @@ vLLM's rounding independent of the batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from langchain_core.messages import HumanMessage
 
@@ -43,30 +42,6 @@ def gap_in_nats(model: ChatLookahead, question: str, first: Sequence[int], secon
         which no rounding explains.
     """
     return background.run(_gap(model, question, first, second))
-
-
-def trace_differences(
-    rows: Sequence[Mapping[str, Any]], questions: Mapping[str, str], baseline: str, model: ChatLookahead
-) -> list[dict[str, Any]]:
-    """Look into every `exact` reply that is not the baseline's.
-
-    Args:
-        rows: Replies as `compare_policies` returns them.
-        questions: Question by problem id.
-        baseline: The policy whose replies `exact` should give.
-        model: A chat model with the target that wrote them.
-
-    Returns:
-        For each such reply its problem's `id`, the index `at` of the first other token, and the `gap` in nats.
-    """
-    ids = {(row["id"], row["policy"]): row["token_ids"] for row in rows}
-    traced = []
-    for (problem, policy), tokens in ids.items():
-        alone = ids.get((problem, baseline))
-        if policy == "exact" and alone is not None and alone != tokens:
-            gap = gap_in_nats(model, questions[problem], alone, tokens)
-            traced.append({"id": problem, "at": first_difference(alone, tokens), "gap": gap})
-    return traced
 
 
 async def _gap(model: ChatLookahead, question: str, first: Sequence[int], second: Sequence[int]) -> float:

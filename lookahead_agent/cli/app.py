@@ -15,9 +15,10 @@ from rich.console import Console
 from lookahead_agent import __version__
 from lookahead_agent.cli.agent import agent
 from lookahead_agent.cli.ask import ask
-from lookahead_agent.cli.compare import compare
+from lookahead_agent.cli.bench import bench
 from lookahead_agent.cli.models import models
 from lookahead_agent.cli.new import new
+from lookahead_agent.cli.plan import plan
 from lookahead_agent.cli.serve import serve
 from lookahead_agent.cli.trace import trace
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
@@ -33,10 +34,11 @@ app = typer.Typer(
 )
 app.command()(ask)
 app.command()(agent)
-app.command()(compare)
 app.command()(serve)
 app.command()(new)
 app.command()(trace)
+app.command()(plan)
+app.add_typer(bench, name="bench")
 app.add_typer(models, name="models")
 
 

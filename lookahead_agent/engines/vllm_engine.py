@@ -132,6 +132,17 @@ class VLLMEngine:
         return len(self._running)
 
     @property
+    def processes(self) -> list[psutil.Process]:
+        """vLLM's processes."""
+        return list(self._children)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The model's name, its cores, and the engine's arguments, for records of measurements."""
+        arguments = _defaults(self._config) | dict(self._config.arguments)
+        return {"cores": self._config.cores, "arguments": _without_folders(arguments)}
+
+    @property
     def healthy(self) -> bool:
         """Whether vLLM's processes are there and have not failed."""
         return not self._closed and not self._llm.errored
@@ -295,6 +306,15 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
             "max_num_batched_tokens": 2048,
         }
     return arguments
+
+
+def _without_folders(value: Any) -> Any:
+    """The same value with names in place of paths, which mean nothing elsewhere."""
+    if isinstance(value, Mapping):
+        return {name: _without_folders(entry) for name, entry in value.items()}
+    if isinstance(value, Path) or (isinstance(value, str) and os.path.isabs(value)):
+        return Path(value).name
+    return value
 
 
 def _trained_context(model: Path) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-
-from lookahead_agent.engines.protocol import Engine, Sampling
-from lookahead_agent.errors import EngineError
+from lookahead_agent.engines.continuation import continuation_logprobs
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.verifiers.protocol import DraftStep, Verdict
 
 
@@ -30,12 +28,6 @@ class LikelihoodVerifier:
         Raises:
             EngineError: The target gave no log-probabilities.
         """
-        prompt = (*step.prefix_ids, *step.draft.token_ids)
-        sampling = Sampling(max_tokens=1, prompt_logprobs=True)
-        async with aclosing(self._engine.generate(prompt, sampling)) as deltas:
-            async for delta in deltas:
-                if delta.prompt_logprobs is not None:
-                    values = delta.prompt_logprobs[len(step.prefix_ids) :]
-                    mean = sum(value for value in values if value is not None) / len(values)
-                    return Verdict(mean >= self._threshold, "likelihood", mean, judge_calls=1)
-        raise EngineError("the target gave no log-probabilities of the draft's step")
+        values = await continuation_logprobs(self._engine, step.prefix_ids, step.draft.token_ids)
+        mean = sum(values) / len(step.draft.token_ids)
+        return Verdict(mean >= self._threshold, "likelihood", mean, judge_calls=1)

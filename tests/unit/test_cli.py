@@ -51,7 +51,7 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
         (["new", "x", "--template", "oracle"], "oracle"),
         (["agent", "x", "--trace", "run.txt"], "run.txt"),
         (["trace", "none.jsonl"], "cannot be read"),
-        (["compare", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["bench", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
 def test_bad_arguments_exit_with_2_before_anything_loads(
@@ -68,7 +68,7 @@ def test_a_dataset_that_is_none(
 ) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text('{"id": 1}\n')
-    assert run("compare", "--dataset", str(file), monkeypatch=monkeypatch) == 2
+    assert run("bench", "--dataset", str(file), monkeypatch=monkeypatch) == 2
     assert "line 1" in capsys.readouterr().err
 
 

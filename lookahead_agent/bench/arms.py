@@ -1,0 +1,144 @@
+"""The ways in which a task is done: modes, and for lookahead each policy, depth, width and schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from lookahead_agent.bench.config import NODES, BenchConfig, ModeName, TaskConfig
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.engines.cores import available_cores, binding, share_cores
+from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.policy import as_policy
+from lookahead_agent.templates import template
+
+_DEFAULT_POLICY = "balanced"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of doing a task.
+
+    Attributes:
+        mode: Its mode.
+        policy: The policy of the steps that are speculated on, or "nodes".
+        changes: Changes of that policy, as in "depth=8:synchronous=true"; empty: none.
+    """
+
+    mode: ModeName
+    policy: str
+    changes: str = ""
+
+    @property
+    def name(self) -> str:
+        """Short name for tables; different arms have different ones."""
+        if self.mode not in ("lr", "lr+sd"):
+            return self.mode
+        policy = "" if self.policy == NODES else f" {self.policy}"
+        return f"{self.mode}{policy}" + (f" {self.changes.replace(':', ' ')}" if self.changes else "")
+
+    @property
+    def speculates_on_steps(self) -> bool:
+        """Whether a draft model writes steps."""
+        return self.mode not in ("off", "sd")
+
+    @property
+    def speculates_on_tokens(self) -> bool:
+        """Whether tokens are guessed inside the target's steps."""
+        return self.mode in ("sd", "lr+sd")
+
+    def policies(self, own: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+        """The default policy and those of nodes.
+
+        Args:
+            own: The template's policies by node; nodes that do not speculate there do not here.
+        """
+        if not self.speculates_on_steps:
+            return "off", {}
+        if self.policy != NODES:
+            chosen = self._changed(self.policy)
+            return chosen, {node: chosen if as_policy(policy).speculates else "off" for node, policy in own.items()}
+        nodes = {
+            node: self._changed(policy) if as_policy(policy).speculates else policy for node, policy in own.items()
+        }
+        return self._changed(_DEFAULT_POLICY), nodes
+
+    def _changed(self, policy: str) -> str:
+        return f"{policy}:{self.changes}" if self.changes else policy
+
+
+def arms_of(task: TaskConfig) -> list[Arm]:
+    """All ways in which a task is done, the baseline first.
+
+    Raises:
+        PolicyError: A policy does not exist or cannot be changed so.
+    """
+    arms = []
+    for mode in task.modes:
+        if mode not in ("lr", "lr+sd"):
+            arms.append(Arm(mode, mode if mode in ("specreason", "random") else "off"))
+            continue
+        for policy, depth, width, schedule in product(
+            task.policies, task.depths or (None,), task.widths or (None,), task.schedules
+        ):
+            changes = [f"depth={depth}"] if depth is not None else []
+            changes += [f"width={width}"] if width is not None else []
+            changes += ["synchronous=true"] if schedule == "sync" else []
+            arms.append(Arm(mode, policy, ":".join(changes)))
+    own = template_policies(task)
+    for arm in arms:
+        default, nodes = arm.policies(own)
+        for name in (default, *nodes.values()):
+            as_policy(name)
+    return arms
+
+
+def template_policies(task: TaskConfig) -> dict[str, str]:
+    """The policies of a task's template, by node; none for plain questions."""
+    return {} if task.task == "questions" else dict(template("graphs", task.task).POLICIES)
+
+
+def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+    """The chat model of an arm; nothing is loaded yet.
+
+    Raises:
+        ConfigurationError: The fields contradict each other.
+        LookaheadError: The models cannot work.
+    """
+    default, nodes = arm.policies(template_policies(task))
+    fields: dict[str, Any] = {
+        "model": config.model,
+        "draft_model": config.draft_model if arm.speculates_on_steps or arm.speculates_on_tokens else None,
+        "engine_args": config.engine_args,
+        "policy": default,
+        "policies": nodes,
+        "token_speculation": config.token_speculation if arm.speculates_on_tokens else "none",
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": task.max_tokens,
+        "return_token_ids": True,
+        # Callbacks are told of the first token only when a reply streams.
+        "streaming": True,
+    }
+    if config.base_url is not None:
+        fields["base_url"] = config.base_url
+    if arm.speculates_on_steps:
+        fields |= {
+            "draft_url": config.draft_url,
+            "judge_url": config.judge_url,
+            "judge_model": config.judge_model,
+            "embedding_model": config.embedding_model,
+            "draft_engine_args": config.draft_engine_args,
+            "judge_engine_args": config.judge_engine_args,
+        }
+    if config.extra_device_for_draft and config.draft_url is None:
+        if not runs_on_cpu():
+            raise ConfigurationError("extra_device_for_draft needs draft_url: a server that runs on another GPU")
+        target, draft = share_cores(available_cores(), with_draft=True)
+        if not draft:
+            raise ConfigurationError("extra_device_for_draft needs two cores at least")
+        fields["cores"] = binding(target), binding(draft)
+    return ChatLookahead.model_validate(fields)

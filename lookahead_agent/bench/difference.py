@@ -1,0 +1,78 @@
+"""What changed from one file of results to another, and whether it is more than noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lookahead_agent.bench.samples import Results, Sample
+from lookahead_agent.bench.statistics import Estimate, difference, estimate, median_ratio
+from lookahead_agent.bench.summary import by_arm, pairs
+from lookahead_agent.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changed for one way of doing a task, over the samples that both files have.
+
+    Attributes:
+        task: Name of the task.
+        arm: Name of the way.
+        samples: How many both have.
+        speed: The first file's seconds over the second's: the median over samples; above 1 the second is faster.
+        right: Right answers of the second file minus the first's, as a share; None: nothing to check.
+        acceptance: The same for steps that the draft wrote, sample by sample.
+    """
+
+    task: str
+    arm: str
+    samples: int
+    speed: Estimate
+    right: Estimate | None
+    acceptance: Estimate
+
+    def verdicts(self) -> list[str]:
+        """What is more than noise, in words: what the 95 % intervals exclude."""
+        found = []
+        if self.speed.excludes(1):
+            found.append("faster" if self.speed.value > 1 else "slower")
+        if self.right is not None and self.right.excludes(0):
+            found.append("more right answers" if self.right.value > 0 else "fewer right answers")
+        if self.acceptance.excludes(0):
+            found.append("more accepted" if self.acceptance.value > 0 else "less accepted")
+        return found
+
+
+def changes(first: Results, second: Results) -> list[Change]:
+    """What changed, for each task and way that both have.
+
+    Raises:
+        ConfigurationError: They have nothing in common.
+    """
+    before, after = by_arm(first.samples), by_arm(second.samples)
+    found = []
+    for key in before.keys() & after.keys():
+        both = pairs(after[key], before[key])
+        if both:
+            found.append(_change(key, both))
+    if not found:
+        raise ConfigurationError("the two files have no problem in common that was done in the same way")
+    order = list(before)
+    return sorted(found, key=lambda change: order.index((change.task, change.arm)))
+
+
+def _change(key: tuple[str, str], both: Sequence[tuple[Sample, Sample]]) -> Change:
+    checked = [(new.right, old.right) for new, old in both if new.right is not None and old.right is not None]
+    return Change(
+        *key,
+        len(both),
+        estimate(median_ratio, [old.seconds for _, old in both], [new.seconds for new, _ in both]),
+        estimate(difference, [float(new) for new, _ in checked], [float(old) for _, old in checked])
+        if checked
+        else None,
+        estimate(difference, [_acceptance(new) for new, _ in both], [_acceptance(old) for _, old in both]),
+    )
+
+
+def _acceptance(sample: Sample) -> float:
+    return sum(call.accepted for call in sample.calls) / max(sum(call.steps for call in sample.calls), 1)

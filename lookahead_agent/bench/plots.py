@@ -1,0 +1,284 @@
+"""Pictures of results."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from lookahead_agent.bench.prediction import Prediction
+from lookahead_agent.bench.samples import Results, Sample
+from lookahead_agent.bench.statistics import Estimate
+from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
+from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.theory import asynchronous_speedup, is_draft_bound
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = (
+    "#555555",
+    "#1f77b4",
+    "#2ca02c",
+    "#9467bd",
+    "#d62728",
+    "#ff7f0e",
+    "#8c564b",
+    "#17becf",
+    "#bcbd22",
+    "#e377c2",
+)
+_FATES = {
+    "accepted": "#2ca02c",
+    "committed": "#1f77b4",
+    "rejected": "#d62728",
+    "unused": "#c7c7c7",
+    "aborted": "#f0a0a0",
+    "judged": "#9467bd",
+}
+_LANES = ("draft", "target", "verifier")
+_MOST_DEPTH = 16
+
+
+def pictures(
+    results: Results, arms: Sequence[ArmSummary], nodes: Sequence[NodeSummary], predictions: Sequence[Prediction]
+) -> dict[str, tuple[str, Figure]]:
+    """All pictures for which there are results: by file name, the caption and the figure.
+
+    Raises:
+        MissingExtraError: Matplotlib is not installed.
+    """
+    made: dict[str, tuple[str, Figure]] = {}
+    for task in dict.fromkeys(arm.task for arm in arms):
+        of_task = [arm for arm in arms if arm.task == task]
+        if any(arm.speedup and arm.right for arm in of_task):
+            made[f"{task}-speedup-accuracy"] = (
+                f"{task}: speed against right answers, with 95 % intervals; up and to the right is better",
+                _speedup_against_accuracy(of_task),
+            )
+        if any(arm.acceptance for arm in of_task):
+            made[f"{task}-acceptance"] = (
+                f"{task}: share of steps that the draft wrote; where similarities decided, also by threshold",
+                _acceptance(of_task, results),
+            )
+        of_nodes = [node for node in nodes if node.task == task]
+        if of_nodes:
+            made[f"{task}-nodes"] = (f"{task}: seconds in the calls of each node", _latency_per_node(of_nodes))
+        of_depth = [prediction for prediction in predictions if prediction.task == task]
+        if len({prediction.depth for prediction in of_depth}) > 1:
+            made[f"{task}-depth"] = (f"{task}: speed by depth, measured and in theory", _speedup_by_depth(of_depth))
+        if of_depth:
+            made[f"{task}-prediction"] = (
+                f"{task}: what theory predicts as one measured cause after another is let in, and what was measured",
+                _predicted(of_depth),
+            )
+    timelines = [sample for sample in results.samples if sample.timeline]
+    for task in dict.fromkeys(sample.task for sample in timelines):
+        shown = [sample for sample in timelines if sample.task == task]
+        shown = [sample for sample in shown if sample.problem == shown[0].problem]
+        made[f"{task}-timeline"] = (
+            f"{task}: every step of the problem {shown[0].problem}; lanes from below: draft, target, verifier",
+            _timelines(shown),
+        )
+    return made
+
+
+def as_svg(figure: Figure) -> str:
+    """A figure as an SVG element."""
+    import matplotlib
+
+    file = io.StringIO()
+    # The same results give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
+    text = file.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("pictures need Matplotlib: pip install 'lookahead-agent[bench]'") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _plain(axes: Axes, along: Literal["x", "y"] = "y") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=along, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _speedup_against_accuracy(arms: Sequence[ArmSummary]) -> Figure:
+    figure, ((axes,),) = _figure(7, 4.2)
+    for number, arm in enumerate(arms):
+        if arm.right is None:
+            continue
+        speed = arm.speedup or Estimate(1.0)
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.errorbar(
+            [speed.value],
+            [100 * arm.right.value],
+            xerr=_error(speed),
+            yerr=_error(arm.right, 100),
+            fmt="o",
+            color=colour,
+            ecolor=colour,
+            elinewidth=1,
+            capsize=3,
+            label=arm.arm,
+        )
+    axes.axvline(1, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("speed against off (seconds per task; 1 = as fast)")
+    axes.set_ylabel("right answers, %")
+    axes.set_ylim(-3, 103)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _plain(axes)
+    return figure
+
+
+def _error(estimate: Estimate, scale: float = 1.0) -> list[list[float]] | None:
+    if estimate.low is None or estimate.high is None:
+        return None
+    return [
+        [max(0.0, estimate.value - estimate.low) * scale],
+        [max(0.0, estimate.high - estimate.value) * scale],
+    ]
+
+
+def _acceptance(arms: Sequence[ArmSummary], results: Results) -> Figure:
+    shown = [arm for arm in arms if arm.mode not in ("off", "sd")]
+    groups = by_arm(results.samples)
+    scored = {arm.arm: _scores(groups[arm.task, arm.arm]) for arm in shown}
+    scored = {name: scores for name, scores in scored.items() if len(scores) > 1}
+    figure, axes = _figure(9 if scored else 5, 0.45 * len(shown) + 1.6, columns=2 if scored else 1)
+    bars = axes[0][0]
+    bars.barh([arm.arm for arm in shown], [100 * arm.acceptance for arm in shown], color="#2ca02c")
+    for number, arm in enumerate(shown):
+        bars.text(100 * arm.acceptance + 1, number, f"{arm.acceptance:.0%}", va="center", fontsize=8)
+    bars.set_xlim(0, 105)
+    bars.invert_yaxis()
+    bars.set_xlabel("steps from the draft, %")
+    _plain(bars, "x")
+    if scored:
+        curve = axes[0][1]
+        for number, (name, scores) in enumerate(scored.items()):
+            ordered = sorted(scores, reverse=True)
+            shares = [100 * (index + 1) / len(ordered) for index in range(len(ordered))]
+            curve.step(ordered, shares, where="post", color=_COLOURS[(number + 1) % len(_COLOURS)], label=name)
+        curve.set_xlabel("threshold of the similarity")
+        curve.set_ylabel("compared steps above it, %")
+        curve.legend(fontsize=8, frameon=False)
+        _plain(curve)
+    return figure
+
+
+def _scores(samples: Sequence[Sample]) -> list[float]:
+    """Similarities that verdicts went by."""
+    return [
+        score
+        for sample in samples
+        for call in sample.calls
+        for reason, score in call.times.verdicts
+        if score is not None and reason == "similarity"
+    ]
+
+
+def _latency_per_node(nodes: Sequence[NodeSummary]) -> Figure:
+    arms = list(dict.fromkeys(node.arm for node in nodes))
+    names = list(dict.fromkeys(str(node.node) for node in nodes))
+    figure, ((axes,),) = _figure(8, 0.5 * len(arms) + 1.6)
+    left = [0.0] * len(arms)
+    for number, name in enumerate(names):
+        seconds = [sum(node.seconds for node in nodes if node.arm == arm and str(node.node) == name) for arm in arms]
+        axes.barh(arms, seconds, left=left, label=name, color=_COLOURS[(number + 1) % len(_COLOURS)])
+        left = [sum(both) for both in zip(left, seconds, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds in calls, per task (calls at the same time count each)")
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _plain(axes, "x")
+    return figure
+
+
+def _speedup_by_depth(predictions: Sequence[Prediction]) -> Figure:
+    figure, ((axes,),) = _figure(7, 4)
+    ordered = sorted(predictions, key=lambda prediction: prediction.depth)
+    deepest = ordered[-1]
+    depths = list(range(1, min(_MOST_DEPTH, 2 * deepest.depth) + 1))
+    c = min(deepest.c, 1.0)
+    axes.plot(
+        depths,
+        [asynchronous_speedup(deepest.alpha, c, depth) for depth in depths],
+        color="#999999",
+        linestyle="--",
+        label=f"formula at α = {deepest.alpha:.2f}, c = {deepest.c:.2f}",
+    )
+    bound = next((depth for depth in depths if is_draft_bound(c, depth)), None)
+    if bound is not None:
+        axes.axvline(bound, color="#dddddd", linewidth=0.8)
+        axes.text(bound, axes.get_ylim()[1], " the draft is the limit", fontsize=7, va="top", color="#777777")
+    at = [prediction.depth for prediction in ordered]
+    axes.plot(
+        at, [prediction.stages[-1][1] for prediction in ordered], "s:", color="#ff7f0e", label="simulated, all causes"
+    )
+    axes.plot(at, [prediction.measured for prediction in ordered], "o-", color="#1f77b4", label="measured")
+    axes.axhline(1, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("depth γ")
+    axes.set_ylabel("tokens per second against off")
+    axes.legend(fontsize=8, frameon=False)
+    _plain(axes)
+    return figure
+
+
+def _predicted(predictions: Sequence[Prediction]) -> Figure:
+    figure, ((axes,),) = _figure(8, 4)
+    for number, prediction in enumerate(predictions):
+        names = ["\n".join(_wrapped(name)) for name, _ in prediction.stages] + ["measured"]
+        values = [value for _, value in prediction.stages] + [prediction.measured]
+        axes.plot(names, values, "o-", color=_COLOURS[(number + 1) % len(_COLOURS)], label=prediction.arm)
+    axes.axhline(1, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("tokens per second against off")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    _plain(axes)
+    return figure
+
+
+def _wrapped(text: str) -> list[str]:
+    middle = text.find(" ", len(text) // 2 - 2)
+    return [text] if middle < 0 else [text[:middle], text[middle + 1 :]]
+
+
+def _timelines(samples: Sequence[Sample]) -> Figure:
+    figure, rows = _figure(10, 0.95 * len(samples) + 1.2, rows=len(samples))
+    longest = max(sample.seconds for sample in samples)
+    for (axes,), sample in zip(rows, samples, strict=True):
+        for entry in sample.timeline or ():
+            if entry["kind"] not in _FATES:
+                continue
+            lane = "verifier" if entry["kind"] == "judged" else entry["source"]
+            axes.barh(
+                _LANES.index(lane),
+                entry["ended"] - entry["started"],
+                left=entry["started"],
+                height=0.8,
+                color=_FATES[entry["kind"]],
+                edgecolor="white",
+                linewidth=0.6,
+            )
+        axes.set_xlim(0, longest * 1.02)
+        axes.set_ylim(-0.6, len(_LANES) - 0.4)
+        axes.set_yticks([])
+        axes.set_ylabel(sample.arm, rotation=0, ha="right", va="center", fontsize=8)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="x", labelsize=7)
+    rows[-1][0].set_xlabel("seconds")
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=fate) for fate, colour in _FATES.items()]
+    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=len(handles), loc="outside upper center")
+    return figure

@@ -1,0 +1,123 @@
+"""What theory predicts for the lookahead that was measured, and which measured causes close the gap.
+
+It begins with the paper's formula (section 3.3), which knows the acceptance rate, the draft's speed and the depth, and
+lets in what the formula leaves out, one measured cause after another: the machine of the decoder, simulated, with
+replies as long as they are; a target that is slower beside a draft and in a batch; the time of verdicts; steps of
+different lengths. What is left after that is scheduling: prefills, engines and event loop that wait for each other,
+acceptances that come in runs.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lookahead_agent.bench.config import BASELINE
+from lookahead_agent.bench.samples import CallRecord, Results, Sample
+from lookahead_agent.bench.statistics import mean
+from lookahead_agent.bench.summary import by_arm, pairs
+from lookahead_agent.policy import VerifierPolicy, as_policy
+from lookahead_agent.simulation import Durations, simulate
+from lookahead_agent.theory import asynchronous_speedup, synchronous_speedup
+
+_REPLIES = 400
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted and measured speed of lookahead against the target alone.
+
+    Attributes:
+        task: Name of the task.
+        arm: Name of the way it was done.
+        depth: γ.
+        alpha: Measured acceptance rate.
+        c: Measured cost ratio: seconds of a draft step over those of a step of the target alone.
+        stages: What was let in, and the speedup that is predicted then.
+        measured: Tokens per second against the target alone: median over samples.
+    """
+
+    task: str
+    arm: str
+    depth: int
+    alpha: float
+    c: float
+    stages: tuple[tuple[str, float], ...]
+    measured: float
+
+
+def predict(results: Results) -> list[Prediction]:
+    """Predictions for each way of doing plain questions with step-level speculation that compares pairs of steps."""
+    groups = by_arm(results.samples)
+    found = []
+    for (task, arm), samples in groups.items():
+        base = groups.get((task, BASELINE), [])
+        if samples[0].mode == "lr" and samples[0].does == "questions" and base:
+            prediction = _predict(task, arm, samples, base)
+            if prediction is not None:
+                found.append(prediction)
+    return found
+
+
+def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Sample]) -> Prediction | None:
+    calls = [call for sample in samples for call in sample.calls]
+    base = [sample for sample in base if sample.block == samples[0].block]
+    alone = [seconds for sample in base for call in sample.calls for seconds in call.times.target]
+    draft = [seconds for call in calls for seconds in call.times.draft]
+    target = [seconds for call in calls for seconds in call.times.target]
+    verdicts = [seconds for call in calls for seconds in call.times.verifier]
+    steps = sum(call.steps for call in calls)
+    if not (alone and draft and target and steps):
+        return None
+    policy = _policy(calls)
+    alpha = sum(call.accepted for call in calls) / steps
+    c = mean(draft) / mean(alone)
+    length = max(1, round(statistics.median(call.steps for call in calls)))
+    formula = synchronous_speedup if policy.synchronous else asynchronous_speedup
+    slow_target, verdict = mean(target), mean(verdicts)
+
+    def simulated(draft: _Draw, target: _Draw, verifier: _Draw) -> float:
+        durations = Durations(target, draft, verifier)
+        replies = [
+            simulate(
+                alpha,
+                policy.depth,
+                durations,
+                steps=length,
+                width=policy.width,
+                synchronous=policy.synchronous,
+                hedge=policy.hedge,
+                seed=seed,
+            )
+            for seed in range(_REPLIES)
+        ]
+        return length * mean(alone) / mean([reply.seconds for reply in replies])
+
+    stages = (
+        ("formula", formula(alpha, min(c, 1.0), policy.depth)),
+        ("replies of their length", simulated(_always(mean(draft)), _always(mean(alone)), _always(0.0))),
+        ("fewer cores and batches", simulated(_always(mean(draft)), _always(slow_target), _always(0.0))),
+        ("time of verdicts", simulated(_always(mean(draft)), _always(slow_target), _always(verdict))),
+        ("spread of steps", simulated(_any_of(draft), _any_of(target), _any_of(verdicts or [0.0]))),
+    )
+    ratios = [mine.tokens_per_second / other.tokens_per_second for mine, other in pairs(samples, base)]
+    if not ratios:
+        return None
+    return Prediction(task, arm, policy.depth, alpha, c, stages, statistics.median(ratios))
+
+
+_Draw = Callable[[random.Random], float]
+
+
+def _always(seconds: float) -> _Draw:
+    return lambda _: seconds
+
+
+def _any_of(seconds: Sequence[float]) -> _Draw:
+    return lambda randomly: randomly.choice(seconds)
+
+
+def _policy(calls: Sequence[CallRecord]) -> VerifierPolicy:
+    return as_policy(calls[0].policy)

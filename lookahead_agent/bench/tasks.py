@@ -1,0 +1,62 @@
+"""Does one problem: asks the chat model, or runs a template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+
+from lookahead_agent.bench.config import TaskConfig
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.limits import Limits
+from lookahead_agent.templates import template
+
+LIMITS = Limits(steps=24, tokens=24_000, seconds=900)
+"""What one run of a template may cost in a benchmark."""
+
+_VOTING_TEMPERATURE = 0.7
+
+
+def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: RunnableConfig) -> str:
+    """The reply to a question, or the answer of a template's graph.
+
+    Args:
+        task: What is done.
+        llm: The chat model.
+        question: The problem.
+        seed: Of the sampling.
+        config: With the callbacks that measure.
+    """
+    if task.prompt:
+        question = f"{question}\n\n{task.prompt}"
+    if task.task == "questions":
+        return ask(llm, question, seed, config)
+    changes: dict[str, Any] = {"seed": seed}
+    if task.task == "self_consistency" and llm.temperature == 0:
+        changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
+    state = build(task.task, llm.model_copy(update=changes)).invoke(
+        {"task" if task.task == "reflection" else "question": question}, config
+    )
+    return str(state.get("answer", ""))
+
+
+def ask(llm: ChatLookahead, question: str, seed: int, config: RunnableConfig) -> str:
+    """The reply of the chat model to a question, so that callbacks get its step events.
+
+    A model that streams hands these on only inside a chain or graph.
+    """
+    chain: Runnable[str, str] = RunnableLambda(lambda text: llm.invoke([HumanMessage(text)], seed=seed).text)
+    return chain.invoke(question, config)
+
+
+def build(name: str, llm: ChatLookahead) -> Any:
+    """A template's graph, with tools for problems with numbers."""
+    make = getattr(template("graphs", name), f"build_{name}")
+    calculator = template("tools", "calculator").calculator
+    if name == "supervisor":
+        tools = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
+        return make(llm, tools, limits=LIMITS)
+    if name in ("reflection", "self_consistency"):
+        return make(llm, limits=LIMITS)
+    return make(llm, [calculator], limits=LIMITS)

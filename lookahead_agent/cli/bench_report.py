@@ -1,0 +1,108 @@
+"""`lookahead-agent bench report` and `bench compare`: results on the terminal and in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from lookahead_agent.bench.difference import changes
+from lookahead_agent.bench.report import Report, Table
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.bench.samples import Results, read_results
+from lookahead_agent.bench.statistics import Estimate
+from lookahead_agent.errors import ConfigurationError
+
+_WIDE = 240
+
+
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Results of `bench`; several are taken together.")],
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output", "-o", help="Also write it: .md with pictures, .csv, or .html in one page. Repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Show results as tables, and write them as Markdown, CSV or one HTML page."""
+    made = Report(_read(*files))
+    for file in output or ():
+        made.write(file)
+        Console(stderr=True).print(f"{file}", highlight=False)
+    _show(made)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Results.")],
+    second: Annotated[Path, typer.Argument(help="Later results.")],
+) -> None:
+    """Say what changed from one file of results to another, and whether it is more than noise."""
+    found = changes(_read(first), _read(second))
+    table = RichTable(box=None)
+    for heading in ("task", "mode", "samples", "speed", "right", "accepted", ""):
+        table.add_column(heading, justify="left" if heading in ("task", "mode", "") else "right", no_wrap=True)
+    for change in found:
+        table.add_row(
+            change.task,
+            change.arm,
+            str(change.samples),
+            _interval(change.speed, "{:.2f}"),
+            _interval(change.right, "{:+.2f}"),
+            _interval(change.acceptance, "{:+.2f}"),
+            ", ".join(change.verdicts()) or "within the noise",
+        )
+    _console().print(table)
+
+
+def show_summary(results: Results) -> None:
+    """Show the tables of results on the terminal."""
+    _show(Report(results))
+
+
+def _read(*files: Path) -> Results:
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise ConfigurationError(f"there is no file {', '.join(missing)}")
+    return read_results(row for file in files for row in RowFile(file).rows)
+
+
+def _show(made: Report) -> None:
+    console = _console()
+    console.print(made.conditions(), highlight=False, markup=False)
+    for task in made.tasks:
+        console.print(f"\n[bold]{task}[/]", highlight=False)
+        for table in made.tables(task):
+            console.print(_rich(table))
+    for tie in made.results.ties:
+        apart = "not near each other" if tie.gap is None else f"{tie.gap:.3f} nats apart"
+        console.print(
+            f"{tie.problem}: {tie.arm} differs from off at token {tie.at}, where the target finds both {apart}",
+            highlight=False,
+            markup=False,
+        )
+
+
+def _rich(table: Table) -> RichTable:
+    headings, rows = table
+    made = RichTable(box=None)
+    for number, heading in enumerate(headings):
+        made.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def _console() -> Console:
+    return Console(width=None if Console().is_terminal else _WIDE)
+
+
+def _interval(value: Estimate | None, form: str) -> str:
+    if value is None:
+        return ""
+    if value.low is None or value.high is None:
+        return form.format(value.value)
+    return f"{form.format(value.value)} ({form.format(value.low)} to {form.format(value.high)})"

@@ -1,0 +1,1 @@
+"""Which mode, depth and width are best on this machine: what things cost here, and what theory makes of it."""

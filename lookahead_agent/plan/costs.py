@@ -1,0 +1,178 @@
+"""What writing costs on this machine: seconds per token, by how many replies are written at once."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from lookahead_agent.engines.protocol import Engine, Sampling
+from lookahead_agent.errors import ConfigurationError
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
+
+_PROMPT_TOKENS = 128
+_TOKENS = 24
+_REPEATS = 3
+# Tokens of a prefill and of a batch that is not complete yet are no measure.
+_LEAVE_OUT = 4
+
+
+class BatchCosts(BaseModel):
+    """Seconds that an engine takes per token of each reply, by how many replies it writes at once.
+
+    Attributes:
+        seconds: By size of the batch.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    seconds: dict[int, float]
+
+    @field_validator("seconds")
+    @classmethod
+    def _measured_alone(cls, seconds: dict[int, float]) -> dict[int, float]:
+        if 1 not in seconds or min(seconds.values()) <= 0:
+            raise ValueError("costs are above 0 and begin with a batch of 1")
+        return dict(sorted(seconds.items()))
+
+    def at(self, batch: float) -> float:
+        """Seconds per token in a batch of this size, between measured sizes by a straight line, beyond them too."""
+        sizes = list(self.seconds)
+        if len(sizes) == 1:
+            return self.seconds[1]
+        low, high = next(((low, high) for low, high in pairwise(sizes) if batch <= high), (sizes[-2], sizes[-1]))
+        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
+        return max(self.seconds[low] + slope * (batch - low), min(self.seconds.values()))
+
+    def free_batch(self, tolerance: float = 0.25) -> int:
+        """The largest batch in which a token takes at most so much longer than alone (M of the paper)."""
+        size = 1
+        while size < 64 and self.at(size + 1) <= (1 + tolerance) * self.at(1):
+            size += 1
+        return size
+
+
+class MachineCosts(BaseModel):
+    """What a pair of models costs on a machine.
+
+    Attributes:
+        target: The target by itself, with all cores.
+        beside: The target beside a draft that writes, on its share of the cores.
+        draft: The draft beside the target.
+        draft_alone: The draft with all cores, as it guesses tokens for the target.
+        environment: Versions and hardware.
+        models: The models' names.
+        dummy_weights: Whether the weights were made up; the costs are the same.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: BatchCosts
+    beside: BatchCosts
+    draft: BatchCosts
+    draft_alone: BatchCosts
+    environment: dict[str, Any] = Field(default_factory=dict)
+    models: dict[str, str] = Field(default_factory=dict)
+    dummy_weights: bool = False
+
+    @property
+    def c(self) -> float:
+        """The cost ratio: time of a draft step over that of a target step, side by side."""
+        return self.draft.at(1) / self.beside.at(1)
+
+
+async def measure(
+    engine: Engine,
+    batches: Sequence[int] = BATCHES,
+    *,
+    beside: Engine | None = None,
+    tokens: int = _TOKENS,
+    repeats: int = _REPEATS,
+    now: Callable[[], float] = time.monotonic,
+) -> BatchCosts:
+    """Measure an engine.
+
+    Args:
+        engine: What is measured.
+        batches: Sizes of batches.
+        beside: An engine that writes meanwhile.
+        tokens: Tokens of each reply.
+        repeats: Measurements of each size, of which the median counts.
+        now: Clock in seconds.
+
+    Raises:
+        ConfigurationError: The context is too short.
+        EngineError: The engine failed.
+    """
+    prompt = min(_PROMPT_TOKENS, engine.context_length - tokens - 1)
+    if prompt < 1 or tokens <= _LEAVE_OUT + 1:
+        raise ConfigurationError(f"a context of {engine.context_length} tokens is too short for {tokens} of a reply")
+    seconds = {}
+    async with _busy(beside):
+        await _seconds_per_token(engine, 1, prompt, tokens, 0, now)  # warms up
+        for batch in batches:
+            found = [await _seconds_per_token(engine, batch, prompt, tokens, number, now) for number in range(repeats)]
+            seconds[batch] = statistics.median(found)
+    return BatchCosts(seconds=seconds)
+
+
+async def _seconds_per_token(
+    engine: Engine, batch: int, prompt: int, tokens: int, number: int, now: Callable[[], float]
+) -> float:
+    times: list[list[float]] = [[] for _ in range(batch)]
+
+    async def write(index: int) -> None:
+        # Different prompts, or the prefix cache would make all but one for nothing.
+        ids = _prompt(engine, prompt, 1000 * number + 37 * batch + index)
+        async with aclosing(engine.generate(ids, _sampling(engine, tokens))) as deltas:
+            async for delta in deltas:
+                times[index] += [now()] * len(delta.token_ids)
+
+    await asyncio.gather(*map(write, range(batch)))
+    together = max(at[_LEAVE_OUT] for at in times), min(at[-1] for at in times)
+    written = [sum(together[0] <= at <= together[1] for at in of_one) - 1 for of_one in times]
+    return (together[1] - together[0]) / max(statistics.mean(written), 1.0)
+
+
+@asynccontextmanager
+async def _busy(engine: Engine | None) -> AsyncIterator[None]:
+    """Have an engine write one reply after another."""
+    if engine is None:
+        yield
+        return
+
+    async def write() -> None:
+        number = 0
+        while True:
+            number += 1
+            async with aclosing(engine.generate(_prompt(engine, 32, number), _sampling(engine, 256))) as deltas:
+                async for _ in deltas:
+                    continue
+
+    writing = asyncio.create_task(write())
+    try:
+        yield
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+    if not writing.cancelled() and (error := writing.exception()) is not None:
+        raise error
+
+
+def _prompt(engine: Engine, length: int, salt: int) -> list[int]:
+    """Tokens that mean nothing, the same for the same salt."""
+    size = max(engine.tokenizer.size - 300, 1)
+    return [(salt * 7919 + index * 104_729) % size for index in range(length)]
+
+
+def _sampling(engine: Engine, tokens: int) -> Sampling:
+    # One token is allowed, which does not end a reply: all are as long as they should be.
+    allowed = next(token for token in range(engine.tokenizer.size) if token not in engine.tokenizer.eos_ids)
+    return Sampling(max_tokens=tokens, temperature=0.0, allowed_token_ids=(allowed,))

@@ -1,0 +1,169 @@
+"""Whether replies are found right: numbers, mathematics, choices, code."""
+
+from __future__ import annotations
+
+import json
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent.bench import generated
+from lookahead_agent.bench.answers import AnswerKind, final_choice, final_number, is_right
+from lookahead_agent.bench.datasets import DATASETS, Dataset, fetch_dataset
+from lookahead_agent.bench.problems import dataset_file, read_problems
+from lookahead_agent.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (r"So \(\boxed{320}\).", Fraction(320)),
+        (r"\boxed{\$1,200.50} in 3 days", Fraction(2401, 2)),
+        ("First 3, then 4 dollars.", Fraction(4)),
+        ("It loses -7.", Fraction(-7)),
+        ("It is $452.50.", Fraction(905, 2)),
+        ("I cannot say.", None),
+    ],
+)
+def test_final_number(text: str, number: Fraction | None) -> None:
+    assert final_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "kind", "right"),
+    [
+        ("It is 1,000.0.", "1000", "number", True),
+        ("It is 1,001.", "1000", "number", False),
+        ("I do not know.", "1000", "number", False),
+        (r"So it is \boxed{\frac{1}{2}}.", "0.5", "math", True),
+        (r"So it is \boxed{p - q}.", "p-q", "math", True),
+        (r"So it is \boxed{q - p}.", "p-q", "math", False),
+        (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)", "math", True),
+        (r"The answer is \boxed{C}.", "C", "choice", True),
+        (r"\boxed{\text{(b)}}", "B", "choice", True),
+        ("A is wrong, so the answer is (D).", "D", "choice", True),
+        ("**Answer:** B", "C", "choice", False),
+        ("Nothing fits.", "A", "choice", False),
+        ("Here:\n```python\ndef f(x):\n    return x + 1\n```", "assert f(1) == 2", "code", True),
+        ("Here:\n```python\ndef f(x):\n    return x\n```", "assert f(1) == 2", "code", False),
+        ("```python\nraise SystemExit(0)\n```", "assert f(1) == 2", "code", False),
+        ("```python\nprint('all is well')\nimport os\nos._exit(0)\n```", "assert f(1) == 2", "code", False),
+    ],
+)
+def test_is_right(text: str, answer: str, kind: AnswerKind, right: bool) -> None:
+    assert is_right(text, answer, kind) is right
+
+
+def test_mathematics_is_compared_in_any_thread() -> None:
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(is_right(r"\boxed{2x + 2}", "2(x+1)", "math")))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_a_kind_that_does_not_exist() -> None:
+    with pytest.raises(ConfigurationError, match="number, math, choice, code"):
+        is_right("1", "1", "colour")  # type: ignore[arg-type]
+
+
+def test_final_choice_takes_the_last_of_the_surest_kind() -> None:
+    assert final_choice(r"The answer is A. No: \boxed{B}") == "B"
+    assert final_choice("Option A fails; option C holds.") == "C"
+
+
+def test_the_problems_that_ship_are_those_that_the_program_makes() -> None:
+    shipped = [json.loads(line) for line in dataset_file("own").read_text(encoding="utf-8").splitlines()]
+    assert shipped == list(generated.problems())
+    assert len({row["question"] for row in shipped}) == len(shipped)
+    assert all(int(row["answer"]) > 0 for row in shipped)
+
+
+def test_problems_with_and_without_ids_and_answers(tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text('{"question": "a", "answer": 3}\n\n{"id": "x", "question": "b"}\n')
+    first, second = read_problems(file)
+    assert (first.id, first.answer) == ("1", "3")
+    assert (second.id, second.answer) == ("x", None)
+    assert [problem.id for problem in read_problems(file, limit=1, skip=1)] == ["x"]
+    assert first.fingerprint != second.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"id": 1}\n', "line 1 is no problem"),
+        ("[1]\n", "line 1 is no problem"),
+        ("{\n", "line 1 is no problem"),
+        ('{"id": 1, "question": "a"}\n{"id": 1, "question": "b"}\n', "another problem with the id '1'"),
+        ("", "no problem after the first 0"),
+    ],
+)
+def test_files_that_are_no_problems(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        read_problems(file)
+
+
+ROWS = {
+    "gsm8k": {"question": "How many?", "answer": "Two and two.\n#### 4"},
+    "aime24": {"problem": "Find n.", "answer": "204"},
+    "amc23": {"question": "Find n.", "answer": 27.0},
+    "math500": {"problem": "Find x.", "answer": r"\frac{1}{2}"},
+    "humaneval": {
+        "prompt": "def f(x):\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 2",
+        "entry_point": "f",
+    },
+    "gpqa": {
+        "Question": "Which?",
+        "Correct Answer": "right",
+        "Incorrect Answer 1": "no",
+        "Incorrect Answer 2": "never",
+        "Incorrect Answer 3": "wrong",
+    },
+    "mt-bench": {"prompt": ["First turn.", "Second turn."]},
+    "livecodebench": {"question_content": "Sum two numbers.", "starter_code": "", "contest_date": "2024-09-01T00:00"},
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_papers_datasets_become_problems(tmp_path: Path, name: str) -> None:
+    file = tmp_path / f"{name}.jsonl"
+    assert fetch_dataset(name, file, lambda _: [ROWS[name]]) == 1
+    (problem,) = read_problems(file)
+    right = {
+        "gsm8k": "It is 4.",
+        "aime24": r"\boxed{204}",
+        "amc23": "It is 27.",
+        "math500": r"\boxed{0.5}",
+        "humaneval": "```python\ndef f(x):\n    return x + 1\n```",
+        "gpqa": f"The answer is ({problem.answer}).",
+    }
+    kind = DATASETS[name].answer
+    if kind is None:
+        assert problem.answer is None
+    else:
+        assert problem.answer is not None
+        assert is_right(right[name], problem.answer, kind)
+    if name == "gpqa":
+        assert f"({problem.answer}) right" in problem.question
+
+
+def test_problems_of_another_time_are_left_out(tmp_path: Path) -> None:
+    old = {**ROWS["livecodebench"], "contest_date": "2023-05-01"}
+
+    def load(_: Dataset) -> list[dict[str, object]]:
+        return [old, ROWS["livecodebench"]]  # type: ignore[list-item]
+
+    assert fetch_dataset("livecodebench", tmp_path / "l.jsonl", load) == 1
+
+
+def test_a_dataset_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="gsm8k"):
+        fetch_dataset("gsm9k", tmp_path / "x.jsonl")
+    with pytest.raises(ConfigurationError, match="bench datasets"):
+        dataset_file(str(tmp_path / "nowhere.jsonl"))

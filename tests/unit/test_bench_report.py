@@ -1,0 +1,302 @@
+"""Reports of results: of this version and of earlier ones, as tables, pages and pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent.bench.config import BenchConfig, TaskConfig
+from lookahead_agent.bench.difference import changes
+from lookahead_agent.bench.plots import pictures
+from lookahead_agent.bench.prediction import predict
+from lookahead_agent.bench.report import Report
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.bench.runner import Bench
+from lookahead_agent.bench.samples import SCHEMA, CallRecord, Results, Sample, StepTimes, TurnRecord, read_results
+from lookahead_agent.bench.statistics import Estimate, difference, estimate, mean, median_ratio
+from lookahead_agent.bench.summary import nodes, summarize
+from lookahead_agent.errors import ConfigurationError
+from tests.unit.bench_models import scripted_arm
+
+MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
+
+
+def sample(arm: str, problem: int, seconds: float, right: bool = True, **changes: Any) -> Sample:
+    """A sample of one call of 10 tokens in two steps."""
+    off = arm == "off"
+    call = CallRecord(
+        node=changes.pop("node", None),
+        policy="off" if off else "balanced",
+        seconds=seconds,
+        first_token=seconds / 10,
+        output_tokens=10,
+        steps=2,
+        accepted=0 if off else 1,
+        verifier_calls=0 if off else 2,
+        judge_calls=0 if off else 1,
+        tokens={
+            "target": {"committed": 10, "rejected": 0 if off else 5, "aborted": 0},
+            "draft": {"committed": 0, "rejected": 0, "aborted": 0 if off else 2},
+        },
+        busy={"verifier": 0.0 if off else seconds / 4},
+        times=StepTimes(
+            draft=[] if off else [seconds / 8] * 2,
+            target=[seconds / 2] * 2,
+            verifier=[] if off else [0.0, 0.0],
+            committed=[seconds / 2, seconds],
+            verdicts=[] if off else [("similarity", 0.9), ("similarity", 0.4)],
+        ),
+        token_ids=[1, 2] if right else [1, 3],
+    )
+    fields: dict[str, Any] = {
+        "task": "questions",
+        "problem": str(problem),
+        "mode": "off" if off else "lr",
+        "arm": arm,
+        "seconds": seconds,
+        "right": right,
+        "calls": [call],
+        "turn": f"{arm}{problem}",
+        "policies": [call.policy],
+    }
+    return Sample(**fields | changes)
+
+
+def turn(name: str, **changes: Any) -> TurnRecord:
+    return TurnRecord(id=name, seconds=1, **{"cpu_seconds": 2.0, "peak_memory": 1 << 30, **changes})
+
+
+def made() -> Results:
+    samples = [sample("off", number, 10.0) for number in range(4)]
+    samples += [sample("lr", number, 5.0, right=number != 3) for number in range(4)]
+    return Results(samples, {entry.turn: turn(entry.turn) for entry in samples if entry.turn})
+
+
+def test_figures_of_each_way() -> None:
+    off, lr = summarize(made())
+    assert (off.samples, off.seconds, off.tokens_per_second, off.acceptance) == (4, 10.0, 1.0, 0.0)
+    assert off.speedup is None
+    assert off.right == Estimate(1.0, 1.0, 1.0)
+    assert lr.right is not None
+    assert lr.right.value == 0.75
+    assert lr.right_difference is not None
+    assert lr.right_difference.value == -0.25
+    assert not lr.right_difference.excludes(0), "one of four may be chance"
+    assert lr.speedup == Estimate(2.0, 2.0, 2.0)
+    assert lr.speedup.excludes(1)
+    assert (lr.acceptance, lr.wasted_target, lr.wasted_draft) == (0.5, 0.5, 0.2)
+    assert (lr.judge_share, lr.verifier_share) == (0.5, 0.25)
+    assert lr.first_token == 0.5
+    assert lr.step_gap == 2.5
+    assert (lr.cpu_seconds, lr.peak_memory, lr.joules) == (2.0, 1 << 30, None)
+    assert lr.same_tokens == 3
+
+
+def test_samples_are_compared_with_the_baseline_of_their_own_block() -> None:
+    results = Results(
+        [
+            sample("off", 0, 10.0),
+            sample("off", 0, 20.0, block=1),
+            sample("lr", 0, 5.0),
+            sample("lr deep", 0, 5.0, block=1),
+        ]
+    )
+    speedups = {arm.arm: arm.speedup.value for arm in summarize(results) if arm.speedup}
+    assert speedups == {"lr": 2.0, "lr deep": 4.0}
+
+
+def test_failed_samples_count_as_such_and_not_as_fast() -> None:
+    results = made()
+    results.samples.append(sample("lr", 4, 0.1, right=False, error="ValueError: no"))
+    results.samples.append(sample("off", 4, 10.0))
+    lr = summarize(results)[1]
+    assert (lr.samples, lr.errors) == (5, 1)
+    assert lr.speedup is not None
+    assert lr.speedup.value == 2.0
+    assert lr.right is not None
+    assert lr.right.value == 0.6
+
+
+def test_energy_is_per_sample_where_every_turn_knows_it() -> None:
+    results = made()
+    results.turns = {name: turn(name, joules=100.0) for name in results.turns}
+    assert summarize(results)[1].joules == 100
+    results.turns["lr0"] = turn("lr0")
+    assert summarize(results)[1].joules is None
+
+
+def test_figures_of_nodes() -> None:
+    results = Results(
+        [sample("off", 0, 4.0, node="planner", does="rewoo"), sample("lr", 0, 2.0, node="planner", does="rewoo")]
+    )
+    off, lr = nodes(results)
+    assert (off.node, off.policy, off.speculates, off.seconds) == ("planner", "off", False, 4.0)
+    assert (lr.policy, lr.acceptance, lr.speculates, lr.tokens) == ("balanced", 0.5, True, 10)
+    assert nodes(made()) == [], "plain questions have no nodes"
+
+
+def test_intervals_are_wide_for_few_and_narrow_for_many() -> None:
+    few, many = estimate(mean, [0.0, 1.0] * 2), estimate(mean, [0.0, 1.0] * 200)
+    assert few.low is not None
+    assert few.high is not None
+    assert many.low is not None
+    assert many.high is not None
+    assert few.high - few.low > 5 * (many.high - many.low)
+    assert estimate(mean, [1.0]) == Estimate(1.0)
+    assert estimate(mean, [0.0, 1.0] * 5) == estimate(mean, [0.0, 1.0] * 5), "the same results, the same report"
+
+
+def test_pairs_stay_pairs() -> None:
+    slow = [float(number) for number in range(1, 30)]
+    twice = estimate(median_ratio, [2 * number for number in slow], slow)
+    assert twice == Estimate(2.0, 2.0, 2.0), "of any resampling of pairs"
+    assert estimate(difference, slow, slow).excludes(0) is False
+
+
+def test_predictions_begin_with_the_formula_and_end_near_the_machine(tmp_path: Path) -> None:
+    config = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off", "lr"), depths=(1, 4)),))
+    results = Bench(config, tmp_path / "r.jsonl", scripted_arm).run()
+    shallow, deep = predict(results)
+    assert (shallow.depth, deep.depth) == (1, 4)
+    assert deep.alpha == 1
+    assert deep.c < 0.2
+    assert deep.stages[0][0] == "formula"
+    # Three steps, of which the target's all run at once from the moment that the draft has written them.
+    assert deep.stages[1][1] == pytest.approx(3, rel=0.1)
+    assert deep.measured == pytest.approx(deep.stages[-1][1], rel=0.5)
+
+
+@pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl")), ids=lambda file: file.stem)
+def test_results_of_version_1_are_read(file: Path) -> None:
+    results = read_results(RowFile(file).rows)
+    report = Report(results)
+    off = report.arms[0]
+    assert off.mode == "off"
+    assert off.right is not None
+    assert all(arm.speedup for arm in report.arms[1:])
+    assert {arm.mode for arm in report.arms} <= {"off", "sd", "lr", "lr+sd", "specreason", "random"}
+    assert report.tables("questions")
+
+
+def test_version_1_says_what_it_said() -> None:
+    arms = {arm.arm: arm for arm in Report(read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl").rows)).arms}
+    assert arms["off"].right is not None
+    assert arms["off"].right.value == pytest.approx(23 / 30)
+    assert arms["lr exact"].same_tokens == 26
+    assert arms["lr exact"].speedup is not None
+    assert arms["lr exact"].speedup.value == pytest.approx(0.58, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"schema_version": SCHEMA + 1}, "newer version"),
+        ({"schema_version": SCHEMA, "kind": "sample"}, "no result"),
+        ({"id": "x"}, "no result"),
+    ],
+)
+def test_rows_that_are_no_results(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_results([row])
+
+
+def test_a_row_survives_being_written_and_read(tmp_path: Path) -> None:
+    file = RowFile(tmp_path / "r.jsonl")
+    one = sample("lr", 0, 1.0)
+    file.append(one.model_dump(mode="json"))
+    assert read_results(RowFile(file.path).rows).samples == [one]
+    with_more = {**one.model_dump(mode="json"), "added_later": 1}
+    assert read_results([with_more]).samples == [one], "a newer writer of the same version may say more"
+
+
+def test_reports_in_every_form(tmp_path: Path) -> None:
+    results = made()
+    results.samples += [
+        sample("off", 0, 4.0, task="rewoo", does="rewoo", node="<script>alert(1)</script>"),
+        sample("lr", 0, 2.0, task="rewoo", does="rewoo", node="<script>alert(1)</script>"),
+    ]
+    report = Report(results)
+    for name in ("r.html", "r.md", "r.csv"):
+        report.write(tmp_path / "deep" / name)
+    page = (tmp_path / "deep" / "r.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert page.count("<svg") >= 4
+    for reference in ('src="http', 'href="http', "@import", "<link", "url(http"):
+        assert reference not in page, "one file that needs no other"
+    text = (tmp_path / "deep" / "r.md").read_text(encoding="utf-8")
+    assert "2.00 (2.00 to 2.00)" in text
+    for line in text.splitlines():
+        if line.startswith("!["):
+            assert (tmp_path / "deep" / line.partition("](")[2].rstrip(")")).is_file()
+    rows = list(csv.DictReader((tmp_path / "deep" / "r.csv").open()))
+    assert [row["arm"] for row in rows] == ["off", "lr", "off", "lr"]
+    assert float(rows[1]["speedup"]) == 2
+    assert rows[0]["speedup"] == ""
+    with pytest.raises(ConfigurationError, match=r"\.md, \.csv or \.html"):
+        report.write(tmp_path / "r.pdf")
+
+
+def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) -> None:
+    config = BenchConfig(
+        tasks=(
+            TaskConfig(limit=2, modes=("off", "lr"), depths=(1, 2, 4)),
+            TaskConfig(task="self_consistency", limit=1, modes=("off", "lr")),
+        )
+    )
+    results = Bench(config, tmp_path / "r.jsonl", scripted_arm).run()
+    report = Report(results)
+    drawn = pictures(results, report.arms, report.nodes, report.predictions)
+    assert set(drawn) == {
+        "questions-speedup-accuracy",
+        "questions-acceptance",
+        "questions-depth",
+        "questions-prediction",
+        "questions-timeline",
+        "self_consistency-speedup-accuracy",
+        "self_consistency-acceptance",
+        "self_consistency-nodes",
+        "self_consistency-timeline",
+    }
+    _, depth = drawn["questions-depth"]
+    measured = next(line for line in depth.axes[0].lines if line.get_label() == "measured")
+    assert list(measured.get_xdata()) == [1, 2, 4]
+    _, timeline = drawn["questions-timeline"]
+    assert sum(len(axes.patches) for axes in timeline.axes) >= 6
+
+
+def test_nothing_measured_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no results"):
+        Report(read_results([]))
+
+
+def test_what_changed_and_whether_it_is_more_than_noise() -> None:
+    before = Results([sample("off", number, 10.0 + number % 2) for number in range(12)])
+    faster = Results([sample("off", number, 5.0 + number % 2, right=number != 0) for number in range(12)])
+    (change,) = changes(before, faster)
+    assert change.samples == 12
+    assert change.speed.value > 1.5
+    assert change.verdicts() == ["faster"]
+    assert change.right is not None
+    assert change.right.value < 0, "one answer less, which may be chance"
+    (same,) = changes(before, before)
+    assert same.verdicts() == []
+    worse = Results([sample("off", number, 10.0 + number % 2, right=False) for number in range(12)])
+    assert changes(before, worse)[0].verdicts() == ["fewer right answers"]
+    with pytest.raises(ConfigurationError, match="no problem in common"):
+        changes(before, Results([sample("off", 99, 1.0)]))
+
+
+def test_files_of_results_that_are_something_else(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text("no json\n")
+    with pytest.raises(ConfigurationError, match="line 1 is not JSON"):
+        RowFile(file)
+    file.write_text("[1]\n")
+    with pytest.raises(ConfigurationError, match="line 1 is no row"):
+        RowFile(file)
+    file.write_text(json.dumps({"id": 1}) + "\n" + '{"id": 2, "te')
+    assert RowFile(file).rows == [{"id": 1}], "a line that was cut off is none"

@@ -1,0 +1,369 @@
+"""Benchmarks are run in turns, recorded whole, and resumed after any interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.bench.arms import Arm, arms_of, chat_model, template_policies
+from lookahead_agent.bench.config import BenchConfig, TaskConfig, load_config, make_config, packaged_configs
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.bench.runner import Bench
+from lookahead_agent.bench.samples import Sample
+from lookahead_agent.bench.ties import first_difference
+from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError, EngineError, PolicyError
+from tests.unit.bench_models import scripted_arm
+from tests.unit.chat import scripted_chat
+
+TWO = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off", "lr"), concurrency=2),))
+
+
+def bench(config: BenchConfig, out: Path, **options: Any) -> Bench:
+    return Bench(config, out, options.pop("make_model", scripted_arm), **options)
+
+
+def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_path: Path) -> None:
+    config = BenchConfig(seed=5, tasks=(TaskConfig(limit=2), TaskConfig(task="self_consistency", limit=1)))
+    results = bench(config, tmp_path / "r.jsonl").run()
+    assert {sample.arm for sample in results.samples if sample.task == "questions"} == {
+        "off",
+        "sd",
+        "lr",
+        "lr+sd",
+        "specreason",
+        "random",
+    }
+    assert set(Counter(sample.key for sample in results.samples).values()) == {1}
+    sample = next(sample for sample in results.samples if sample.arm == "lr" and sample.problem == "own-0")
+    assert sample.right is True
+    assert sample.seed == 5
+    assert sample.settings["max_tokens"] == 512
+    assert sample.environment["packages"]["langgraph"]
+    (call,) = sample.calls
+    assert call.policy == "balanced"
+    assert call.steps == 3
+    assert call.accepted == 3
+    assert call.output_tokens > 0
+    assert call.first_token is not None
+    assert 0 < call.first_token <= call.seconds
+    assert len(call.times.committed) == 3
+    assert call.times.committed == sorted(call.times.committed)
+    assert len(call.times.draft) == 3
+    assert {reason for reason, _ in call.times.verdicts} == {"same text"}
+    assert sample.timeline is not None
+    assert {entry["kind"] for entry in sample.timeline} >= {"accepted", "judged"}
+    assert sample.turn is not None
+    turn = results.turns[sample.turn]
+    assert turn.seconds > 0
+    assert turn.cpu_seconds is not None
+    assert turn.peak_memory
+    voted = [sample for sample in results.samples if sample.task == "self_consistency" and sample.arm == "lr"]
+    assert {call.node for call in voted[0].calls} == {"sampler"}
+    assert voted[0].policies == ["fast"]
+
+
+def test_the_modes_take_turns_and_another_begins_each_time(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+    bench(TWO, tmp_path / "r.jsonl").run(on_sample=lambda sample: asked.append((sample.arm, sample.problem)))
+    assert [arm for arm, _ in asked] == ["off", "off", "lr", "lr", "lr", "off"]
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_interrupted_after_any_sample_nothing_is_lost_or_repeated(tmp_path: Path, after: int) -> None:
+    out = tmp_path / "r.jsonl"
+    asked: list[Sample] = []
+
+    def interrupt(sample: Sample) -> None:
+        asked.append(sample)
+        if len(asked) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(TWO, out).run(on_sample=interrupt)
+    again: list[Sample] = []
+    results = bench(TWO, out).run(on_sample=again.append)
+    assert not {sample.key for sample in again} & {sample.key for sample in asked}
+    assert set(Counter(sample.key for sample in results.samples).values()) == {1}
+    assert len(results.samples) == 6
+
+
+def test_a_file_cut_anywhere_is_completed(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    bench(TWO, out).run()
+    whole = out.read_bytes()
+    lines = whole.count(b"\n")
+    for cut in range(0, len(whole), max(1, len(whole) // 12)):
+        out.write_bytes(whole[:cut])
+        results = bench(TWO, out).run()
+        assert set(Counter(sample.key for sample in results.samples).values()) == {1}
+        assert len(results.samples) == 6
+        kept = out.read_bytes()
+        assert kept.startswith(whole[: whole[:cut].rfind(b"\n") + 1])
+        assert all(json.loads(line) for line in kept.splitlines())
+        assert kept.count(b"\n") >= lines - 1
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from lookahead_agent.bench.config import BenchConfig, TaskConfig
+from lookahead_agent.bench.runner import Bench
+from tests.unit.bench_models import scripted_arm
+
+config = BenchConfig(tasks=(TaskConfig(limit=4, modes=("off", "lr"), concurrency=2),))
+Bench(config, Path(sys.argv[1]), scripted_arm).run(on_sample=lambda sample: print(*sample.key, flush=True))
+"""
+
+
+def test_a_killed_process_is_continued_by_the_next(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    said: list[str] = []
+    for stop_after in (1, 2, None):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            for number, line in enumerate(process.stdout, 1):
+                said.append(line)
+                if number == stop_after:
+                    process.send_signal(signal.SIGKILL)
+    keys = [tuple(row[name] for name in ("arm", "problem")) for row in RowFile(out).rows if row["kind"] == "sample"]
+    assert len(keys) == len(set(keys)) == 8
+    assert max(Counter(said).values()) == 1
+
+
+def test_a_finished_benchmark_starts_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    bench(TWO, out).run()
+
+    def untouchable(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+        return scripted_chat(lambda prompt: pytest.fail("asked again"))
+
+    results = bench(TWO, out, make_model=untouchable).run()
+    assert len(results.samples) == 6
+
+
+def test_more_problems_and_modes_go_on_in_the_same_file(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    bench(TWO, out).run()
+    more = TWO.model_copy(update={"tasks": (TaskConfig(limit=4, modes=("off", "lr", "random"), concurrency=2),)})
+    new: list[Sample] = []
+    bench(more, out).run(on_sample=new.append)
+    assert sorted((sample.arm, sample.problem) for sample in new) == [
+        ("lr", "own-3"),
+        ("off", "own-3"),
+        *(("random", f"own-{number}") for number in range(4)),
+    ]
+
+
+def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    bench(TWO, out).run()
+    with pytest.raises(ConfigurationError, match="other settings"):
+        bench(TWO.model_copy(update={"temperature": 0.5}), out)
+    other = tmp_path / "own"
+    other.write_text('{"id": "own-0", "question": "another one", "answer": 3}\n')
+    with pytest.raises(ConfigurationError, match="other settings"):
+        bench(BenchConfig(tasks=(TaskConfig(dataset=str(other), modes=("off", "lr"), concurrency=2),)), out)
+
+
+def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
+    out = RowFile(tmp_path / "r.jsonl")
+    with out.writing(), pytest.raises(ConfigurationError, match="another run"):
+        bench(TWO, tmp_path / "r.jsonl").run()
+
+
+def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_path: Path) -> None:
+    config = BenchConfig(
+        blocks=(("lr",), ("sd",)), tasks=(TaskConfig(limit=1, modes=("off", "lr", "sd"), concurrency=1),)
+    )
+    events: list[str] = []
+
+    class Watched(ChatLookahead):
+        def start(self, progress: Any = None) -> None:
+            events.append(f"start {self.model}")
+
+        def close(self) -> None:
+            events.append(f"close {self.model}")
+
+    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+        default, _ = arm.policies(template_policies(task))
+        chat = scripted_chat("It is 14.", policy=default)
+        return Watched(engines=chat.engines, policy=default, model=arm.name)
+
+    results = bench(config, tmp_path / "r.jsonl", make_model=make).run(
+        on_sample=lambda sample: events.append(f"{sample.block} {sample.arm}")
+    )
+    assert [event for event in events if event[0].isdigit()] == ["0 off", "0 lr", "1 off", "1 sd"]
+    assert events.index("close lr") < events.index("start sd")
+    assert events.count("start off") == events.count("close off") == 1
+    assert events[-1].startswith("close")
+    assert len(results.samples) == 4
+
+
+def test_a_graph_that_fails_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any) -> str:
+        if "farmer" in question:
+            raise RecursionError("the graph went in circles")
+        return "It is 14."
+
+    monkeypatch.setattr("lookahead_agent.bench.runner.do", do)
+    results = bench(BenchConfig(tasks=(TaskConfig(limit=3, modes=("off",)),)), tmp_path / "r.jsonl").run()
+    assert [sample.error for sample in results.samples] == [None, "RecursionError: the graph went in circles", None]
+    assert [sample.right for sample in results.samples] == [True, False, False]
+
+
+def test_an_engine_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:
+    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+        def reply(prompt: str) -> str:
+            if "farmer" in prompt:
+                raise EngineError("it is gone")
+            return "It is 14."
+
+        return scripted_chat(reply, policy="off", streaming=True)
+
+    config = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off",)),))
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(EngineError):
+        bench(config, out, make_model=make).run()
+    assert len(bench(config, out).results().samples) == 1
+    assert len(bench(config, out).run().samples) == 3
+
+
+def test_an_exact_reply_that_differs_is_traced_to_the_targets_log_probabilities(tmp_path: Path) -> None:
+    tokenizer = ScriptedTokenizer()
+
+    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+        text = "yes it is" if arm.mode == "off" else "no it is"
+        engine = ScriptedEngine(tokenizer, [ScriptedStep(text)], logprobs={"yes": -0.7, "no": -0.75})
+        engines = EngineSet(engine, None if arm.mode == "off" else ScriptedEngine(tokenizer, [ScriptedStep(text)]))
+        default, _ = arm.policies({})
+        return ChatLookahead(engines=engines, policy=default, return_token_ids=True, temperature=0, streaming=True)
+
+    config = BenchConfig(tasks=(TaskConfig(limit=1, modes=("off", "lr"), policies=("exact",)),))
+    out = tmp_path / "r.jsonl"
+    results = bench(config, out, make_model=make).run()
+    (tie,) = results.ties
+    assert (tie.arm, tie.problem, tie.at) == ("lr exact", "own-0", 0)
+    assert tie.gap == pytest.approx(0.05)
+    assert len(bench(config, out, make_model=make).run().ties) == 1, "traced once"
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+
+
+def test_arms_of_a_task() -> None:
+    task = TaskConfig(
+        modes=("lr", "sd"), policies=("balanced", "exact"), depths=(1, 4), widths=(2,), schedules=("async", "sync")
+    )
+    arms = arms_of(task)
+    assert [arm.name for arm in arms][:4] == [
+        "off",
+        "lr balanced depth=1 width=2",
+        "lr balanced depth=1 width=2 synchronous=true",
+        "lr balanced depth=4 width=2",
+    ]
+    assert len(arms) == len({arm.name for arm in arms}) == 10
+    with pytest.raises(PolicyError):
+        arms_of(TaskConfig(policies=("strictest",)))
+
+
+def test_each_node_gets_its_policy_in_each_mode() -> None:
+    own = {"planner": "balanced", "caller": "off", "solver": "strict"}
+    assert Arm("off", "off").policies(own) == ("off", {})
+    assert Arm("lr", "nodes").policies(own) == ("balanced", own)
+    assert Arm("lr", "nodes", "depth=2").policies(own)[1] == {
+        "planner": "balanced:depth=2",
+        "caller": "off",
+        "solver": "strict:depth=2",
+    }
+    assert Arm("random", "random").policies(own)[1] == {"planner": "random", "caller": "off", "solver": "random"}
+    assert Arm("lr+sd", "exact").policies(own) == ("exact", {"planner": "exact", "caller": "off", "solver": "exact"})
+
+
+def test_what_a_mode_makes_of_the_chat_model() -> None:
+    config = BenchConfig(token_speculation="ngram")
+    task = TaskConfig(max_tokens=77)
+    fields = {arm.mode: chat_model(config, task, arm) for arm in arms_of(task)}
+    assert {mode: llm.token_speculation for mode, llm in fields.items()} == {
+        "off": "none",
+        "sd": "ngram",
+        "lr": "none",
+        "lr+sd": "ngram",
+        "specreason": "none",
+        "random": "none",
+    }
+    assert {mode: str(llm.policy) for mode, llm in fields.items()}["specreason"] == "specreason"
+    assert all(llm.max_tokens == 77 for llm in fields.values())
+
+
+def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lookahead_agent.bench.arms.available_cores", lambda: [0, 1, 2, 3])
+    config = BenchConfig(extra_device_for_draft=True)
+    task = TaskConfig()
+    assert {chat_model(config, task, arm).cores for arm in arms_of(task)} == {("0-2", "3")}
+    assert {chat_model(BenchConfig(), task, arm).cores for arm in arms_of(task)} == {None}
+    monkeypatch.setattr("lookahead_agent.bench.arms.runs_on_cpu", lambda: False)
+    with pytest.raises(ConfigurationError, match="draft_url"):
+        chat_model(config, task, arms_of(task)[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 0, "tasks": [{"samples": 2}]}, "same reply again"),
+        ({"tasks": [{"modes": ["off"], "depths": [2]}]}, "depths are for the modes lr"),
+        ({"tasks": [{}, {}]}, "two tasks have one name"),
+        ({"tasks": [{"task": "sing"}]}, "tasks.0.task"),
+        ({"speed": 3}, "speed"),
+        ({"blocks": [["lr"], ["lr"]], "tasks": [{"modes": ["lr"]}]}, "each mode that is measured once"),
+        ({"blocks": [["lr"]], "tasks": [{"modes": ["lr", "sd"]}]}, "each mode that is measured once"),
+        ({"draft_url": "http://x/v1"}, "extra_device_for_draft"),
+        ({"tasks": []}, "tasks"),
+    ],
+)
+def test_benchmarks_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_config(fields)
+
+
+@pytest.mark.parametrize("name", packaged_configs())
+def test_the_packaged_configurations_are_whole(name: str) -> None:
+    config = load_config(name)
+    assert config.about
+    for task in config.tasks:
+        assert {arm.mode for arm in arms_of(task)} >= {"off", "lr"}
+
+
+def test_the_papers_settings() -> None:
+    configs = {name: load_config(name) for name in packaged_configs() if name.startswith("paper-")}
+    assert len(configs) == 8
+    for config in configs.values():
+        assert (config.model, config.draft_model) == ("Qwen/Qwen3-32B", "Qwen/Qwen3-1.7B")
+        assert config.judge_model == "Qwen/Qwen2.5-7B-Instruct"
+        assert (config.temperature, config.top_p) == (0.6, 0.95)
+        assert config.tasks[0].policies == ("judge:depth=4:p_aligned=0.5:same_numbers=false",)
+
+
+def test_configurations_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="paper-gsm8k"):
+        load_config("nowhere")
+    file = tmp_path / "b.toml"
+    file.write_text("tasks = [")
+    with pytest.raises(ConfigurationError, match="is not TOML"):
+        load_config(str(file))
