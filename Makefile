@@ -16,7 +16,7 @@ LANGGRAPH_DEV := $(VENV)/langgraph-dev
 FETCH  := $(BIN)/lookahead-agent models fetch
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench test test-unit lint format install models browser clean
+.PHONY: help run bench test test-unit lint format install models programs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -28,11 +28,11 @@ bench: models ## Measure all modes on this machine, about 40 minutes on 2 cores 
 	@$(BIN)/lookahead-agent bench --config cpu --dataset $(DATASET) --out results/bench.jsonl
 	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
 
-test: models browser $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
+test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
 	@$(BIN)/python -m pytest -n auto tests/unit
 	@$(BIN)/python -m pytest tests/integration
 
-test-unit: $(INSTALLED) browser ## Run the unit tests only (a few minutes)
+test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)
 	@$(BIN)/python -m pytest -n auto tests/unit
 
 lint: $(INSTALLED) ## Check format, lint and types
@@ -47,8 +47,9 @@ format: $(INSTALLED) ## Format the code
 models: $(INSTALLED) ## Get the default models
 	@$(FETCH) > /dev/null
 
-browser: ## Get a headless browser for the tests of pages
+programs: ## Get what tests need besides Python: a headless browser and PostgreSQL
 	@.ci/browser.sh
+	@.ci/postgres.sh
 
 install: $(INSTALLED) ## Install into .venv
 

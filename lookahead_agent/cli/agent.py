@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from typing import Annotated, Any
 import platformdirs
 import typer
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.sqlite import SqliteSaver
 from rich.console import Console
 from rich.table import Table
 
+from lookahead_agent.checkpoints import checkpointer
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.live import live as live_view
@@ -53,7 +52,8 @@ def agent(
         typer.Option("--thread", help="Thread id: run again with it to resume after an interruption."),
     ] = None,
     checkpoints: Annotated[
-        Path | None, typer.Option("--checkpoints", help="SQLite file of the checkpoints.", dir_okay=False)
+        str | None,
+        typer.Option("--checkpoints", help="SQLite file of the checkpoints, or a database: postgresql://…"),
     ] = None,
     token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
     engine_arg: options.EngineArgument = None,
@@ -89,8 +89,8 @@ def agent(
         max_tokens=max_tokens,
         temperature=temperature,
     )
-    file = checkpoints or Path(platformdirs.user_state_dir("lookahead-agent")) / "checkpoints.sqlite"
-    with _checkpointer(file) as saver, _recorded(trace, live) as recorder:
+    place = checkpoints or Path(platformdirs.user_state_dir("lookahead-agent")) / "checkpoints.sqlite"
+    with checkpointer(place) as saver, _recorded(trace, live) as recorder:
         graph = build_plan_execute(
             llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
         )
@@ -121,17 +121,6 @@ def agent(
     show.print(f"\n[bold]Answer:[/] {state['answer']}\n", highlight=False)
     show.print(_table(figures.nodes()))
     show.print(f"{seconds:.1f} s in all", highlight=False)
-
-
-@contextmanager
-def _checkpointer(file: Path) -> Iterator[SqliteSaver]:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with SqliteSaver.from_conn_string(str(file)) as saver:
-            saver.setup()
-            yield saver
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
 
 
 @contextmanager

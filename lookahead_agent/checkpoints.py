@@ -1,0 +1,65 @@
+"""Where the states of graphs are kept, so that an interrupted run goes on: an SQLite file, or a PostgreSQL database."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from lookahead_agent.errors import ConfigurationError, MissingExtraError
+
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+@contextmanager
+def checkpointer(place: str | Path) -> Iterator[BaseCheckpointSaver[str]]:
+    """A checkpointer, ready for use.
+
+    Args:
+        place: A file, which is made if it is not there, or the address of a PostgreSQL database
+            ("postgresql://user:password@host:5432/name"), whose tables are.
+
+    Raises:
+        ConfigurationError: Nothing can be kept there.
+        MissingExtraError: A database's driver is not installed.
+    """
+    if str(place).startswith(_POSTGRES):
+        with _postgres(str(place)) as saver:
+            yield saver
+    else:
+        with _sqlite(Path(place)) as saver:
+            yield saver
+
+
+@contextmanager
+def _sqlite(file: Path) -> Iterator[BaseCheckpointSaver[str]]:
+    from langgraph.checkpoint.sqlite import SqliteSaver
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with SqliteSaver.from_conn_string(str(file)) as saver:
+            saver.setup()
+            yield saver
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
+
+
+@contextmanager
+def _postgres(address: str) -> Iterator[BaseCheckpointSaver[str]]:
+    try:
+        import psycopg
+        from langgraph.checkpoint.postgres import PostgresSaver
+    except ImportError as error:
+        raise MissingExtraError(
+            "checkpoints in PostgreSQL need its driver: pip install 'lookahead-agent[postgres]'"
+        ) from error
+    try:
+        with PostgresSaver.from_conn_string(address) as saver:
+            saver.setup()
+            yield saver
+    except psycopg.Error as error:
+        # The address has a password in it, and the driver's message only host, port and name.
+        raise ConfigurationError(f"the checkpoints cannot be kept in the database: {error}") from error
