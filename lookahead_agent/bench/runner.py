@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -159,14 +161,9 @@ class Bench:
         name = uuid.uuid4().hex
         engines, processes = background.run(_engines(llm))
         with TurnMeter(name, processes, energy_counter(), gpu_load()) as meter:
-            workers = ThreadPoolExecutor(len(turn), thread_name_prefix="lookahead-bench")
-            try:
-                for future in as_completed([workers.submit(self._sample, job, llm, name, engines) for job in turn]):
-                    sample = future.result()
-                    self.out.append(sample.model_dump(mode="json"))
-                    on_sample(sample)
-            finally:
-                workers.shutdown(wait=False, cancel_futures=True)
+            for sample in _at_once([partial(self._sample, job, llm, name, engines) for job in turn]):
+                self.out.append(sample.model_dump(mode="json"))
+                on_sample(sample)
         if meter.record is not None:
             self.out.append(meter.record.model_dump(mode="json"))
 
@@ -239,6 +236,28 @@ class Bench:
             gap = gap_in_nats(model, f"{question}\n\n{task.prompt}" if task.prompt else question, mine, others)
             tie = Tie(task=sample.task, arm=sample.arm, problem=sample.problem, at=at, gap=gap if gap < 1e9 else None)
             self.out.append(tie.model_dump(mode="json"))
+
+
+def _at_once(work: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
+    """Results of work in threads, as they come; the first failure ends it.
+
+    Threads that an interruption leaves behind do not keep the program from ending.
+    """
+    results: SimpleQueue[Sample | BaseException] = SimpleQueue()
+
+    def run(piece: Callable[[], Sample]) -> None:
+        try:
+            results.put(piece())
+        except BaseException as error:
+            results.put(error)
+
+    for piece in work:
+        Thread(target=run, args=(piece,), name="lookahead-bench", daemon=True).start()
+    for _ in work:
+        result = results.get()
+        if isinstance(result, BaseException):
+            raise result
+        yield result
 
 
 def _turns(task: TaskConfig, block: int, modes: Sequence[ModeName]) -> list[Turn]:

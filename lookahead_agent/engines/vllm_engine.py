@@ -31,6 +31,8 @@ from lookahead_agent.errors import (
 
 logger = logging.getLogger(__name__)
 
+_SHUT_DOWN = "the engine was shut down"
+
 # vLLM's workers read these from the environment when they are spawned, and this process has only one environment.
 _start_lock = threading.Lock()
 
@@ -164,7 +166,7 @@ class VLLMEngine:
                 f"{self._context_length}: shorten the prompt or raise max_model_len"
             )
         if self._closed:
-            raise EngineError("the engine is shut down")
+            raise EngineError(_SHUT_DOWN)
         self._loop_thread = threading.current_thread()
         request_id = uuid.uuid4().hex
         outputs = self._llm.generate(
@@ -173,6 +175,8 @@ class VLLMEngine:
         self._running.add(request_id)
         try:
             async for output in outputs:
+                if self._closed:
+                    raise EngineError(_SHUT_DOWN)
                 completion = output.outputs[0]
                 logprobs = None
                 if completion.logprobs is not None:
@@ -203,14 +207,19 @@ class VLLMEngine:
             self._llm = None
 
     def _stop_reading(self) -> None:
-        """End vLLM's reader before what it reads from, else it reports its engine's end as a crash."""
-        reader: asyncio.Task[None] | None = getattr(self._llm, "output_handler", None)
+        """End vLLM's reader before what it reads from, else it reports its engine's end as a crash.
+
+        Requests that run are ended before, or whoever reads them would wait for ever.
+        """
+        llm = self._llm
+        reader: asyncio.Task[None] | None = getattr(llm, "output_handler", None)
         if reader is None or reader.done():
             return
         loop = reader.get_loop()
         ended = threading.Event()
 
         def stop() -> None:
+            llm.output_processor.abort_requests(list(self._running), internal=False)
             reader.add_done_callback(lambda _: ended.set())
             reader.cancel()
 

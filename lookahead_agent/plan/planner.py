@@ -12,11 +12,11 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.costs import MachineCosts
 from lookahead_agent.simulation import Durations, simulate
 
-DEPTHS = (1, 2, 3, 4, 6, 8)
+DEPTHS = (1, 2, 4, 6, 8)
 WIDTHS = (1, 2)
-TOKEN_DEPTHS = (2, 3, 4, 5, 7)
+TOKEN_DEPTHS = (2, 3, 5, 7)
 
-_STEPS = 800
+_STEPS = 200
 
 ModeName = Literal["off", "sd", "lr", "lr+sd"]
 
@@ -114,7 +114,8 @@ def _lookahead(
     alone = costs.target.at(1) * acceptance.step_tokens
     target = alone / speed(1)
     for depth in DEPTHS:
-        for width in WIDTHS:
+        # A second candidate and guessed tokens want the same room in a batch.
+        for width in WIDTHS if token_depth == 1 else (1,):
             draft = costs.draft.at(width) * acceptance.step_tokens
             durations = Durations(
                 _always(target),

@@ -22,6 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
+            names = getattr(item, "fixturenames", ())
+            if item.path.name == "test_smollm.py" or "real" in names:
+                item.add_marker(pytest.mark.packaged)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine
 from lookahead_agent.engines.vllm_engine import as_arguments, worker_processes
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from tests.integration.conftest import TINY_ENGINE
+from tests.waiting import becomes
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,10 @@ def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
         started = worker_processes() - before
         assert started
         yield engine
+        running = background.submit(collect(engine, prompt_of(engine), Sampling(max_tokens=900)))
+        background.run(becomes(lambda: engine.in_flight == 1))
+    with pytest.raises(EngineError, match="shut down"):
+        running.result(timeout=30)  # whoever reads it does not wait for ever
     assert not any(process.is_running() for process in started), "closing leaves no process"
     with pytest.raises(EngineError, match="shut down"):
         generate(engine, [1, 2], Sampling(max_tokens=1))

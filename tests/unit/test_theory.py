@@ -11,6 +11,9 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.simulation import Durations, simulate
 from lookahead_agent.theory import (
     asynchronous_speedup,
+    best_split,
+    combined_speedup,
+    combining_wins,
     is_draft_bound,
     synchronous_speedup,
     token_speculation_speedup,
@@ -102,3 +105,61 @@ def test_the_decoder_on_scripted_engines_agrees_with_the_simulation(synchronous:
     speedup = 4.0 * reply.report.steps / reply.report.seconds["total"]
     formula = synchronous_speedup if synchronous else asynchronous_speedup
     assert speedup == pytest.approx(formula(alpha, 0.25, 4), rel=0.05)
+
+
+def test_a_batch_that_costs_as_much_as_its_parts_gains_nothing() -> None:
+    serial = Durations(draft=lambda _: 0.1, slowdown=float)
+    assert simulate(1.0, 4, serial, steps=400).speedup == pytest.approx(1.0, rel=0.02)
+    assert simulate(0.5, 4, serial, steps=400).speedup < 1
+    free = Durations(draft=lambda _: 0.1, slowdown=lambda _: 1.0)
+    assert simulate(1.0, 4, free, steps=400).speedup == simulate(1.0, 4, constant(0.1), steps=400).speedup
+
+
+def test_the_cost_of_a_batch_acts_while_it_lasts() -> None:
+    # Depth 2, all accepted, c = 0.5: the first step runs alone for half its time, then beside the second at half
+    # speed, so both slow down together: the steps are 0.5, then 1.0 more, and so on in pairs.
+    durations = Durations(draft=lambda _: 0.5, slowdown=lambda steps: 1.0 if steps == 1 else 2.0)
+    two = simulate(1.0, 2, durations, steps=2)
+    assert two.seconds == pytest.approx(0.5 + 2 * 0.5 + 0.5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize("token_alpha", [0.5, 0.8])
+def test_both_levels_against_the_machine(alpha: float, token_alpha: float) -> None:
+    c, depth, token_c, token_depth = 0.1, 12, 0.1, 3
+    tokens = token_speculation_speedup(token_alpha, token_c, token_depth)
+    # A target step takes 1/S as long; the draft's take what they took.
+    durations = Durations(target=lambda _: 1 / tokens, draft=lambda _: c)
+    simulated = simulate(alpha, depth, durations, steps=16_000)
+    both = combined_speedup(alpha, c, depth, token_alpha, token_c, token_depth)
+    assert simulated.steps / simulated.seconds == pytest.approx(both, rel=0.02)
+    assert both <= asynchronous_speedup(alpha, c, depth) * tokens, "they multiply only if the draft gets faster too"
+
+
+def test_one_level_alone_is_a_special_case_of_both() -> None:
+    assert combined_speedup(0.7, 0.2, 4, 0.8, 0.1, 1) == asynchronous_speedup(0.7, 0.2, 4)
+    assert combined_speedup(0.7, 0.2, 1, 0.8, 0.1, 4) == token_speculation_speedup(0.8, 0.1, 4)
+    assert combined_speedup(0.9, 0.9, 4, 0.9, 0.05, 8) == token_speculation_speedup(0.9, 0.05, 8), "a late draft"
+
+
+def test_the_region_in_which_both_levels_win() -> None:
+    assert combining_wins(0.7, 0.1, 0.7, 0.05, parallel=16)
+    assert not combining_wins(0.7, 0.1, 0.7, 0.05, parallel=2), "nothing to divide"
+    assert not combining_wins(0.0, 0.1, 0.8, 0.05, parallel=16), "no step is accepted"
+    assert not combining_wins(0.8, 0.1, 0.0, 0.05, parallel=16), "no token is"
+    assert not combining_wins(1.0, 0.05, 0.3, 0.3, parallel=8), "steps alone use all there is"
+
+
+@pytest.mark.parametrize("parallel", [1, 4, 16])
+def test_the_best_split_is_the_best_of_all(parallel: int) -> None:
+    steps, tokens, speedup = best_split(0.6, 0.15, 0.7, 0.1, parallel)
+    assert steps * tokens <= parallel
+    every = [
+        combined_speedup(0.6, 0.15, first, 0.7, 0.1, second)
+        for first in range(1, parallel + 1)
+        for second in range(1, parallel + 1)
+        if first * second <= parallel
+    ]
+    assert speedup == max(every)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        best_split(0.6, 0.15, 0.7, 0.1, 0)

@@ -1,0 +1,92 @@
+"""`bench` and `plan` as whole processes on a tiny pair in real vLLM."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lookahead_agent.bench.report import Report
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.bench.samples import Results, read_results
+from tests.integration.conftest import descendants
+from tests.integration.test_processes import COMMAND, ENGINE
+
+
+def command(pair: tuple[Path, Path], name: str, *arguments: str) -> list[str]:
+    return [str(COMMAND), name, "--model", str(pair[0]), "--draft", str(pair[1]), *ENGINE, *arguments]
+
+
+def results(file: Path) -> Results:
+    return read_results(RowFile(file).rows)
+
+
+@pytest.mark.timeout(900)
+def test_an_interrupted_benchmark_leaves_nothing_and_is_completed_by_the_next(
+    tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    options = ["--limit", "4", "--modes", "sd,lr,specreason", "--policies", "exact", "--max-tokens", "24"]
+    bench = command(
+        tiny_pair, "bench", *options, "--concurrency", "2", "--token-speculation", "ngram", "--out", str(out)
+    )
+    with subprocess.Popen(bench, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("3/16"):
+                break
+        children = descendants(process.pid)
+        assert len(children) >= 3
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    before = [sample.key for sample in results(out).samples]
+    assert 3 <= len(before) < 16
+    again = subprocess.run(bench, capture_output=True, text=True, timeout=600, check=False)
+    assert again.returncode == 0, again.stderr
+    assert f"{len(before)} of 16 samples" in again.stderr
+    measured = results(out)
+    assert [sample.key for sample in measured.samples][: len(before)] == before
+    assert set(Counter(sample.key for sample in measured.samples).values()) == {1}
+    assert len(measured.samples) == 16
+    exact = next(arm for arm in Report(measured).arms if arm.arm == "lr exact")
+    assert exact.same_tokens == 4, "float32: the target's own replies"
+    assert "lr exact" in again.stdout
+    sample = measured.samples[-1]
+    assert sample.engines["target"]["arguments"]["dtype"] == "float32"
+    assert str(tiny_pair[0].parent) not in json.dumps(sample.engines), "no paths of this machine"
+    turn = measured.turns[str(sample.turn)]
+    assert turn.peak_memory is not None
+    assert turn.peak_memory > 1 << 28, "the engine's processes count"
+
+
+@pytest.mark.timeout(900)
+def test_a_pair_is_planned_from_its_configurations_alone(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    bare = []
+    for folder in tiny_pair:
+        copy = tmp_path / folder.name
+        copy.mkdir()
+        for file in folder.glob("*.json"):
+            if "safetensors" not in file.name:
+                (copy / file.name).write_bytes(file.read_bytes())
+        for file in folder.glob("*.jinja"):
+            (copy / file.name).write_bytes(file.read_bytes())
+        bare.append(copy)
+    costs = tmp_path / "costs.json"
+    acceptance = ["--alpha", "0.7", "--token-alpha", "0.8", "--step-tokens", "20"]
+    plan = command((bare[0], bare[1]), "plan", "--dummy-weights", *acceptance, "--costs", str(costs), "--json")
+    process = subprocess.run(plan, capture_output=True, text=True, timeout=600, check=False)
+    assert process.returncode == 0, process.stderr
+    planned = json.loads(process.stdout)
+    assert {setting["mode"] for setting in planned["settings"]} == {"off", "sd", "lr", "lr+sd"}
+    assert planned["costs"]["dummy_weights"] is True
+    assert all(seconds > 0 for seconds in planned["costs"]["target"]["seconds"].values())
+    assert costs.is_file()
