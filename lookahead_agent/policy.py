@@ -219,7 +219,8 @@ PolicyLike = str | VerifierPolicy | Mapping[str, Any]
 def as_policy(policy: PolicyLike) -> VerifierPolicy:
     """Turn a name or fields into a policy.
 
-    A name may be followed by changes: "balanced:depth=8:width=2". The name of a verifier stands for a policy with its
+    A name may be followed by changes: "balanced:depth=8:width=2"; a pattern stands between slashes:
+    "balanced:delimiter=/\\n+/". The name of a verifier stands for a policy with its
     defaults: "judge:p_aligned=0.8".
 
     Raises:
@@ -246,11 +247,20 @@ def _named(text: str) -> VerifierPolicy:
         field, separator, value = change.partition("=")
         if not separator:
             raise PolicyError(f"{change!r} in {text!r} is not FIELD=VALUE")
-        try:
-            fields[field] = json.loads(value)
-        except json.JSONDecodeError:
-            fields[field] = value
+        fields[field] = _value(value)
     return _validated(fields | {"name": text})
+
+
+def _value(text: str) -> Any:
+    if len(text) > 2 and text.startswith("/") and text.endswith("/"):
+        try:
+            return re.compile(text[1:-1])
+        except re.error as error:
+            raise PolicyError(f"{text} is no pattern: {error}") from error
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:

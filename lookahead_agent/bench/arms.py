@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from lookahead_agent.bench.config import NODES, BenchConfig, ModeName, TaskConfig
+from lookahead_agent.bench.config import BASELINE, NODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
@@ -49,6 +49,11 @@ class Arm:
     def speculates_on_tokens(self) -> bool:
         """Whether tokens are guessed inside the target's steps."""
         return self.mode in ("sd", "lr+sd")
+
+    @property
+    def policy_of_call(self) -> str | None:
+        """The policy of every call, whatever the chat model has; None: the chat model's."""
+        return None if self.speculates_on_steps else "off"
 
     def policies(self, own: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         """The default policy and those of nodes.
@@ -125,7 +130,12 @@ def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead
     }
     if config.base_url is not None:
         fields["base_url"] = config.base_url
-    if arm.speculates_on_steps:
+    # Cores are divided, so that on a CPU `off` has an engine of its own. On a GPU it has the pair's: the policy here is
+    # one that loads the draft, and `policy_of_call` what counts.
+    shares_engines = arm.mode == BASELINE and not runs_on_cpu()
+    if shares_engines:
+        fields |= {"policy": "exact", "draft_model": config.draft_model}
+    if arm.speculates_on_steps or shares_engines:
         fields |= {
             "draft_url": config.draft_url,
             "judge_url": config.judge_url,
@@ -137,8 +147,8 @@ def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead
     if config.extra_device_for_draft and config.draft_url is None:
         if not runs_on_cpu():
             raise ConfigurationError("extra_device_for_draft needs draft_url: a server that runs on another GPU")
-        target, draft = share_cores(available_cores(), with_draft=True)
-        if not draft:
+        targets, drafts = share_cores(available_cores(), with_draft=True)
+        if len(available_cores()) < 2:
             raise ConfigurationError("extra_device_for_draft needs two cores at least")
-        fields["cores"] = binding(target), binding(draft)
+        fields["cores"] = binding(targets), binding(drafts)
     return ChatLookahead.model_validate(fields)

@@ -218,7 +218,7 @@ def _speedup_by_depth(predictions: Sequence[Prediction]) -> Figure:
     bound = next((depth for depth in depths if is_draft_bound(c, depth)), None)
     if bound is not None:
         axes.axvline(bound, color="#dddddd", linewidth=0.8)
-        axes.text(bound, axes.get_ylim()[1], " the draft is the limit", fontsize=7, va="top", color="#777777")
+        axes.text(bound, 0.02, " from here the draft is the limit", fontsize=7, va="bottom", color="#777777")
     at = [prediction.depth for prediction in ordered]
     axes.plot(
         at, [prediction.stages[-1][1] for prediction in ordered], "s:", color="#ff7f0e", label="simulated, all causes"

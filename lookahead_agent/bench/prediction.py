@@ -22,7 +22,7 @@ from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.simulation import Durations, simulate
 from lookahead_agent.theory import asynchronous_speedup, synchronous_speedup
 
-_REPLIES = 400
+_REPLIES = 200
 
 
 @dataclass(frozen=True)

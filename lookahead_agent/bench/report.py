@@ -63,7 +63,7 @@ class Report:
 
     def _write_markdown(self, file: Path) -> None:
         folder = file.with_suffix("")
-        parts = [f"{self.conditions()}\n"]
+        parts = [f"# Benchmark: {file.stem}\n", f"{self.conditions()}\n"]
         shown = pictures(self.results, self.arms, self.nodes, self.predictions)
         folder.mkdir(exist_ok=True)
         for task in self.tasks:

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import psutil
+from langchain_core.runnables import RunnableConfig
 
 from lookahead_agent import background
 from lookahead_agent.bench.answers import is_right
@@ -30,6 +31,7 @@ from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.policy import as_policy
+from lookahead_agent.policy_choice import POLICY_KEY
 from lookahead_agent.progress import Progress
 
 _WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
@@ -169,10 +171,13 @@ class Bench:
 
     def _sample(self, job: Job, llm: ChatLookahead, turn: str, engines: dict[str, Any]) -> Sample:
         recorder = CallRecorder(with_timeline=job.with_timeline)
+        config: RunnableConfig = {"callbacks": [recorder]}
+        if job.arm.policy_of_call is not None:
+            config["configurable"] = {POLICY_KEY: job.arm.policy_of_call}
         seed = self.config.seed + job.sample
         answer, problem = "", None
         try:
-            answer = do(job.task, llm, job.problem.question, seed, {"callbacks": [recorder]})
+            answer = do(job.task, llm, job.problem.question, seed, config)
         except EngineError:
             raise
         except Exception as error:  # a graph that fails is a result; the other samples go on

@@ -1,4 +1,4 @@
-"""The command line: `lookahead-agent ask | agent | compare | models`."""
+"""The command line: `lookahead-agent ask | agent | bench | plan | …`."""
 
 from lookahead_agent.cli.app import main
 

@@ -13,9 +13,8 @@ import httpx
 
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.servers import RemoteModel, Servers
-from lookahead_agent.engines.tokenizer import HFTokenizer, TextStream, Tokenizer
+from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
-from lookahead_agent.regions import ThinkingTags
 
 logger = logging.getLogger(__name__)
 
@@ -23,53 +22,6 @@ logger = logging.getLogger(__name__)
 _AFFINITY_TOKENS = 256
 _PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
 _DEFAULT_CONTEXT = 8192
-
-
-class _TextTokenizer:
-    """The tokenizer of a server that tells texts and not tokens: nobody may exchange token ids with it.
-
-    Args:
-        tokenizer: The model's.
-    """
-
-    def __init__(self, tokenizer: HFTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        return self._tokenizer.eos_ids
-
-    @property
-    def size(self) -> int:
-        return self._tokenizer.size
-
-    @property
-    def thinking(self) -> ThinkingTags | None:
-        return self._tokenizer.thinking
-
-    @property
-    def fingerprint(self) -> str:
-        return f"text-{id(self)}"
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids)
-
-    def stream(self, before: Sequence[int] = ()) -> TextStream:
-        return self._tokenizer.stream(before)
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **template_arguments: Any,
-    ) -> list[int]:
-        return self._tokenizer.chat_prompt(messages, tools, **template_arguments)
-
-    def follow_up(self, question: str) -> list[int]:
-        return self._tokenizer.follow_up(question)
 
 
 class OpenAIEngine:
@@ -184,7 +136,7 @@ class OpenAIEngine:
             if counted is not None and counted not in (len(ids), len(ids) + 1):
                 # It counts other tokens than the tokenizer here makes: ids would mean something else to it.
                 self._accepts_ids = False
-            self._tokenizer = _TextTokenizer(self._own_tokenizer)
+            self._tokenizer = self._own_tokenizer.exchanging_text()
         elif _without_first_token(theirs, ids) != ids:
             raise ConfigurationError(
                 f"the {self._role}'s server has another tokenizer than the one given here: name the tokenizer of "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -183,6 +185,12 @@ class HFTokenizer:
     def fingerprint(self) -> str:
         """Digest of the vocabulary."""
         return self._fingerprint
+
+    def exchanging_text(self) -> HFTokenizer:
+        """The same tokenizer of a server that tells texts and not tokens: nobody may exchange token ids with it."""
+        other = copy.copy(self)
+        other._fingerprint = f"text-{uuid.uuid4().hex}"
+        return other
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens around it."""

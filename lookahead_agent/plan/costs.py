@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
+BATCHES = (1, 2, 4, 8, 16)
 
 _PROMPT_TOKENS = 128
-_TOKENS = 24
+_TOKENS = 16
 _REPEATS = 3
 # Tokens of a prefill and of a batch that is not complete yet are no measure.
 _LEAVE_OUT = 4

@@ -323,6 +323,41 @@ def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monk
         chat_model(config, task, arms_of(task)[0])
 
 
+def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TaskConfig(modes=("off", "sd", "lr", "specreason"))
+
+    def runtimes(config: BenchConfig) -> dict[str, Any]:
+        return {arm.mode: chat_model(config, task, arm)._runtime for arm in arms_of(task)}
+
+    on_cpu = runtimes(BenchConfig())
+    assert on_cpu["lr"] is on_cpu["specreason"]
+    assert on_cpu["off"] is not on_cpu["lr"], "it has all cores"
+    monkeypatch.setattr("lookahead_agent.bench.arms.runs_on_cpu", lambda: False)
+    for config in (BenchConfig(), BenchConfig(model="Qwen/Qwen3-32B", draft_model="Qwen/Qwen3-1.7B")):
+        on_gpu = runtimes(config)
+        assert on_gpu["off"] is on_gpu["lr"]
+        assert on_gpu["sd"] is not on_gpu["lr"]
+
+
+def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) -> None:
+    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+        return scripted_chat("We think.\n\nAnswer: 14", policy="exact", policies={"sampler": "fast"}, streaming=True)
+
+    config = BenchConfig(
+        tasks=(
+            TaskConfig(limit=1, modes=("off", "sd")),
+            TaskConfig(task="self_consistency", limit=1, modes=("off", "lr")),
+        )
+    )
+    results = bench(config, tmp_path / "r.jsonl", make_model=make).run()
+    assert {(sample.task, sample.arm): sample.policies for sample in results.samples} == {
+        ("questions", "off"): ["off"],
+        ("questions", "sd"): ["off"],
+        ("self_consistency", "off"): ["off"],
+        ("self_consistency", "lr"): ["fast"],
+    }
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

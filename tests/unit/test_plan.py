@@ -138,7 +138,7 @@ def test_slow_verdicts_cost_speed() -> None:
     assert slow < quick
 
 
-@pytest.mark.parametrize("token_alpha", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("token_alpha", [0.0, 0.7])
 def test_more_tokens_that_are_accepted_are_never_slower(token_alpha: float) -> None:
     less, more = (
         {setting.mode: setting.speedup for setting in plan(FREE, Acceptance(0.0, accepted))}

@@ -90,7 +90,15 @@ def test_a_name_with_changes() -> None:
     assert policy.similarity == POLICIES["balanced"].similarity
     assert as_policy("judge:p_aligned=0.9").verifier == "judge"
     assert as_policy("score").draft_first
-    for wrong in ("balanced:depth", "balanced:depth=17", "balanced:strictness=1", "off:depth=2"):
+    assert as_policy(r"balanced:delimiter=/\n+/").delimiter == re.compile(r"\n+")
+    for wrong in (
+        "balanced:delimiter=/(/",
+        "balanced:delimiter=/x?/",
+        "balanced:depth",
+        "balanced:depth=17",
+        "balanced:strictness=1",
+        "off:depth=2",
+    ):
         with pytest.raises(PolicyError):
             as_policy(wrong)
 

@@ -15,6 +15,7 @@ from lookahead_agent.engines.servers import RemoteModel, Replicas, Servers
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
+from lookahead_agent.tool_parsers import HermesToolParser, choose_tool_parser
 from lookahead_agent.verifiers import ExactVerifier
 from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
@@ -107,6 +108,15 @@ async def test_a_server_that_refuses_what_it_does_not_know(tokenizer: HFTokenize
     engine = OpenAIEngine(RemoteModel(("http://one/v1",), "model"), tokenizer, transport=Fleet(one=strict))
     await engine.connect()
     assert await text(engine) == REPLY
+
+
+async def test_behind_such_a_server_a_tool_parser_is_not_ignored(tokenizer: HFTokenizer) -> None:
+    engine = engine_on({"one": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)
+    await engine.connect()
+    assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "nobody exchanges token ids with it"
+    assert isinstance(choose_tool_parser(None, engine.tokenizer), HermesToolParser)
+    with pytest.raises(ConfigurationError, match="no_such_parser"):
+        choose_tool_parser("no_such_parser", engine.tokenizer)
 
 
 async def test_steps_are_exchanged_as_text_with_such_a_draft(tokenizer: HFTokenizer) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +165,13 @@ def test_the_best_split_is_the_best_of_all(parallel: int) -> None:
     assert speedup == max(every)
     with pytest.raises(ConfigurationError, match="at least 1"):
         best_split(0.6, 0.15, 0.7, 0.1, 0)
+
+
+def test_the_table_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    cells = re.findall(r"(\d+) × (\d+): ([\d.]+)", text)
+    rates = [0.2, 0.4, 0.6, 0.8, 0.9]
+    splits = [best_split(alpha, 0.1, token_alpha, 0.05, 16) for alpha in rates for token_alpha in rates]
+    assert [(int(steps), int(tokens), float(speedup)) for steps, tokens, speedup in cells] == [
+        (steps, tokens, round(speedup, 2)) for steps, tokens, speedup in splits
+    ]

@@ -1,0 +1,80 @@
+"""Every command in the README and the docs runs as it is written, on a model that follows a script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from lookahead_agent.cli import options
+from lookahead_agent.cli import plan as plan_command
+from lookahead_agent.plan.planner import Acceptance
+from lookahead_agent.testing import scripted_chat
+from tests.unit.test_cli import run
+from tests.unit.test_examples import reply_to
+from tests.unit.test_plan import SMALL
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def lines(program: str) -> list[str]:
+    """Commands that stand in indented blocks, with those of their lines that a backslash joins."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        found += re.findall(rf"^    ({program} .*)$", text, re.MULTILINE)
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture(autouse=True)
+def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def chat(**fields: Any) -> Any:
+        return scripted_chat(reply_to, **fields)
+
+    class Scripted:
+        model_validate = staticmethod(lambda fields: scripted_chat(reply_to, **fields))
+
+    monkeypatch.setattr(options, "ChatLookahead", chat)
+    monkeypatch.setattr("lookahead_agent.bench.arms.ChatLookahead", Scripted)
+    monkeypatch.setattr(plan_command, "measure_machine", lambda *_, **__: SMALL)
+    monkeypatch.setattr(plan_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    problem = '{"id": "a", "question": "How many?", "answer": "36"}\n'
+    (tmp_path / "problems.jsonl").write_text(problem)
+
+
+@pytest.mark.parametrize("line", lines("lookahead-agent"))
+def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _, *arguments = shlex.split(line, comments=True)
+    if arguments[:2] in (["bench", "report"], ["bench", "compare"]):
+        Path("results").mkdir()
+        for name in ("agents", "before", "after"):
+            shutil.copy(ROOT / "docs" / "measurements" / "templates-own-6.jsonl", f"results/{name}.jsonl")
+    if arguments[0] == "serve":
+        arguments += ["--port", "0"]  # the documented one may be taken
+    if arguments[0] == "bench" and arguments[1].startswith("--") and "--dataset" not in arguments:
+        arguments += ["--limit", "1"]  # of the 60 problems that ship
+    assert run(*arguments, monkeypatch=monkeypatch) == 0, capsys.readouterr().err
+
+
+def test_the_documented_targets_of_make_exist() -> None:
+    targets = {shlex.split(line, comments=True)[1] for line in lines("make")}
+    assert targets >= {"run", "test", "bench"}
+    for target in targets:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_reports_that_are_shown_can_be_made_again() -> None:
+    """Pictures that pages show are there."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} names {target}"
