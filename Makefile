@@ -49,8 +49,7 @@ models: $(INSTALLED) ## Get the default models
 	@$(FETCH) > /dev/null
 
 programs: ## Get what tests need besides Python: a headless browser and PostgreSQL
-	@.ci/browser.sh
-	@.ci/postgres.sh
+	@.ci/programs.sh
 
 install: $(INSTALLED) ## Install into .venv
 

@@ -17,6 +17,11 @@ LookaheadError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class LookaheadError(Exception):
     """Base class of all errors of this library."""
@@ -68,3 +73,11 @@ class EngineError(LookaheadError):
 
 class EngineStartError(EngineError):
     """An engine could not be started."""
+
+
+def in_words(error: ValidationError) -> str:
+    """What pydantic found wrong, in one line: each field with what is wrong about it."""
+    return "; ".join(
+        ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]
+        for problem in error.errors()
+    )

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
+
+
+def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
+    """The replies of a `ChatLookahead` among those that a callback is told of, each with what its metadata reports."""
+    for generations in response.generations:
+        for generation in generations:
+            message = generation.message if isinstance(generation, ChatGeneration) else None
+            if isinstance(message, AIMessage) and "lookahead" in message.response_metadata:
+                yield message, message.response_metadata["lookahead"]
 
 
 class NodeFigures(BaseCallbackHandler):
@@ -21,15 +31,10 @@ class NodeFigures(BaseCallbackHandler):
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Add one reply."""
-        for generations in response.generations:
-            for generation in generations:
-                if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
-                    self._add(generation.message)
+        for message, reported in replies(response):
+            self._add(message, reported)
 
-    def _add(self, message: AIMessage) -> None:
-        reported = message.response_metadata.get("lookahead")
-        if reported is None:
-            return
+    def _add(self, message: AIMessage, reported: Mapping[str, Any]) -> None:
         node = self._nodes.setdefault(
             reported["node"],
             {

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from lookahead_agent.errors import ConfigurationError, PolicyError
+from lookahead_agent.errors import ConfigurationError, PolicyError, in_words
 from lookahead_agent.verifiers.judge import check_prompt
 
 VerifierName = Literal["off", "exact", "embedding", "judge", "cascade", "score", "likelihood", "random"]
@@ -267,8 +267,4 @@ def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
     try:
         return VerifierPolicy.model_validate(fields)
     except ValidationError as error:
-        problems = "; ".join(
-            ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]
-            for problem in error.errors()
-        )
-        raise PolicyError(f"this is not a policy: {problems}") from error
+        raise PolicyError(f"this is not a policy: {in_words(error)}") from error

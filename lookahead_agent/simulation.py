@@ -24,6 +24,14 @@ from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.tree import Source
 from lookahead_agent.step import Step, StepEnd
 
+Draw = Callable[[random.Random], float]
+"""Draws how long something takes."""
+
+
+def always(time: float) -> Draw:
+    """The same time, whatever is drawn."""
+    return lambda _: time
+
 
 @dataclass(frozen=True)
 class Durations:
@@ -37,9 +45,9 @@ class Durations:
             from moment to moment, as the number changes.
     """
 
-    target: Callable[[random.Random], float] = lambda _: 1.0
-    draft: Callable[[random.Random], float] = lambda _: 0.25
-    verifier: Callable[[random.Random], float] = lambda _: 0.0
+    target: Draw = lambda _: 1.0
+    draft: Draw = lambda _: 0.25
+    verifier: Draw = lambda _: 0.0
     slowdown: Callable[[int], float] = lambda _: 1.0
 
 
@@ -103,7 +111,7 @@ class _World:
     def _step(self, position: int, token: int = 0) -> Step:
         return Step((token,), "step", StepEnd.EOS if position + 1 >= self.steps else StepEnd.DELIMITER)
 
-    def _after(self, duration: Callable[[random.Random], float], event: Event) -> None:
+    def _after(self, duration: Draw, event: Event) -> None:
         heapq.heappush(self._agenda, (self.now + duration(self.randomly), next(self._order), event))
 
     def next_event(self) -> Event:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.problems import OWN
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, in_words
 from lookahead_agent.models import DEFAULT_SET
 
 ModeName = Literal["off", "sd", "lr", "lr+sd", "specreason", "random"]
@@ -68,6 +68,10 @@ class TaskConfig(BaseModel):
     samples: int = Field(1, ge=1)
     concurrency: int = Field(1, ge=1)
     max_tokens: int = Field(512, ge=1)
+
+    def asked(self, question: str) -> str:
+        """What the model is asked for a problem."""
+        return f"{question}\n\n{self.prompt}" if self.prompt else question
 
     @field_validator("modes")
     @classmethod
@@ -190,8 +194,4 @@ def make_config(fields: dict[str, Any]) -> BenchConfig:
     try:
         return BenchConfig.model_validate(fields)
     except ValidationError as error:
-        problems = "; ".join(
-            ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]
-            for problem in error.errors()
-        )
-        raise ConfigurationError(f"this is no benchmark: {problems}") from error
+        raise ConfigurationError(f"this is no benchmark: {in_words(error)}") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lookahead_agent.bench.samples import Results, Sample
+from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
 from lookahead_agent.bench.statistics import Estimate, difference, estimate, median_ratio
-from lookahead_agent.bench.summary import by_arm, pairs
+from lookahead_agent.bench.summary import by_arm, pairs, right_difference
 from lookahead_agent.errors import ConfigurationError
 
 
@@ -62,17 +62,14 @@ def changes(first: Results, second: Results) -> list[Change]:
 
 
 def _change(key: tuple[str, str], both: Sequence[tuple[Sample, Sample]]) -> Change:
-    checked = [(new.right, old.right) for new, old in both if new.right is not None and old.right is not None]
     return Change(
         *key,
         len(both),
         estimate(median_ratio, [old.seconds for _, old in both], [new.seconds for new, _ in both]),
-        estimate(difference, [float(new) for new, _ in checked], [float(old) for _, old in checked])
-        if checked
-        else None,
-        estimate(difference, [_acceptance(new) for new, _ in both], [_acceptance(old) for _, old in both]),
+        right_difference(both),
+        estimate(
+            difference,
+            [acceptance_rate(new.calls) for new, _ in both],
+            [acceptance_rate(old.calls) for _, old in both],
+        ),
     )
-
-
-def _acceptance(sample: Sample) -> float:
-    return sum(call.accepted for call in sample.calls) / max(sum(call.steps for call in sample.calls), 1)

@@ -12,6 +12,7 @@ from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.theory import asynchronous_speedup, is_draft_bound
+from lookahead_agent.trace import LANES, lane_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,49 +38,57 @@ _FATES = {
     "aborted": "#f0a0a0",
     "judged": "#9467bd",
 }
-_LANES = ("draft", "target", "verifier")
 _MOST_DEPTH = 16
 
 
 def pictures(
-    results: Results, arms: Sequence[ArmSummary], nodes: Sequence[NodeSummary], predictions: Sequence[Prediction]
+    task: str,
+    results: Results,
+    arms: Sequence[ArmSummary],
+    nodes: Sequence[NodeSummary],
+    predictions: Sequence[Prediction],
 ) -> dict[str, tuple[str, Figure]]:
-    """All pictures for which there are results: by file name, the caption and the figure.
+    """All pictures of a task for which there are results: by file name, the caption and the figure.
+
+    Args:
+        task: Name of the task.
+        results: What was measured, for all tasks, as of the next three.
+        arms: Summary of each way of doing a task.
+        nodes: Summary of each node.
+        predictions: What theory says.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
     """
     made: dict[str, tuple[str, Figure]] = {}
-    for task in dict.fromkeys(arm.task for arm in arms):
-        of_task = [arm for arm in arms if arm.task == task]
-        if any(arm.speedup and arm.right for arm in of_task):
-            made[f"{task}-speedup-accuracy"] = (
-                f"{task}: speed against right answers, with 95 % intervals; up and to the right is better",
-                _speedup_against_accuracy(of_task),
-            )
-        if any(arm.acceptance for arm in of_task):
-            made[f"{task}-acceptance"] = (
-                f"{task}: share of steps that the draft wrote; where similarities decided, also by threshold",
-                _acceptance(of_task, results),
-            )
-        of_nodes = [node for node in nodes if node.task == task]
-        if of_nodes:
-            made[f"{task}-nodes"] = (f"{task}: seconds in the calls of each node", _latency_per_node(of_nodes))
-        of_depth = [prediction for prediction in predictions if prediction.task == task]
-        if len({prediction.depth for prediction in of_depth}) > 1:
-            made[f"{task}-depth"] = (f"{task}: speed by depth, measured and in theory", _speedup_by_depth(of_depth))
-        if of_depth:
-            made[f"{task}-prediction"] = (
-                f"{task}: what theory predicts as one measured cause after another is let in, and what was measured",
-                _predicted(of_depth),
-            )
-    timelines = [sample for sample in results.samples if sample.timeline]
-    for task in dict.fromkeys(sample.task for sample in timelines):
-        shown = [sample for sample in timelines if sample.task == task]
-        shown = [sample for sample in shown if sample.problem == shown[0].problem]
+    arms = [arm for arm in arms if arm.task == task]
+    if any(arm.speedup and arm.right for arm in arms):
+        made[f"{task}-speedup-accuracy"] = (
+            f"{task}: speed against right answers, with 95 % intervals; up and to the right is better",
+            _speedup_against_accuracy(arms),
+        )
+    if any(arm.acceptance for arm in arms):
+        made[f"{task}-acceptance"] = (
+            f"{task}: share of steps that the draft wrote; where similarities decided, also by threshold",
+            _acceptance(arms, results),
+        )
+    nodes = [node for node in nodes if node.task == task]
+    if nodes:
+        made[f"{task}-nodes"] = (f"{task}: seconds in the calls of each node", _latency_per_node(nodes))
+    predictions = [prediction for prediction in predictions if prediction.task == task]
+    if len({prediction.depth for prediction in predictions}) > 1:
+        made[f"{task}-depth"] = (f"{task}: speed by depth, measured and in theory", _speedup_by_depth(predictions))
+    if predictions:
+        made[f"{task}-prediction"] = (
+            f"{task}: what theory predicts as one measured cause after another is let in, and what was measured",
+            _predicted(predictions),
+        )
+    timelines = [sample for sample in results.samples if sample.task == task and sample.timeline]
+    if timelines:
+        problem = timelines[0].problem
         made[f"{task}-timeline"] = (
-            f"{task}: every step of the problem {shown[0].problem}; lanes from below: draft, target, verifier",
-            _timelines(shown),
+            f"{task}: every step of the problem {problem}; lanes from below: draft, target, verifier",
+            _timelines([sample for sample in timelines if sample.problem == problem]),
         )
     return made
 
@@ -260,9 +269,8 @@ def _timelines(samples: Sequence[Sample]) -> Figure:
         for entry in sample.timeline or ():
             if entry["kind"] not in _FATES:
                 continue
-            lane = "verifier" if entry["kind"] == "judged" else entry["source"]
             axes.barh(
-                _LANES.index(lane),
+                LANES.index(lane_of(entry)),
                 entry["ended"] - entry["started"],
                 left=entry["started"],
                 height=0.8,
@@ -271,7 +279,7 @@ def _timelines(samples: Sequence[Sample]) -> Figure:
                 linewidth=0.6,
             )
         axes.set_xlim(0, longest * 1.02)
-        axes.set_ylim(-0.6, len(_LANES) - 0.4)
+        axes.set_ylim(-0.6, len(LANES) - 0.4)
         axes.set_yticks([])
         axes.set_ylabel(sample.arm, rotation=0, ha="right", va="center", fontsize=8)
         axes.spines[["top", "right", "left"]].set_visible(False)

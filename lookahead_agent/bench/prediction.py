@@ -9,17 +9,16 @@ acceptances that come in runs.
 
 from __future__ import annotations
 
-import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lookahead_agent.bench.config import BASELINE
-from lookahead_agent.bench.samples import CallRecord, Results, Sample
+from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
 from lookahead_agent.bench.statistics import mean
 from lookahead_agent.bench.summary import by_arm, pairs
-from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.simulation import Durations, simulate
+from lookahead_agent.policy import as_policy
+from lookahead_agent.simulation import Draw, Durations, always, simulate
 from lookahead_agent.theory import asynchronous_speedup, synchronous_speedup
 
 _REPLIES = 200
@@ -68,17 +67,16 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
     draft = [seconds for call in calls for seconds in call.times.draft]
     target = [seconds for call in calls for seconds in call.times.target]
     verdicts = [seconds for call in calls for seconds in call.times.verifier]
-    steps = sum(call.steps for call in calls)
-    if not (alone and draft and target and steps):
+    if not (alone and draft and target):
         return None
-    policy = _policy(calls)
-    alpha = sum(call.accepted for call in calls) / steps
+    policy = as_policy(calls[0].policy)
+    alpha = acceptance_rate(calls)
     c = mean(draft) / mean(alone)
     length = max(1, round(statistics.median(call.steps for call in calls)))
     formula = synchronous_speedup if policy.synchronous else asynchronous_speedup
     slow_target, verdict = mean(target), mean(verdicts)
 
-    def simulated(draft: _Draw, target: _Draw, verifier: _Draw) -> float:
+    def simulated(draft: Draw, target: Draw, verifier: Draw) -> float:
         durations = Durations(target, draft, verifier)
         replies = [
             simulate(
@@ -97,9 +95,9 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
 
     stages = (
         ("formula", formula(alpha, min(c, 1.0), policy.depth)),
-        ("replies of their length", simulated(_always(mean(draft)), _always(mean(alone)), _always(0.0))),
-        ("fewer cores and batches", simulated(_always(mean(draft)), _always(slow_target), _always(0.0))),
-        ("time of verdicts", simulated(_always(mean(draft)), _always(slow_target), _always(verdict))),
+        ("replies of their length", simulated(always(mean(draft)), always(mean(alone)), always(0.0))),
+        ("fewer cores and batches", simulated(always(mean(draft)), always(slow_target), always(0.0))),
+        ("time of verdicts", simulated(always(mean(draft)), always(slow_target), always(verdict))),
         ("spread of steps", simulated(_any_of(draft), _any_of(target), _any_of(verdicts or [0.0]))),
     )
     ratios = [mine.tokens_per_second / other.tokens_per_second for mine, other in pairs(samples, base)]
@@ -108,16 +106,5 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
     return Prediction(task, arm, policy.depth, alpha, c, stages, statistics.median(ratios))
 
 
-_Draw = Callable[[random.Random], float]
-
-
-def _always(seconds: float) -> _Draw:
-    return lambda _: seconds
-
-
-def _any_of(seconds: Sequence[float]) -> _Draw:
+def _any_of(seconds: Sequence[float]) -> Draw:
     return lambda randomly: randomly.choice(seconds)
-
-
-def _policy(calls: Sequence[CallRecord]) -> VerifierPolicy:
-    return as_policy(calls[0].policy)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import LLMResult
 
 from lookahead_agent.bench.samples import CallRecord, StepTimes
+from lookahead_agent.figures import replies
 from lookahead_agent.step_callbacks import STEP_EVENT
 
 _TEXT_IN_TIMELINE = 200
@@ -60,15 +62,11 @@ class CallRecorder(BaseCallbackHandler):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Complete the call."""
         ended = time.monotonic()
-        for generations in response.generations:
-            for generation in generations:
-                message = generation.message if isinstance(generation, ChatGeneration) else None
-                if isinstance(message, AIMessage) and "lookahead" in message.response_metadata:
-                    with self._lock:
-                        self._add(message, run_id, ended)
+        for message, figures in replies(response):
+            with self._lock:
+                self._add(message, figures, run_id, ended)
 
-    def _add(self, message: AIMessage, run_id: UUID, ended: float) -> None:
-        figures = message.response_metadata["lookahead"]
+    def _add(self, message: AIMessage, figures: Mapping[str, Any], run_id: UUID, ended: float) -> None:
         started = self._started.pop(run_id, ended - figures["seconds"]["total"])
         first = self._first.pop(run_id, None)
         events = self._steps.pop(figures["call"], [])

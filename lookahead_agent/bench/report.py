@@ -8,7 +8,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lookahead_agent.bench.plots import as_svg, pictures
 from lookahead_agent.bench.prediction import Prediction, predict
@@ -16,6 +16,9 @@ from lookahead_agent.bench.samples import Results
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
@@ -64,30 +67,31 @@ class Report:
     def _write_markdown(self, file: Path) -> None:
         folder = file.with_suffix("")
         parts = [f"# Benchmark: {file.stem}\n", f"{self.conditions()}\n"]
-        shown = pictures(self.results, self.arms, self.nodes, self.predictions)
         folder.mkdir(exist_ok=True)
         for task in self.tasks:
             parts.append(f"## {task}\n")
             parts += [_markdown(table) for table in self.tables(task)]
-            for name, (caption, figure) in shown.items():
-                if name.startswith(f"{task}-"):
-                    (folder / f"{name}.svg").write_text(as_svg(figure), encoding="utf-8")
-                    parts.append(f"![{caption}]({folder.name}/{name}.svg)\n\n*{caption}.*\n")
+            for name, (caption, figure) in self._pictures(task).items():
+                (folder / f"{name}.svg").write_text(as_svg(figure), encoding="utf-8")
+                parts.append(f"![{caption}]({folder.name}/{name}.svg)\n\n*{caption}.*\n")
         file.write_text("\n".join(parts), encoding="utf-8")
 
     def _write_csv(self, file: Path) -> None:
         file.write_text(as_csv(self.arms), encoding="utf-8")
 
     def _write_html(self, file: Path) -> None:
-        shown = pictures(self.results, self.arms, self.nodes, self.predictions)
         parts = [f"<p>{html.escape(self.conditions())}</p>"]
         for task in self.tasks:
             parts.append(f"<h2>{html.escape(task)}</h2>")
             parts += [_html(table) for table in self.tables(task)]
-            for name, (caption, figure) in shown.items():
-                if name.startswith(f"{task}-"):
-                    parts.append(f"<figure>{as_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>")
+            parts += [
+                f"<figure>{as_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+                for caption, figure in self._pictures(task).values()
+            ]
         file.write_text(_PAGE.replace("{{body}}", "\n".join(parts)), encoding="utf-8")
+
+    def _pictures(self, task: str) -> dict[str, tuple[str, Figure]]:
+        return pictures(task, self.results, self.arms, self.nodes, self.predictions)
 
     def tables(self, task: str) -> list[Table]:
         """The tables of a task: its arms, its nodes, its predictions, those of them that there are."""
@@ -185,10 +189,8 @@ def _flat(arm: ArmSummary) -> dict[str, Any]:
     for field in fields(arm):
         value = getattr(arm, field.name)
         if field.name in ("right", "right_difference", "speedup", "rate_ratio"):
-            value = value or Estimate(float("nan"))
-            known = value.value == value.value
-            row[field.name] = value.value if known else None
-            row[f"{field.name}_low"], row[f"{field.name}_high"] = value.low, value.high
+            row[field.name] = value and value.value
+            row[f"{field.name}_low"], row[f"{field.name}_high"] = value and value.low, value and value.high
         else:
             row[field.name] = value
     return row
@@ -199,23 +201,15 @@ def _table(columns: dict[str, list[str]]) -> Table:
 
 
 def _share(value: Estimate | None) -> str:
-    if value is None:
-        return ""
-    return f"{value.value:.0%}{_interval(value, lambda end: f'{100 * end:.0f}')}"
+    return "" if value is None else value.shown("{:.0%}".format, lambda end: f"{100 * end:.0f}")
 
 
 def _points(value: Estimate | None) -> str:
-    if value is None:
-        return ""
-    return f"{100 * value.value:+.0f}{_interval(value, lambda end: f'{100 * end:+.0f}')}"
+    return "" if value is None else value.shown(lambda share: f"{100 * share:+.0f}")
 
 
 def _times(value: Estimate | None) -> str:
-    return "" if value is None else f"{value.value:.2f}{_interval(value, lambda end: f'{end:.2f}')}"
-
-
-def _interval(value: Estimate, form: Any) -> str:
-    return "" if value.low is None or value.high is None else f" ({form(value.low)} to {form(value.high)})"
+    return "" if value is None else value.shown("{:.2f}".format)
 
 
 def _number(value: float | None) -> str:

@@ -89,12 +89,15 @@ class Bench:
         self.config = config
         self.out = RowFile(out)
         blocks = config.blocks or (MODES,)
+        parts = [(task, arms_of(task), _problems(task)) for task in config.tasks]
         self._turns = [
-            turn for block, modes in enumerate(blocks) for task in config.tasks for turn in _turns(task, block, modes)
+            turn for block, modes in enumerate(blocks) for part in parts for turn in _turns(*part, block, modes)
         ]
+        self._settings = {task.name: _settings(config, task) for task in config.tasks}
         self._check_settings()
         self._models: dict[tuple[TaskConfig, Arm], ChatLookahead] = {}
         self._running: set[tuple[TaskConfig, Arm]] = set()
+        self._energy, self._gpus = energy_counter(), gpu_load()
         for job in itertools.chain.from_iterable(self._turns):
             if (job.task, job.arm) not in self._models:
                 self._models[job.task, job.arm] = make_model(config, job.task, job.arm)
@@ -136,14 +139,13 @@ class Bench:
         return self.results()
 
     def _check_settings(self) -> None:
-        fixed = {task.name: _settings(self.config, task) for task in self.config.tasks}
         problems = {(job.task.name, job.problem.id): job.problem for turn in self._turns for job in turn}
         for sample in self.results().samples:
-            if sample.task not in fixed:
+            if sample.task not in self._settings:
                 continue
             problem = problems.get((sample.task, sample.problem))
             same_problem = problem is None or problem.fingerprint == sample.problem_fingerprint
-            if sample.settings != fixed[sample.task] or not same_problem:
+            if sample.settings != self._settings[sample.task] or not same_problem:
                 raise ConfigurationError(f"{self.out.path} has results of other settings: choose another file")
 
     def _run_only(self, needed: set[tuple[TaskConfig, Arm]], progress: Progress | None) -> None:
@@ -162,7 +164,7 @@ class Bench:
         llm = self._models[turn[0].task, turn[0].arm]
         name = uuid.uuid4().hex
         engines, processes = background.run(_engines(llm))
-        with TurnMeter(name, processes, energy_counter(), gpu_load()) as meter:
+        with TurnMeter(name, processes, self._energy, self._gpus) as meter:
             for sample in _at_once([partial(self._sample, job, llm, name, engines) for job in turn]):
                 self.out.append(sample.model_dump(mode="json"))
                 on_sample(sample)
@@ -204,7 +206,7 @@ class Bench:
             calls=recorder.calls,
             turn=turn,
             timeline=recorder.timeline,
-            settings=_settings(self.config, job.task),
+            settings=self._settings[job.task.name],
             engines=engines,
             environment=environment(),
         )
@@ -238,7 +240,7 @@ class Bench:
             at = first_difference(mine, others)
             assert at is not None
             question = next(job.problem.question for turn in self._turns for job in turn if job.key == sample.key)
-            gap = gap_in_nats(model, f"{question}\n\n{task.prompt}" if task.prompt else question, mine, others)
+            gap = gap_in_nats(model, task.asked(question), mine, others)
             tie = Tie(task=sample.task, arm=sample.arm, problem=sample.problem, at=at, gap=gap if gap < 1e9 else None)
             self.out.append(tie.model_dump(mode="json"))
 
@@ -265,13 +267,18 @@ def _at_once(work: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
         yield result
 
 
-def _turns(task: TaskConfig, block: int, modes: Sequence[ModeName]) -> list[Turn]:
+def _problems(task: TaskConfig) -> list[Problem]:
+    return read_problems(dataset_file(task.dataset), task.limit, task.skip)
+
+
+def _turns(
+    task: TaskConfig, all_arms: Sequence[Arm], problems: Sequence[Problem], block: int, modes: Sequence[ModeName]
+) -> list[Turn]:
     """All turns of a task in these modes.
 
     Which way begins changes from group to group, so that none always has the warmer cache.
     """
-    problems = read_problems(dataset_file(task.dataset), task.limit, task.skip)
-    arms = [arm for arm in arms_of(task) if arm.mode in (BASELINE, *modes)]
+    arms = [arm for arm in all_arms if arm.mode in (BASELINE, *modes)]
     if len(arms) == 1 and block > 0:
         return []  # the baseline has nothing to be compared with
     asked = [(problem, sample) for problem in problems for sample in range(task.samples)]

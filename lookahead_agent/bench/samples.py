@@ -6,7 +6,7 @@ benchmark: a problem, done in one way, with every call that it took.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -210,6 +210,11 @@ class Results:
     samples: list[Sample] = field(default_factory=list)
     turns: dict[str, TurnRecord] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
+
+
+def acceptance_rate(calls: Sequence[CallRecord]) -> float:
+    """Share of the steps of these calls that the draft wrote; 0 of nothing."""
+    return sum(call.accepted for call in calls) / max(sum(call.steps for call in calls), 1)
 
 
 def read_results(rows: Iterable[Mapping[str, Any]]) -> Results:

@@ -31,6 +31,18 @@ class Estimate:
         """Whether the interval is known and the value lies outside of it."""
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
+    def shown(self, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
+        """As people read it: "0.49 (0.43 to 0.53)".
+
+        Args:
+            form: Of the figure.
+            ends: Of the interval's ends; None: as the figure.
+        """
+        if self.low is None or self.high is None:
+            return form(self.value)
+        ends = ends or form
+        return f"{form(self.value)} ({ends(self.low)} to {ends(self.high)})"
+
 
 def estimate(statistic: Callable[..., float], *columns: Sequence[float]) -> Estimate:
     """A figure of samples, with a bootstrap interval that resamples whole rows, so that pairs stay pairs.

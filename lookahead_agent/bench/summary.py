@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lookahead_agent.bench.config import BASELINE
-from lookahead_agent.bench.samples import CallRecord, Results, Sample, TurnRecord
+from lookahead_agent.bench.samples import CallRecord, Results, Sample, TurnRecord, acceptance_rate
 from lookahead_agent.bench.statistics import Estimate, difference, estimate, mean, median_ratio, quantile
 
 
@@ -137,7 +137,6 @@ def nodes(results: Results) -> list[NodeSummary]:
         if set(calls) <= {None}:
             continue
         for node, made in calls.items():
-            steps = sum(call.steps for call in made)
             found.append(
                 NodeSummary(
                     task,
@@ -147,8 +146,8 @@ def nodes(results: Results) -> list[NodeSummary]:
                     len(made) / len(samples),
                     sum(call.seconds for call in made) / len(samples),
                     sum(call.output_tokens for call in made) / len(samples),
-                    steps,
-                    sum(call.accepted for call in made) / max(steps, 1),
+                    sum(call.steps for call in made),
+                    acceptance_rate(made),
                     any(sum(call.tokens.get("draft", {}).values()) for call in made),
                 )
             )
@@ -160,7 +159,6 @@ def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[s
     finished = [sample for sample in samples if sample.error is None] or list(samples)
     calls = [call for sample in finished for call in sample.calls]
     output = max(sum(call.output_tokens for call in calls), 1)
-    steps = sum(call.steps for call in calls)
     verdicts = sum(call.verifier_calls for call in calls)
     gaps = [
         later - earlier
@@ -177,7 +175,7 @@ def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[s
         samples=len(samples),
         errors=sum(sample.error is not None for sample in samples),
         right=_right(samples),
-        right_difference=_right_difference(paired),
+        right_difference=right_difference(paired),
         speedup=_ratio(paired, lambda sample: sample.seconds, inverse=True),
         rate_ratio=_ratio(paired, lambda sample: sample.tokens_per_second, inverse=False),
         seconds=statistics.median(sample.seconds for sample in finished),
@@ -186,7 +184,7 @@ def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[s
         first_token=statistics.median(firsts) if firsts else None,
         step_gap=quantile(gaps, 0.5),
         step_gap_p90=quantile(gaps, 0.9),
-        acceptance=sum(call.accepted for call in calls) / max(steps, 1),
+        acceptance=acceptance_rate(calls),
         wasted_target=_wasted(calls, "target") / output,
         wasted_draft=_wasted(calls, "draft") / output,
         judge_share=sum(call.judge_calls for call in calls) / max(verdicts, 1),
@@ -205,7 +203,8 @@ def _right(samples: Sequence[Sample]) -> Estimate | None:
     return estimate(mean, checked) if checked else None
 
 
-def _right_difference(paired: Sequence[tuple[Sample, Sample]]) -> Estimate | None:
+def right_difference(paired: Sequence[tuple[Sample, Sample]]) -> Estimate | None:
+    """Right answers of the first of each pair minus the second's, as a share; None: nothing to check."""
     checked = [(mine.right, base.right) for mine, base in paired if mine.right is not None and base.right is not None]
     if not checked:
         return None

@@ -28,8 +28,7 @@ def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: R
         seed: Of the sampling.
         config: With the callbacks that measure.
     """
-    if task.prompt:
-        question = f"{question}\n\n{task.prompt}"
+    question = task.asked(question)
     if task.task == "questions":
         return ask(llm, question, seed, config)
     changes: dict[str, Any] = {"seed": seed}

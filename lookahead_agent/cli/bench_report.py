@@ -13,7 +13,6 @@ from lookahead_agent.bench.difference import changes
 from lookahead_agent.bench.report import Report, Table
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, read_results
-from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.errors import ConfigurationError
 
 _WIDE = 240
@@ -50,9 +49,9 @@ def compare(
             change.task,
             change.arm,
             str(change.samples),
-            _interval(change.speed, "{:.2f}"),
-            _interval(change.right, "{:+.2f}"),
-            _interval(change.acceptance, "{:+.2f}"),
+            change.speed.shown("{:.2f}".format),
+            change.right.shown("{:+.2f}".format) if change.right else "",
+            change.acceptance.shown("{:+.2f}".format),
             ", ".join(change.verdicts()) or "within the noise",
         )
     _console().print(table)
@@ -98,11 +97,3 @@ def _rich(table: Table) -> RichTable:
 
 def _console() -> Console:
     return Console(width=None if Console().is_terminal else _WIDE)
-
-
-def _interval(value: Estimate | None, form: str) -> str:
-    if value is None:
-        return ""
-    if value.low is None or value.high is None:
-        return form.format(value.value)
-    return f"{form.format(value.value)} ({form.format(value.low)} to {form.format(value.high)})"

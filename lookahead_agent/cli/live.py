@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from lookahead_agent.trace import Bar, Call, TraceRecorder, timeline
+from lookahead_agent.trace import LANES, Bar, Call, TraceRecorder, timeline
 
 # The page's colours, as near as terminals have them.
 _STYLES = {
@@ -20,7 +20,6 @@ _STYLES = {
     "aborted": "bright_black",
     "judged": "yellow",
 }
-_LANES = ("draft", "target", "verifier")
 _LABEL = 10
 
 
@@ -45,7 +44,7 @@ def lanes(call: Call, width: int) -> Text:
     accepted = f", {call.figures['accepted']} of {call.figures['steps']} steps accepted" if call.figures else "…"
     text.append(f"  {call.policy}  {call.end - call.start:.1f} s{accepted}\n", style="bright_black")
     cells = max(10, width - _LABEL)
-    for lane in _LANES:
+    for lane in LANES:
         text.append(f"{lane:<{_LABEL}}", style="bright_black")
         for style in _cells(call, [bar for bar in call.bars if bar.lane == lane], cells):
             text.append("█" if style else " ", style=style or "")

@@ -14,6 +14,7 @@ from lookahead_agent import background
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.recorder import CallRecorder
+from lookahead_agent.bench.samples import acceptance_rate
 from lookahead_agent.bench.statistics import mean
 from lookahead_agent.bench.tasks import ask
 from lookahead_agent.chat_model import ChatLookahead
@@ -139,7 +140,7 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
         raise ConfigurationError("no reply had a step to compare: give --alpha and --token-alpha")
     verdicts = [seconds for call in recorder.calls for seconds in call.times.verifier]
     return Acceptance(
-        steps=sum(call.accepted for call in recorder.calls) / steps,
+        steps=acceptance_rate(recorder.calls),
         tokens=mean([float(one) for one in likely]),
         step_tokens=sum(call.output_tokens for call in recorder.calls) / steps,
         verifier=mean(verdicts),

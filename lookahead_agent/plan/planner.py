@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Literal
 
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.costs import MachineCosts
-from lookahead_agent.simulation import Durations, simulate
+from lookahead_agent.simulation import Durations, always, simulate
 
 DEPTHS = (1, 2, 4, 6, 8)
 WIDTHS = (1, 2)
@@ -118,9 +117,9 @@ def _lookahead(
         for width in WIDTHS if token_depth == 1 else (1,):
             draft = costs.draft.at(width) * acceptance.step_tokens
             durations = Durations(
-                _always(target),
-                _always(draft),
-                _always(acceptance.verifier),
+                always(target),
+                always(draft),
+                always(acceptance.verifier),
                 slowdown=lambda steps: speed(1) / speed(steps),
             )
             found = simulate(acceptance.steps, depth, durations, steps=_STEPS, width=width)
@@ -141,7 +140,3 @@ def _token_speed(
         return committed * costs.target.at(1) / seconds
 
     return speed
-
-
-def _always(seconds: float) -> Callable[[random.Random], float]:
-    return lambda _: seconds

@@ -10,10 +10,10 @@ from typing import Any, TextIO
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import LLMResult
 
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.figures import replies
 from lookahead_agent.step_callbacks import STEP_EVENT
 
 Row = dict[str, Any]
@@ -48,20 +48,17 @@ class TraceRecorder(BaseCallbackHandler):
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a reply."""
-        for generations in response.generations:
-            for generation in generations:
-                message = generation.message if isinstance(generation, ChatGeneration) else None
-                if isinstance(message, AIMessage) and (figures := message.response_metadata.get("lookahead")):
-                    self._add(
-                        {
-                            "type": "reply",
-                            "at": time.time() - self._started,
-                            "text": message.text,
-                            "tool_calls": [{"name": call["name"], "args": call["args"]} for call in message.tool_calls],
-                            "usage": message.usage_metadata,
-                            **figures,
-                        }
-                    )
+        for message, figures in replies(response):
+            self._add(
+                {
+                    "type": "reply",
+                    "at": time.time() - self._started,
+                    "text": message.text,
+                    "tool_calls": [{"name": call["name"], "args": call["args"]} for call in message.tool_calls],
+                    "usage": message.usage_metadata,
+                    **figures,
+                }
+            )
 
     def _add(self, row: Row) -> None:
         with self._lock:

@@ -9,13 +9,16 @@ from typing import Any
 # Events that are shown: what became of a step, and that it was judged.
 _SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
 
+LANES = ("draft", "target", "verifier")
+"""Who writes or judges, in the order in which they are shown."""
+
 
 @dataclass
 class Bar:
     """Something that took time.
 
     Attributes:
-        lane: "draft", "target" or "verifier".
+        lane: One of `LANES`.
         row: Which of the lane's rows it is on: those of one row do not overlap.
         start: In seconds since the run began.
         end: In seconds since the run began.
@@ -60,6 +63,11 @@ class Call:
     text: str = ""
 
 
+def lane_of(event: Mapping[str, Any]) -> str:
+    """Whose work a step's event is about."""
+    return "verifier" if event["kind"] == "judged" else str(event["source"])
+
+
 def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
     """The calls of a run, in the order in which they began."""
     calls: dict[str, Call] = {}
@@ -73,7 +81,7 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
             call.figures = {key: row[key] for key in ("steps", "accepted", "tokens", "seconds", "speculation_off")}
             call.text = row["text"] or ", ".join(f"{made['name']}({made['args']})" for made in row["tool_calls"])
     for call in calls.values():
-        for lane in ("draft", "target", "verifier"):
+        for lane in LANES:
             _spread([bar for bar in call.bars if bar.lane == lane])
     return sorted(calls.values(), key=lambda call: call.start)
 
@@ -86,7 +94,7 @@ def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
         return
     call.bars.append(
         Bar(
-            "verifier" if row["kind"] == "judged" else row["source"],
+            lane_of(row),
             call.start + row["started"],
             call.start + row["ended"],
             row["kind"],
