@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
-from lookahead_agent.bench.statistics import Estimate, difference, estimate, median_ratio
-from lookahead_agent.bench.summary import by_arm, pairs, right_difference
+from lookahead_agent.bench.statistics import Estimate, difference
+from lookahead_agent.bench.summary import by_arm, over_problems, pairs, right_difference, speedup
 from lookahead_agent.errors import ConfigurationError
 
 
@@ -19,9 +19,9 @@ class Change:
         task: Name of the task.
         arm: Name of the way.
         samples: How many both have.
-        speed: The first file's seconds over the second's: the median over samples; above 1 the second is faster.
+        speed: The first file's seconds over the second's: the median over problems; above 1 the second is faster.
         right: Right answers of the second file minus the first's, as a share; None: nothing to check.
-        acceptance: The same for steps that the draft wrote, sample by sample.
+        acceptance: The same for steps that the draft wrote, problem by problem.
     """
 
     task: str
@@ -65,11 +65,7 @@ def _change(key: tuple[str, str], both: Sequence[tuple[Sample, Sample]]) -> Chan
     return Change(
         *key,
         len(both),
-        estimate(median_ratio, [old.seconds for _, old in both], [new.seconds for new, _ in both]),
+        speedup(both),
         right_difference(both),
-        estimate(
-            difference,
-            [acceptance_rate(new.calls) for new, _ in both],
-            [acceptance_rate(old.calls) for _, old in both],
-        ),
+        over_problems(difference, both, lambda sample: acceptance_rate(sample.calls)),
     )

@@ -23,8 +23,8 @@ class ArmSummary:
         errors: Of them, those that failed.
         right: Share of right answers; None: nothing to check.
         right_difference: Against the baseline, problem by problem; None for the baseline itself, as of the next two.
-        speedup: The baseline's seconds over this one's: the median over samples.
-        rate_ratio: Tokens per second against the baseline's: the median over samples.
+        speedup: The baseline's seconds over this one's: the median over problems.
+        rate_ratio: Tokens per second against the baseline's: the median over problems.
         seconds: Per sample, median.
         tokens: Output tokens per sample, mean.
         tokens_per_second: Of a sample, median.
@@ -176,8 +176,8 @@ def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[s
         errors=sum(sample.error is not None for sample in samples),
         right=_right(samples),
         right_difference=right_difference(paired),
-        speedup=_ratio(paired, lambda sample: sample.seconds, inverse=True),
-        rate_ratio=_ratio(paired, lambda sample: sample.tokens_per_second, inverse=False),
+        speedup=speedup(paired) if paired else None,
+        rate_ratio=over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second) if paired else None,
         seconds=statistics.median(sample.seconds for sample in finished),
         tokens=mean([sample.output_tokens for sample in finished]),
         tokens_per_second=statistics.median(sample.tokens_per_second for sample in finished),
@@ -198,24 +198,41 @@ def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[s
     )
 
 
-def _right(samples: Sequence[Sample]) -> Estimate | None:
-    checked = [float(sample.right) for sample in samples if sample.right is not None]
-    return estimate(mean, checked) if checked else None
+def over_problems(
+    statistic: Callable[..., float], paired: Sequence[tuple[Sample, Sample]], of: Callable[[Sample], float]
+) -> Estimate:
+    """A statistic of pairs of samples. Several samples of a problem count as one, their mean: they are not independent.
+
+    Args:
+        statistic: Of the figures of the pairs' first samples and those of their second ones, problem by problem.
+        paired: Samples of the same problems.
+        of: The figure.
+    """
+    first, second = zip(*paired, strict=True)
+    return estimate(statistic, _by_problem(first, of), _by_problem(second, of))
+
+
+def speedup(paired: Sequence[tuple[Sample, Sample]]) -> Estimate:
+    """Seconds of the second of each pair over the first's: the median over problems."""
+    return over_problems(lambda mine, base: median_ratio(base, mine), paired, lambda sample: sample.seconds)
 
 
 def right_difference(paired: Sequence[tuple[Sample, Sample]]) -> Estimate | None:
     """Right answers of the first of each pair minus the second's, as a share; None: nothing to check."""
-    checked = [(mine.right, base.right) for mine, base in paired if mine.right is not None and base.right is not None]
-    if not checked:
-        return None
-    return estimate(difference, [float(mine) for mine, _ in checked], [float(base) for _, base in checked])
+    checked = [both for both in paired if all(sample.right is not None for sample in both)]
+    return over_problems(difference, checked, lambda sample: float(bool(sample.right))) if checked else None
 
 
-def _ratio(paired: Sequence[tuple[Sample, Sample]], of: Callable[[Sample], float], *, inverse: bool) -> Estimate | None:
-    if not paired:
-        return None
-    mine, base = [of(sample) for sample, _ in paired], [of(sample) for _, sample in paired]
-    return estimate(median_ratio, base, mine) if inverse else estimate(median_ratio, mine, base)
+def _right(samples: Sequence[Sample]) -> Estimate | None:
+    checked = [sample for sample in samples if sample.right is not None]
+    return estimate(mean, _by_problem(checked, lambda sample: float(bool(sample.right)))) if checked else None
+
+
+def _by_problem(samples: Iterable[Sample], of: Callable[[Sample], float]) -> list[float]:
+    figures: dict[str, list[float]] = {}
+    for sample in samples:
+        figures.setdefault(sample.problem, []).append(of(sample))
+    return [mean(of_problem) for of_problem in figures.values()]
 
 
 def _wasted(calls: Iterable[CallRecord], role: str) -> int:

@@ -25,8 +25,8 @@ from lookahead_agent.engines.shared import POOL
 from lookahead_agent.engines.vllm_engine import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.messages import template_messages
-from lookahead_agent.models import choose_models
-from lookahead_agent.models.resolve import ResolvedSet, fetch, fetch_tokenizer
+from lookahead_agent.models import ModelFacts, choose_models
+from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.plan.costs import BATCHES, BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.policy import as_policy
@@ -64,7 +64,11 @@ def measure_machine(
     require_vllm()
     progress = progress or LogProgress()
     models = choose_models(model, draft_model)
-    folders = _folders(models, progress, dummy_weights=dummy_weights)
+    assert models.draft is not None  # one was asked for
+    pair = {"target": models.target, "draft": models.draft}
+    get = fetch_tokenizer if dummy_weights else fetch
+    folders = {role: get(facts, progress) for role, facts in pair.items()}
+    names = {role: _name(facts) for role, facts in pair.items()}
     given = {"target": dict(engine_args or {}), "draft": dict(draft_engine_args or {})}
     for role, arguments in given.items():
         if dummy_weights:
@@ -75,7 +79,7 @@ def measure_machine(
     @contextmanager
     def engine(role: str, cores: str | None) -> Iterator[Engine]:
         config = VLLMConfig(folders[role], cores, as_arguments(given[role]))
-        with progress.task(f"Loading {role} model {folders[role].name}"):
+        with progress.task(f"Loading {role} model {names[role]}"):
             started = POOL.acquire(config)
         try:
             yield started
@@ -108,7 +112,7 @@ def measure_machine(
         draft=drafting,
         draft_alone=alone["draft"],
         environment=environment(),
-        models={role: folder.name for role, folder in folders.items()},
+        models=names,
         dummy_weights=dummy_weights,
     )
 
@@ -156,7 +160,7 @@ async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]
         return [value > math.log(0.5) for value in await continuation_logprobs(draft, prompt, reply)]
 
 
-def _folders(models: ResolvedSet, progress: Progress, *, dummy_weights: bool) -> dict[str, Path]:
-    assert models.draft is not None
-    get = fetch_tokenizer if dummy_weights else fetch
-    return {role: get(facts, progress) for role, facts in (("target", models.target), ("draft", models.draft))}
+def _name(facts: ModelFacts) -> str:
+    """Its Hub id, or the folder's name."""
+    folder = Path(facts.hub_id)
+    return folder.name if folder.is_absolute() else facts.hub_id

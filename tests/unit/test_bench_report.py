@@ -182,6 +182,15 @@ def test_results_of_every_version_are_read(file: Path) -> None:
     assert report.tables("questions")
 
 
+def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
+    once = made()
+    thrice = Results([sample.model_copy(update={"sample": n}) for n in range(3) for sample in once.samples], once.turns)
+    for one, three in zip(summarize(once), summarize(thrice), strict=True):
+        assert three.samples == 3 * one.samples
+        assert (three.right, three.right_difference) == (one.right, one.right_difference)
+        assert (three.speedup, three.rate_ratio) == (one.speedup, one.rate_ratio)
+
+
 def test_version_1_says_what_it_said() -> None:
     arms = {arm.arm: arm for arm in Report(read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl").rows)).arms}
     assert arms["off"].right is not None
