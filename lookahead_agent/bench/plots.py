@@ -86,9 +86,13 @@ def pictures(
     timelines = [sample for sample in results.samples if sample.task == task and sample.timeline]
     if timelines:
         problem = timelines[0].problem
+        first_of_arm: dict[str, Sample] = {}  # the baseline is measured in each block
+        for sample in timelines:
+            if sample.problem == problem:
+                first_of_arm.setdefault(sample.arm, sample)
         made[f"{task}-timeline"] = (
             f"{task}: every step of the problem {problem}; lanes from below: draft, target, verifier",
-            _timelines([sample for sample in timelines if sample.problem == problem]),
+            _timelines(list(first_of_arm.values())),
         )
     return made
 

@@ -281,6 +281,10 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
     assert list(measured.get_xdata()) == [1, 2, 4]
     _, timeline = drawn["questions-timeline"]
     assert sum(len(axes.patches) for axes in timeline.axes) >= 6
+    assert len(timeline.axes) == 4
+    results.samples += [sample.model_copy(update={"block": 1}) for sample in results.samples if sample.mode == "off"]
+    _, again_off = pictures("questions", results, report.arms, report.nodes, report.predictions)["questions-timeline"]
+    assert len(again_off.axes) == 4, "each way once, in whatever blocks it was measured"
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
