@@ -10,6 +10,7 @@ import sys
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -103,8 +104,10 @@ class VLLMEngine:
         self._config = config
         self._tokenizer = HFTokenizer(config.model)
         self._running: set[str] = set()
+        self._starting: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._children: list[psutil.Process] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         with _start_lock, _environment(config.cores), _main_module_replaced():
             known = worker_processes()
@@ -167,14 +170,15 @@ class VLLMEngine:
             )
         if self._closed:
             raise EngineError(_SHUT_DOWN)
-        self._loop_thread = threading.current_thread()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.current_thread()
         request_id = uuid.uuid4().hex
         outputs = self._llm.generate(
             {"prompt_token_ids": list(prompt_ids)}, _sampling_params(sampling, room), request_id
         )
         self._running.add(request_id)
         try:
-            async for output in outputs:
+            output = await self._first(outputs)
+            while output is not None:
                 if self._closed:
                     raise EngineError(_SHUT_DOWN)
                 completion = output.outputs[0]
@@ -185,6 +189,7 @@ class VLLMEngine:
                     )
                 known = _prompt_logprobs(prompt_ids, output.prompt_logprobs) if sampling.prompt_logprobs else None
                 yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known)
+                output = await anext(outputs, None)
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed on {self._config.model.name}: {error}") from error
         except ValueError as error:
@@ -193,40 +198,58 @@ class VLLMEngine:
             self._running.discard(request_id)
             await outputs.aclose()
 
+    async def _first(self, outputs: AsyncGenerator[Any, None]) -> Any:
+        """The request's first output; until then vLLM may still be taking the request in and know nothing of it.
+
+        So it is a task of its own, which `close` can end: what vLLM does not know it cannot abort.
+        """
+
+        async def first() -> Any:
+            return await anext(outputs, None)
+
+        start = asyncio.create_task(first())
+        self._starting.add(start)
+        try:
+            return await start
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise EngineError(_SHUT_DOWN) from None
+        finally:
+            self._starting.discard(start)
+
     def close(self) -> None:
         """Shut vLLM down and make sure that its processes are gone."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._stop_reading()
+            if self._loop is not None and self._loop.is_running():
+                stopped = asyncio.run_coroutine_threadsafe(self._stop_reading(), self._loop)
+                if threading.current_thread() is not self._loop_thread:
+                    wait([stopped], timeout=2.0)
             self._llm.shutdown()
         finally:
             end_processes(self._children)
             # Collected now and not at interpreter exit, when vLLM's destructor no longer finds what it calls.
             self._llm = None
 
-    def _stop_reading(self) -> None:
+    async def _stop_reading(self) -> None:
         """End vLLM's reader before what it reads from, else it reports its engine's end as a crash.
 
-        Requests that run are ended before, or whoever reads them would wait for ever.
+        Requests that run or start are ended before, or whoever reads them would wait for ever.
         """
         llm = self._llm
-        reader: asyncio.Task[None] | None = getattr(llm, "output_handler", None)
-        if reader is None or reader.done():
+        if llm is None:
             return
-        loop = reader.get_loop()
-        ended = threading.Event()
-
-        def stop() -> None:
-            llm.output_processor.abort_requests(list(self._running), internal=False)
-            reader.add_done_callback(lambda _: ended.set())
-            reader.cancel()
-
-        if loop.is_running():
-            loop.call_soon_threadsafe(stop)
-            if threading.current_thread() is not self._loop_thread:
-                ended.wait(timeout=2.0)
+        llm.output_processor.abort_requests(list(self._running), internal=False)
+        reader: asyncio.Task[None] | None = llm.output_handler
+        ending = {*self._starting, *([reader] if reader is not None else [])}
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
 
     def __enter__(self) -> VLLMEngine:
         return self

@@ -25,13 +25,30 @@ def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
         started = worker_processes() - before
         assert started
         yield engine
-        running = background.submit(collect(engine, prompt_of(engine), Sampling(max_tokens=900)))
-        background.run(becomes(lambda: engine.in_flight == 1))
-    with pytest.raises(EngineError, match="shut down"):
-        running.result(timeout=30)  # whoever reads it does not wait for ever
+        prompt = prompt_of(engine)
+        running = background.submit(collect(engine, prompt, Sampling(max_tokens=900)))
+        background.run(becomes(engine._llm.output_processor.has_unfinished_requests))
+        slow_to_take_in(engine)
+        starting = background.submit(collect(engine, prompt, Sampling(max_tokens=900)))
+        background.run(becomes(lambda: engine.in_flight == 2))
+    for requested in (running, starting):
+        with pytest.raises(EngineError, match="shut down"):
+            requested.result(timeout=30)  # whoever reads it does not wait for ever
     assert not any(process.is_running() for process in started), "closing leaves no process"
     with pytest.raises(EngineError, match="shut down"):
         generate(engine, [1, 2], Sampling(max_tokens=1))
+
+
+def slow_to_take_in(engine: VLLMEngine) -> None:
+    """Have vLLM know of a request only a while after it was made, as on a machine that is busy."""
+    processor = engine._llm.input_processor
+    take_in = processor.process_inputs_async
+
+    async def slowly(*arguments: object, **named: object) -> object:
+        await asyncio.sleep(1)
+        return await take_in(*arguments, **named)
+
+    processor.process_inputs_async = slowly
 
 
 async def collect(engine: VLLMEngine, prompt: list[int], sampling: Sampling) -> list[Delta]:
