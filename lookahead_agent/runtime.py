@@ -199,19 +199,23 @@ class Runtime:
                 draft_folder = await self._fetch(models.draft)
             except LookaheadError as error:  # never worse than the target alone
                 problem = str(error)
-        engines = EngineSet(await self._start_target(target_folder, draft_folder))
-        if not spec.runs_here("draft"):
-            if wants_draft:
-                self._remote_draft = await self._remote_engine("draft")
-                problem = await self._connect_draft(engines)
-        elif draft_folder is not None:
-            assert models.draft is not None
-            try:
-                engines.draft = await self._acquire("draft", models.draft.hub_id, draft_folder)
-            except ConfigurationError:
-                raise
-            except LookaheadError as error:
-                problem = str(error)
+        # Each loads on cores of its own, and takes as long as the other; waited for both, so that none is left behind.
+        target, draft = await asyncio.gather(
+            self._start_target(target_folder, draft_folder), self._start_draft(draft_folder), return_exceptions=True
+        )
+        for failure in (target, draft):
+            if isinstance(failure, BaseException) and not (failure is draft and _is_survived(failure)):
+                await in_daemon_thread(lambda: _release(self._held))
+                raise failure
+        assert not isinstance(target, BaseException)
+        engines = EngineSet(target)
+        if isinstance(draft, BaseException):
+            problem = str(draft)
+        else:
+            engines.draft = draft
+        if wants_draft and not spec.runs_here("draft"):
+            self._remote_draft = await self._remote_engine("draft")
+            problem = await self._connect_draft(engines)
         if problem is not None:
             logger.warning("running without the draft model: %s", problem)
             engines.problem = problem
@@ -267,6 +271,10 @@ class Runtime:
             "target", self._spec.models.target.hub_id, folder, {"speculative_config": config} if config else {}
         )
 
+    async def _start_draft(self, folder: Path | None) -> Engine | None:
+        draft = self._spec.models.draft
+        return None if folder is None or draft is None else await self._acquire("draft", draft.hub_id, folder)
+
     async def _fetch(self, facts: ModelFacts) -> Path:
         return await in_daemon_thread(lambda: fetch(facts, self.progress))
 
@@ -277,11 +285,11 @@ class Runtime:
 
         def start() -> Engine:
             with self.progress.task(f"Loading {role} model {name}"):
-                return POOL.acquire(config)
+                engine = POOL.acquire(config)
+                self._held.append(config)  # here, for a call that was cancelled meanwhile holds it all the same
+                return engine
 
-        engine = await in_daemon_thread(start)
-        self._held.append(config)
-        return engine
+        return await in_daemon_thread(start)
 
     def _config(self, role: str, folder: Path, more_arguments: Mapping[str, Any]) -> VLLMConfig:
         spec = self._spec
@@ -349,6 +357,11 @@ class Runtime:
         _release(self._held)
         _disconnect(self._connections)
         self._engines = None
+
+
+def _is_survived(failure: BaseException) -> bool:
+    """Whether the target works alone when its draft fails so; what is set wrongly is to be set right."""
+    return isinstance(failure, LookaheadError) and not isinstance(failure, ConfigurationError)
 
 
 def _check_one_vocabulary(target: Path, draft: Path) -> None:

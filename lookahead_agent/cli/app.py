@@ -95,8 +95,8 @@ def _run() -> int:
 
 
 def _shut_down() -> None:
+    from lookahead_agent.engines.processes import child_processes, end_processes
     from lookahead_agent.engines.shared import POOL
-    from lookahead_agent.engines.vllm_engine import child_processes, end_processes
 
     POOL.close()
     # A download or a conversion that a thread of ours was waiting for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,17 +30,19 @@ class _Bar:
 
 
 class Bars:
-    """Draws tasks as bars while they last, and leaves a line for each on a terminal or in a log."""
+    """Draws tasks as bars while they last, and leaves a line for each on a terminal or in a log.
+
+    Tasks may last at the same time, in different threads: a terminal has one place for all of their bars.
+    """
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
+        self._lock = threading.Lock()
+        self._bars = self._no_bars()
+        self._lasting = 0
 
-    @contextmanager
-    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
-        """Show one task."""
-        if not self._console.is_terminal:
-            self._console.print(f"{description} …", highlight=False)
-        with Progress(
+    def _no_bars(self) -> Progress:
+        return Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
@@ -47,7 +50,25 @@ class Bars:
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
-        ) as bars:
+        )
+
+    @contextmanager
+    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
+        """Show one task."""
+        if not self._console.is_terminal:
+            self._console.print(f"{description} …", highlight=False)
+        with self._lock:
+            if self._lasting == 0:
+                self._bars = self._no_bars()
+                self._bars.start()
+            self._lasting += 1
+            bars = self._bars
+        try:
             task = bars.add_task(description, total=total)
             yield _Bar(bars, task)
             bars.update(task, total=total or 1, completed=total or 1)
+        finally:
+            with self._lock:
+                self._lasting -= 1
+                if self._lasting == 0:
+                    bars.stop()

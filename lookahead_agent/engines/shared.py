@@ -11,7 +11,8 @@ import multiprocessing.util  # noqa: F401
 import threading
 from collections.abc import Callable
 
-from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, end_processes, worker_processes
+from lookahead_agent.engines.processes import end_processes, worker_processes
+from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine
 from lookahead_agent.errors import EngineError
 
 logger = logging.getLogger(__name__)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
 import os
-import sys
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 
+from lookahead_agent.engines.processes import end_processes
 from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.spawning import Cores, Starts
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -34,8 +33,11 @@ logger = logging.getLogger(__name__)
 
 _SHUT_DOWN = "the engine was shut down"
 
-# vLLM's workers read these from the environment when they are spawned, and this process has only one environment.
-_start_lock = threading.Lock()
+_STARTS = Starts()
+_one_by_one = threading.Lock()
+# transformers imports its modules when they are first used, which two threads must not do at once, and vLLM keeps what
+# it is configuring in global variables.
+_configuring = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -102,23 +104,25 @@ class VLLMEngine:
     def __init__(self, config: VLLMConfig) -> None:
         require_vllm()
         self._config = config
-        self._tokenizer = HFTokenizer(config.model)
+        with _configuring:
+            self._tokenizer = HFTokenizer(config.model)
         self._running: set[str] = set()
         self._starting: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._children: list[psutil.Process] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        with _start_lock, _environment(config.cores), _main_module_replaced():
-            known = worker_processes()
-            try:
+        on_cpu = runs_on_cpu()
+        try:
+            # On a GPU each measures the memory that is free as it starts, so there one starts after another.
+            with nullcontext() if on_cpu else _one_by_one, _STARTS.starting(on_cpu=on_cpu) as kept:
                 self._llm: Any = _start(config)
-            except BaseException as error:
-                end_processes(worker_processes() - known)
-                if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
-                    raise
-                raise EngineStartError(_start_failure(config, error)) from error
-            self._children = list(worker_processes() - known)
+                self._children = _processes_of(self._llm)
+                kept.update(self._children)
+        except Exception as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise EngineStartError(_start_failure(config, error)) from error
         self._context_length = int(self._llm.model_config.max_model_len)
 
     @property
@@ -258,63 +262,26 @@ class VLLMEngine:
         self.close()
 
 
-def end_processes(processes: Sequence[psutil.Process] | set[psutil.Process], patience: float = 3.0) -> None:
-    """Terminate processes and wait for them; those still there after `patience` seconds are killed."""
-    processes = list(processes)
-    for process in processes:
-        if process.is_running():
-            try:
-                process.terminate()
-            except psutil.NoSuchProcess:
-                logger.debug("process %d had already ended", process.pid)
-    _, alive = psutil.wait_procs(processes, timeout=patience)
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            logger.debug("process %d had already ended", process.pid)
-    psutil.wait_procs(alive, timeout=patience)
-
-
-def worker_processes() -> set[psutil.Process]:
-    """Processes that were started by `multiprocessing`, as vLLM does, and theirs.
-
-    What the user's program starts otherwise, possibly just now, is not ours to end.
-    """
-    workers: set[psutil.Process] = set()
-    for child in multiprocessing.active_children():
-        try:
-            process = psutil.Process(child.pid)
-            workers |= {process, *process.children(recursive=True)}
-        except psutil.NoSuchProcess:
-            logger.debug("process %d had already ended", child.pid)
-    return workers
-
-
-def child_processes() -> set[psutil.Process]:
-    """Processes that this one has started, and theirs, but for Python's resource tracker.
-
-    The tracker ends by itself after the others; ended before them it complains about what they did not give back.
-    """
-    return {process for process in psutil.Process().children(recursive=True) if not _is_resource_tracker(process)}
-
-
-def _is_resource_tracker(process: psutil.Process) -> bool:
-    try:
-        return any("resource_tracker" in word for word in process.cmdline())
-    except psutil.Error:  # it has ended, or is another user's
-        return False
-
-
 def _start(config: VLLMConfig) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+    with ExitStack() as configuring:
+        configuring.enter_context(_configuring)
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = _defaults(config) | dict(config.arguments)
-    known = AsyncEngineArgs.__dataclass_fields__
-    if unknown := sorted(set(arguments) - set(known)):
-        raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        arguments = _defaults(config) | dict(config.arguments)
+        known = AsyncEngineArgs.__dataclass_fields__
+        if unknown := sorted(set(arguments) - set(known)):
+            raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
+        if config.cores is not None:
+            cores = Cores(config.cores, when_sent=configuring.close)
+            arguments["additional_config"] = {**arguments.get("additional_config", {}), "cores": cores}
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _processes_of(llm: Any) -> list[psutil.Process]:
+    """The engine's processes, and theirs."""
+    cores = [psutil.Process(process.pid) for process in llm.engine_core.resources.engine_manager.processes]
+    return [process for core in cores for process in (core, *core.children(recursive=True))]
 
 
 def _defaults(config: VLLMConfig) -> dict[str, Any]:
@@ -383,49 +350,6 @@ def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float |
     return tuple(
         entry[token].logprob if entry is not None else None for token, entry in zip(prompt_ids, positions, strict=True)
     )
-
-
-@contextmanager
-def _environment(cores: str | None) -> Iterator[None]:
-    """The environment in which workers are spawned: bound to their cores, and quiet unless the user wants a log."""
-    quiet = {
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        # vLLM logs to stdout, which belongs to the program's own output.
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    wanted = {name: value for name, value in quiet.items() if name not in os.environ}
-    if cores is not None:
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = cores
-        # Nothing is compiled on a CPU (enforce_eager) but one helper of log-probabilities: seconds, to save nothing.
-        wanted.setdefault("TORCHDYNAMO_DISABLE", "1")
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    if "VLLM_LOGGING_LEVEL" in wanted:
-        logging.getLogger("vllm").setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _main_module_replaced() -> Iterator[None]:
-    """Have spawned workers import `worker_main` in place of the user's script."""
-    main = sys.modules["__main__"]
-    stand_in = ModuleType("__main__")
-    stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
-    sys.modules["__main__"] = stand_in
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _start_failure(config: VLLMConfig, error: Exception) -> str:

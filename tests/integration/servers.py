@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from lookahead_agent.engines.vllm_engine import end_processes
+from lookahead_agent.engines.processes import end_processes
 from tests.integration.conftest import descendants
 
 TINY = ["--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 28), "--max-model-len", "1024", "--enforce-eager"]

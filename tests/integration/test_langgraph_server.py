@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from lookahead_agent.engines.vllm_engine import end_processes
+from lookahead_agent.engines.processes import end_processes
 from tests.integration.conftest import descendants
 from tests.integration.servers import free_port, wait_until_healthy
 

@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead, background
 from lookahead_agent.engines.likeliest import likeliest
-from lookahead_agent.engines.vllm_engine import end_processes
+from lookahead_agent.engines.processes import end_processes
 from lookahead_agent.errors import EngineError
 from tests.integration.conftest import descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy

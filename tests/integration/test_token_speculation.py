@@ -32,5 +32,5 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
             assert [reply["token_ids"] for reply in replies] == alone, policy
         assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
         assert llm._runtime is not None
-        arguments = dict(llm._runtime._held[0].arguments)
-        assert arguments["speculative_config"]["method"] == method
+        (target,) = (held for held in llm._runtime._held if held.model == tiny_pair[0])
+        assert dict(target.arguments)["speculative_config"]["method"] == method

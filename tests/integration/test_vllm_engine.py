@@ -12,7 +12,8 @@ import pytest
 
 from lookahead_agent import background
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine
-from lookahead_agent.engines.vllm_engine import as_arguments, worker_processes
+from lookahead_agent.engines.processes import worker_processes
+from lookahead_agent.engines.vllm_engine import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from tests.integration.conftest import TINY_ENGINE
 from tests.waiting import becomes

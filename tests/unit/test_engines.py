@@ -14,9 +14,9 @@ import pytest
 
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
 from lookahead_agent.engines.cores import binding, share_cores
+from lookahead_agent.engines.processes import child_processes, end_processes, worker_processes
 from lookahead_agent.engines.shared import EnginePool
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
-from lookahead_agent.engines.vllm_engine import child_processes, end_processes, worker_processes
 from lookahead_agent.errors import EngineError, EngineStartError
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from lookahead_agent.runtime import Runtime, RuntimeSpec
 from lookahead_agent.verifiers import EngineJudge
 from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
 from lookahead_agent.verifiers.remote_judge import RemoteJudge
+from tests.waiting import becomes
 
 
 class Pool:
@@ -30,16 +32,30 @@ class Pool:
 
     def __init__(self, failing: str = "") -> None:
         self.started: list[VLLMConfig] = []
+        self.held: list[VLLMConfig] = []
         self._failing = failing
 
     def acquire(self, config: VLLMConfig) -> ScriptedEngine:
         if config.model.name == self._failing:
             raise EngineStartError("no memory")
         self.started.append(config)
+        self.held.append(config)
         return ScriptedEngine(TOKENIZER, [])
 
     def release(self, config: VLLMConfig) -> None:
-        """Scripted engines need no shutting down."""
+        self.held.remove(config)
+
+
+class Together(Pool):
+    """Each start waits for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2, timeout=20)
+
+    def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+        self._both.wait()
+        return super().acquire(config)
 
 
 TOKENIZER = ScriptedTokenizer()
@@ -74,9 +90,9 @@ def test_engine_arguments_go_to_their_engine() -> None:
 
 
 def started(
-    spec: RuntimeSpec, policy: str, monkeypatch: pytest.MonkeyPatch, failing: str = ""
+    spec: RuntimeSpec, policy: str, monkeypatch: pytest.MonkeyPatch, pool: Pool | None = None
 ) -> tuple[Pool, EngineSet]:
-    pool = Pool(failing)
+    pool = pool or Pool()
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
     runtime = Runtime(spec, expects_draft=as_policy(policy).speculates)
@@ -86,6 +102,56 @@ def started(
             return engines
 
     return pool, asyncio.run(start())
+
+
+def test_target_and_draft_start_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, engines = started(RuntimeSpec(MODELS), "exact", monkeypatch, Together())
+    assert engines.draft is not None
+    assert {config.model.name for config in pool.started} == {
+        Path(m.hub_id).name for m in (MODELS.target, MODELS.draft)
+    }
+
+
+def test_no_draft_is_left_where_the_target_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(failing=Path(MODELS.target.hub_id).name)
+    with pytest.raises(EngineStartError, match="no memory"):
+        started(RuntimeSpec(MODELS), "exact", monkeypatch, pool)
+    assert len(pool.started) == 1
+    assert not pool.held
+
+
+def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Pool):
+        def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+            begun.set()
+            go_on.wait(20)
+            return super().acquire(config)
+
+    pool = Slow()
+    monkeypatch.setattr(runtime_module, "POOL", pool)
+    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
+    runtime = Runtime(RuntimeSpec(MODELS), expects_draft=False)
+
+    async def cancelled() -> None:
+        async def call() -> None:
+            async with runtime.engines(as_policy("off")):
+                raise AssertionError("it was cancelled")
+
+        task = asyncio.create_task(call())
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await becomes(lambda: len(pool.held) == len(runtime._held) == 1)
+
+    asyncio.run(cancelled())
+    runtime.close()
+    assert not pool.held
 
 
 def judge_of(engines: EngineSet) -> object:
@@ -160,7 +226,7 @@ def test_a_collected_runtime_gives_its_engines_back(monkeypatch: pytest.MonkeyPa
 
 def test_without_its_judge_a_policy_runs_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
-    _, engines = started(spec, "judge", monkeypatch, failing="judge")
+    _, engines = started(spec, "judge", monkeypatch, Pool(failing="judge"))
     assert engines.verifier(as_policy("judge")) is None
     assert engines.problem == "no memory"
     assert engines.verifier(as_policy("exact")) is not None
@@ -170,7 +236,8 @@ def test_token_level_speculation_goes_to_the_targets_engine(monkeypatch: pytest.
     for method in ("ngram", {"method": "draft_model", "num_speculative_tokens": 2}):
         monkeypatch.setattr(runtime_module, "_check_one_vocabulary", lambda *_: None)
         pool, _ = started(RuntimeSpec(MODELS, token_speculation=method), "exact", monkeypatch)
-        target, draft = (dict(config.arguments) for config in pool.started)
+        arguments = {config.model.name: dict(config.arguments) for config in pool.started}
+        target, draft = (arguments[Path(facts.hub_id).name] for facts in (MODELS.target, MODELS.draft) if facts)
         name = method if isinstance(method, str) else method["method"]
         assert target["speculative_config"]["method"] == name
         assert "speculative_config" not in draft

@@ -1,0 +1,59 @@
+"""Processes that vLLM starts: finding them, and ending them."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Iterable
+
+import psutil
+
+logger = logging.getLogger(__name__)
+
+
+def end_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
+    """Terminate processes and wait for them; those still there after `patience` seconds are killed."""
+    processes = list(processes)
+    for process in processes:
+        if process.is_running():
+            try:
+                process.terminate()
+            except psutil.NoSuchProcess:
+                logger.debug("process %d had already ended", process.pid)
+    _, alive = psutil.wait_procs(processes, timeout=patience)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            logger.debug("process %d had already ended", process.pid)
+    psutil.wait_procs(alive, timeout=patience)
+
+
+def worker_processes() -> set[psutil.Process]:
+    """Processes that were started by `multiprocessing`, as vLLM does, and theirs.
+
+    What the user's program starts otherwise, possibly just now, is not ours to end.
+    """
+    workers: set[psutil.Process] = set()
+    for child in multiprocessing.active_children():
+        try:
+            process = psutil.Process(child.pid)
+            workers |= {process, *process.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            logger.debug("process %d had already ended", child.pid)
+    return workers
+
+
+def child_processes() -> set[psutil.Process]:
+    """Processes that this one has started, and theirs, but for Python's resource tracker.
+
+    The tracker ends by itself after the others; ended before them it complains about what they did not give back.
+    """
+    return {process for process in psutil.Process().children(recursive=True) if not _is_resource_tracker(process)}
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:  # it has ended, or is another user's
+        return False

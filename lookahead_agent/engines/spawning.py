@@ -1,0 +1,130 @@
+"""What vLLM's processes are spawned with, also while several engines start at the same time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from lookahead_agent.engines.processes import end_processes, worker_processes
+
+
+class Cores(str):
+    """CPU cores in vLLM's notation, which bind the process that unpickles them.
+
+    vLLM takes cores from the environment only, and engines that start together have one environment to inherit. What
+    is theirs alone is their configuration, which vLLM pickles for them.
+
+    Args:
+        cores: Such as "0-2,5".
+        when_sent: Called when they are pickled, which is when all is done here but waiting for the engine.
+    """
+
+    _when_sent: Callable[[], None] | None
+
+    def __new__(cls, cores: str, when_sent: Callable[[], None] | None = None) -> Cores:
+        """Make the text, and remember whom to tell."""
+        made = super().__new__(cls, cores)
+        made._when_sent = when_sent
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._when_sent is not None:
+            self._when_sent()
+        return _bound_to, (str(self),)
+
+    def __deepcopy__(self, _: object) -> Cores:
+        return self  # a copy within one process binds nothing
+
+
+def _bound_to(cores: str) -> Cores:
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    return Cores(cores)
+
+
+class Starts:
+    """The engines that are starting in this process: one environment for all, and nothing left of those that fail."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._replaced = ExitStack()
+        self._before: set[psutil.Process] = set()
+        self._kept: set[psutil.Process] = set()
+        self._failed = False
+
+    @contextmanager
+    def starting(self, *, on_cpu: bool) -> Iterator[set[psutil.Process]]:
+        """Start an engine within this context; put the processes that are to stay into the yielded set."""
+        with self._lock:
+            if self._number == 0:
+                self._before = worker_processes()
+                self._replaced.enter_context(_environment(on_cpu=on_cpu))
+                self._replaced.enter_context(_main_module_replaced())
+            self._number += 1
+        kept: set[psutil.Process] = set()
+        failed = True
+        try:
+            yield kept
+            failed = False
+        finally:
+            with self._lock:
+                self._number -= 1
+                self._kept |= kept
+                self._failed |= failed
+                if self._number == 0:
+                    self._end()
+
+    def _end(self) -> None:
+        self._replaced.close()
+        # Which processes belong to none can only be told once no other engine is starting.
+        if self._failed:
+            end_processes(worker_processes() - self._before - self._kept)
+        self._failed = False
+        self._before, self._kept = set(), set()
+
+
+@contextmanager
+def _environment(*, on_cpu: bool) -> Iterator[None]:
+    """The environment in which workers are spawned: quiet unless the user wants a log."""
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        # vLLM logs to stdout, which belongs to the program's own output.
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    if on_cpu:
+        # Nothing is compiled on a CPU (enforce_eager) but one helper of log-probabilities: seconds, to save nothing.
+        quiet["TORCHDYNAMO_DISABLE"] = "1"
+    wanted = {name: value for name, value in quiet.items() if name not in os.environ}
+    os.environ.update(wanted)
+    if "VLLM_LOGGING_LEVEL" in wanted:
+        logging.getLogger("vllm").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _main_module_replaced() -> Iterator[None]:
+    """Have spawned workers import `worker_main` in place of the user's script."""
+    main = sys.modules["__main__"]
+    stand_in = ModuleType("__main__")
+    stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
+    sys.modules["__main__"] = stand_in
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

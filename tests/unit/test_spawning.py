@@ -1,0 +1,87 @@
+"""Engines that start at the same time: each on its cores, and nothing left of one that fails."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import sys
+import time
+from multiprocessing.process import BaseProcess
+
+import psutil
+import pytest
+
+from lookahead_agent.engines.processes import end_processes
+from lookahead_agent.engines.spawning import Cores, Starts
+
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def tell_binding(cores: Cores, answers: multiprocessing.SimpleQueue[str | None]) -> None:
+    answers.put(os.environ.get(BINDING))
+
+
+def test_cores_bind_the_process_that_they_are_sent_to() -> None:
+    answers: multiprocessing.SimpleQueue[str | None] = SPAWN.SimpleQueue()
+    sent: list[bool] = []
+    process = SPAWN.Process(target=tell_binding, args=(Cores("0-2,5", when_sent=lambda: sent.append(True)), answers))
+    assert not sent
+    process.start()
+    assert sent == [True]
+    assert answers.get() == "0-2,5"
+    process.join()
+    assert copy.deepcopy({"cores": Cores("1")}) == {"cores": "1"}
+    assert BINDING not in os.environ
+    assert json.dumps({"cores": Cores("1")}) == '{"cores": "1"}', "vLLM hashes its configuration so"
+
+
+def test_the_environment_lasts_as_long_as_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
+    main = sys.modules["__main__"]
+    starts = Starts()
+    with starts.starting(on_cpu=True):
+        with starts.starting(on_cpu=True):
+            assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+        assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "true", "what the user wants goes first"
+        assert sys.modules["__main__"] is not main
+    assert "VLLM_NO_USAGE_STATS" not in os.environ
+    assert sys.modules["__main__"] is main
+
+
+def sleeper() -> BaseProcess:
+    process = SPAWN.Process(target=time.sleep, args=(60,))
+    process.start()
+    return process
+
+
+def failing(starts: Starts) -> BaseProcess:
+    """The process of an engine that does not start."""
+    process: list[BaseProcess] = []
+
+    def start() -> None:
+        with starts.starting(on_cpu=True):
+            process.append(sleeper())
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        start()
+    return process[0]
+
+
+def test_of_two_starts_the_one_that_fails_leaves_nothing_and_the_other_stays() -> None:
+    starts = Starts()
+    before = sleeper()
+    with starts.starting(on_cpu=True) as kept:
+        good = sleeper()
+        bad = failing(starts)
+        assert good.is_alive()
+        kept.add(psutil.Process(good.pid))
+    try:
+        assert [psutil.pid_exists(process.pid or 0) for process in (bad, good, before)] == [False, True, True]
+    finally:
+        end_processes(psutil.Process(process.pid) for process in (before, good))
