@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
 from lookahead_agent.bench.statistics import mean
-from lookahead_agent.bench.summary import by_arm, pairs
+from lookahead_agent.bench.summary import by_arm, pairs, rate_ratio
 from lookahead_agent.policy import as_policy
 from lookahead_agent.simulation import Draw, Durations, always, simulate
 from lookahead_agent.theory import asynchronous_speedup, synchronous_speedup
@@ -35,7 +35,7 @@ class Prediction:
         alpha: Measured acceptance rate.
         c: Measured cost ratio: seconds of a draft step over those of a step of the target alone.
         stages: What was let in, and the speedup that is predicted then.
-        measured: Tokens per second against the target alone: median over samples.
+        measured: Tokens per second against the target alone: the median over problems, as in the tables.
     """
 
     task: str
@@ -100,10 +100,10 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
         ("time of verdicts", simulated(always(mean(draft)), always(slow_target), always(verdict))),
         ("spread of steps", simulated(_any_of(draft), _any_of(target), _any_of(verdicts or [0.0]))),
     )
-    ratios = [mine.tokens_per_second / other.tokens_per_second for mine, other in pairs(samples, base)]
-    if not ratios:
+    paired = pairs(samples, base)
+    if not paired:
         return None
-    return Prediction(task, arm, policy.depth, alpha, c, stages, statistics.median(ratios))
+    return Prediction(task, arm, policy.depth, alpha, c, stages, rate_ratio(paired).value)
 
 
 def _any_of(seconds: Sequence[float]) -> Draw:

@@ -177,7 +177,7 @@ def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[s
         right=_right(samples),
         right_difference=right_difference(paired),
         speedup=speedup(paired) if paired else None,
-        rate_ratio=over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second) if paired else None,
+        rate_ratio=rate_ratio(paired) if paired else None,
         seconds=statistics.median(sample.seconds for sample in finished),
         tokens=mean([sample.output_tokens for sample in finished]),
         tokens_per_second=statistics.median(sample.tokens_per_second for sample in finished),
@@ -215,6 +215,11 @@ def over_problems(
 def speedup(paired: Sequence[tuple[Sample, Sample]]) -> Estimate:
     """Seconds of the second of each pair over the first's: the median over problems."""
     return over_problems(lambda mine, base: median_ratio(base, mine), paired, lambda sample: sample.seconds)
+
+
+def rate_ratio(paired: Sequence[tuple[Sample, Sample]]) -> Estimate:
+    """Tokens per second of the first of each pair over the second's: the median over problems."""
+    return over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second)
 
 
 def right_difference(paired: Sequence[tuple[Sample, Sample]]) -> Estimate | None:

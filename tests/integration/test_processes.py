@@ -58,14 +58,18 @@ def wait_for_engines(process: subprocess.Popen[str], count: int) -> list[psutil.
     return children
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_an_interrupted_run(tiny_pair: tuple[Path, Path], sign: signal.Signals) -> None:
-    command = ask(tiny_pair, "--policy", "fast", "--max-tokens", "900", "--temperature", "1.0")
+@pytest.mark.parametrize(
+    ("sign", "policy", "engines"), [(signal.SIGINT, "fast", 2), (signal.SIGTERM, "off", 1), (signal.SIGKILL, "off", 1)]
+)
+def test_nothing_is_left_of_an_interrupted_run(
+    tiny_pair: tuple[Path, Path], sign: signal.Signals, policy: str, engines: int
+) -> None:
+    command = ask(tiny_pair, "--policy", policy, "--max-tokens", "900", "--temperature", "1.0")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
     )
-    children = wait_for_engines(process, 2)
+    children = wait_for_engines(process, 2 * engines)  # vLLM runs each in two processes
     process.send_signal(sign)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sign]

@@ -40,8 +40,8 @@ def test_the_agent_answers_its_default_question(real: ChatLookahead) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_exact_differs_from_off_at_most_by_a_near_tie(real: ChatLookahead, problem: str) -> None:
-    off = real.invoke(problem, policy="off", max_tokens=120)
-    exact = real.invoke(problem, policy="exact", max_tokens=120)
+    off = real.invoke(problem, policy="off", max_tokens=80)
+    exact = real.invoke(problem, policy="exact", max_tokens=80)
     ids = {name: message.response_metadata["token_ids"] for name, message in (("off", off), ("exact", exact))}
     at = first_difference(ids["off"], ids["exact"])
     if at is not None:
@@ -50,7 +50,7 @@ def test_exact_differs_from_off_at_most_by_a_near_tie(real: ChatLookahead, probl
 
 @pytest.mark.timeout(1200)
 def test_balanced_accepts_steps_of_the_draft(real: ChatLookahead) -> None:
-    figures = [real.invoke(problem, max_tokens=160).response_metadata["lookahead"] for problem in PROBLEMS]
+    figures = [real.invoke(problem, max_tokens=110).response_metadata["lookahead"] for problem in PROBLEMS]
     assert all(entry["policy"] == "balanced" for entry in figures)
     assert all(entry["speculation_off"] is None for entry in figures)
     assert sum(entry["accepted"] for entry in figures) > 0

@@ -66,9 +66,15 @@ def p_value(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -
     return float(chi2_contingency(list(zip(*columns, strict=True))).pvalue)
 
 
+@pytest.fixture(scope="module")
+def alone(small: ChatLookahead) -> Counter[tuple[int, ...]]:
+    """How often the target alone gives each reply."""
+    counted, _ = asyncio.run(replies(small, "off"))
+    return counted
+
+
 @pytest.mark.timeout(1200)
-async def test_exact_samples_as_the_target_alone(small: ChatLookahead) -> None:
-    alone, _ = await replies(small, "off")
+async def test_exact_samples_as_the_target_alone(small: ChatLookahead, alone: Counter[tuple[int, ...]]) -> None:
     shapes: list[dict[str, Any]] = [{}, {"width": 2, "depth": 2}]
     for shape in shapes:
         ahead, accepted = await replies(small, steps_of_a_token(verifier="exact", **shape))
@@ -78,9 +84,8 @@ async def test_exact_samples_as_the_target_alone(small: ChatLookahead) -> None:
 
 
 @pytest.mark.timeout(1200)
-async def test_the_test_notices_another_distribution(small: ChatLookahead) -> None:
+async def test_the_test_notices_another_distribution(small: ChatLookahead, alone: Counter[tuple[int, ...]]) -> None:
     """A verifier that accepts by chance lets the draft's distribution in."""
-    alone, _ = await replies(small, "off")
     mixed, accepted = await replies(small, steps_of_a_token(verifier="random", probability=1.0))
     assert accepted > 0.1
     assert p_value(alone, mixed) < SIGNIFICANT

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from langchain_openai import ChatOpenAI
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.vllm_engine import VLLMEngine
-from tests.integration.conftest import TINY_ENGINE, descendants
+from tests.integration.conftest import descendants
 from tests.integration.servers import free_port
 from tests.integration.tiny_models import questions
 from tests.unit.serving import serving
@@ -66,28 +65,11 @@ def unfinished(engine: Any) -> int:
     return count
 
 
-@pytest.fixture
-def small_cache(tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
-    """The tiny pair with so small a cache that two rounds touch all of it: what grows after that is a leak."""
-    arguments = TINY_ENGINE | {"kv_cache_memory_bytes": 1 << 25}
-    target, draft = map(str, tiny_pair)
-    with ChatLookahead(
-        model=target,
-        draft_model=draft,
-        policy="exact",
-        temperature=0,
-        engine_args=arguments,
-        draft_engine_args=arguments,
-    ) as llm:
-        llm.start()
-        yield llm
-
-
 @pytest.mark.timeout(900)
-async def test_sixty_four_streams_of_which_a_third_leave(small_cache: ChatLookahead) -> None:
+async def test_sixty_four_streams_of_which_a_third_leave(tiny: ChatLookahead) -> None:
     figures: list[tuple[float, float]] = []
-    with serving(small_cache, concurrent=24, queue=STREAMS) as (url, writer):
-        engines = small_cache._runtime.running  # type: ignore[union-attr]
+    with serving(tiny, concurrent=24, queue=STREAMS) as (url, writer):
+        engines = tiny._runtime.running  # type: ignore[union-attr]
         assert engines is not None
         pair = (engines.target, engines.draft)
         for seed in range(5):

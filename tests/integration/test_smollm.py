@@ -45,10 +45,7 @@ def test_a_draft_with_another_tokenizer(mixed: ChatLookahead) -> None:
 
 @pytest.mark.timeout(1200)
 def test_exact_stays_the_targets_reply(mixed: ChatLookahead) -> None:
-    ids = [
-        mixed.invoke(PROBLEMS[1], policy=policy).response_metadata["token_ids"]
-        for policy in ("off", "exact", "balanced")
-    ]
+    ids = [mixed.invoke(PROBLEMS[1], policy=policy).response_metadata["token_ids"] for policy in ("off", "exact")]
     if first_difference(ids[0], ids[1]) is not None:
         assert gap_in_nats(mixed, PROBLEMS[1], ids[0], ids[1]) < NEAR_TIE
 

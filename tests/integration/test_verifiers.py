@@ -44,7 +44,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("policy", ["score:score=0", "likelihood:likelihood=-50"])
 def test_draft_first_verifiers_leave_the_target_nothing_to_write(real: ChatLookahead, policy: str) -> None:
-    figures = real.invoke(PROBLEMS[0], policy=policy, max_tokens=120).response_metadata["lookahead"]
+    figures = real.invoke(PROBLEMS[0], policy=policy, max_tokens=90).response_metadata["lookahead"]
     assert figures["speculation_off"] is None
     assert figures["accepted"] > 0
     assert figures["judge_calls"] >= figures["accepted"]
@@ -54,7 +54,7 @@ def test_draft_first_verifiers_leave_the_target_nothing_to_write(real: ChatLooka
 
 @pytest.mark.timeout(1200)
 def test_a_tree_on_the_real_pair(real: ChatLookahead) -> None:
-    figures = real.invoke(PROBLEMS[0], policy="balanced:width=2:depth=2", max_tokens=120).response_metadata["lookahead"]
+    figures = real.invoke(PROBLEMS[0], policy="balanced:width=2:depth=2", max_tokens=90).response_metadata["lookahead"]
     assert figures["speculation_off"] is None
     assert figures["accepted"] > 0
     fates = figures["tokens"]["draft"]

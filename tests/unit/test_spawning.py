@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import json
 import multiprocessing
@@ -9,6 +10,7 @@ import os
 import sys
 import time
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -51,6 +53,34 @@ def test_the_environment_lasts_as_long_as_any_start(monkeypatch: pytest.MonkeyPa
         assert sys.modules["__main__"] is not main
     assert "VLLM_NO_USAGE_STATS" not in os.environ
     assert sys.modules["__main__"] is main
+
+
+def work(folder: Path, *, fails: bool) -> None:
+    atexit.register((folder / "handler").touch)
+    # What Python takes apart as it ends says so, unless it has no time to.
+    sys.modules["taken_apart"] = Goodbye(folder)  # type: ignore[assignment]
+    if fails:
+        raise ValueError("as expected by the test")
+
+
+class Goodbye:
+    """Leaves a file when it is taken apart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "taken apart"
+
+    def __del__(self) -> None:
+        self._file.touch()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_leaves_after_its_exit_handlers_with_its_exit_code(tmp_path: Path, fails: bool) -> None:
+    with Starts().starting(on_cpu=True):
+        process = SPAWN.Process(target=work, args=(tmp_path,), kwargs={"fails": fails})
+        process.start()
+        process.join()
+    assert process.exitcode == fails
+    assert [file.name for file in tmp_path.iterdir()] == ["handler"]
 
 
 def sleeper() -> BaseProcess:
