@@ -15,7 +15,7 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import make_small_vocabulary_pair
 
-REPLIES = 1600
+REPLIES = 1216
 TOGETHER = 32
 # A right decoder fails one run in ten thousand.
 SIGNIFICANT = 1e-4

@@ -75,7 +75,7 @@ def judged(llm: ChatLookahead) -> dict[str, object]:
 @pytest.mark.timeout(1200)
 def test_a_third_model_as_judge() -> None:
     with ChatLookahead(
-        judge_model=SMOLLM2_135M.hub_id, judge_engine_args=JUDGE_ENGINE, policy="judge", temperature=0, max_tokens=70
+        judge_model=SMOLLM2_135M.hub_id, judge_engine_args=JUDGE_ENGINE, policy="judge", temperature=0, max_tokens=60
     ) as llm:
         figures = judged(llm)
         assert figures["speculation_off"] is None
@@ -125,6 +125,6 @@ def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server
 def test_a_judge_that_is_away_leaves_the_target_alone(mixed: ChatLookahead) -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
     with ChatLookahead(
-        model=MIXED, judge_model="smol", judge_url=url, policy="judge", temperature=0, max_tokens=150
+        model=MIXED, judge_model="smol", judge_url=url, policy="judge", temperature=0, max_tokens=80
     ) as llm:
         assert "cannot be reached" in str(judged(llm)["speculation_off"])

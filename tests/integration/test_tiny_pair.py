@@ -21,17 +21,20 @@ def tokens(message: object) -> list[int]:
 
 def test_the_pair_is_worth_testing_on(tiny: ChatLookahead) -> None:
     """Steps are written, and some of the draft's are accepted and some are not."""
-    figures = [tiny.invoke(question).response_metadata["lookahead"] for question in questions(12, seed=1)]
+    figures = [message.response_metadata["lookahead"] for message in tiny.batch(questions(12, seed=1))]
     assert sum(entry["steps"] for entry in figures) > 24
     assert 0 < sum(entry["accepted"] for entry in figures) < sum(entry["steps"] for entry in figures)
 
 
 async def test_exact_is_lossless_when_sampling_with_a_seed(tiny: ChatLookahead) -> None:
-    for seed, question in enumerate(questions(12, seed=9)):
-        alone = await tiny.ainvoke(question, policy="off", temperature=0.8, seed=seed)
-        again = await tiny.ainvoke(question, policy="off", temperature=0.8, seed=seed)
-        ahead = await tiny.ainvoke(question, policy="exact", temperature=0.8, seed=seed)
-        assert tokens(alone) == tokens(again) == tokens(ahead)
+    async def replies(policy: str) -> list[list[int]]:
+        asked = enumerate(questions(12, seed=9))
+        calls = (tiny.ainvoke(question, policy=policy, temperature=0.8, seed=seed) for seed, question in asked)
+        return [tokens(message) for message in await asyncio.gather(*calls)]
+
+    alone = await replies("off")
+    assert await replies("off") == alone
+    assert await replies("exact") == alone
 
 
 async def test_sampling_without_a_seed_differs(tiny: ChatLookahead) -> None:

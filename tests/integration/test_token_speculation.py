@@ -15,7 +15,7 @@ ASKED = questions(12, seed=21)
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str) -> None:
-    alone = [tiny.invoke(question, policy="off").response_metadata["token_ids"] for question in ASKED]
+    alone = [message.response_metadata["token_ids"] for message in tiny.batch(ASKED, policy="off")]
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
@@ -28,7 +28,7 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
         return_token_ids=True,
     ) as llm:
         for policy in ("off", "exact"):
-            replies = [llm.invoke(question, policy=policy).response_metadata for question in ASKED]
+            replies = [message.response_metadata for message in llm.batch(ASKED, policy=policy)]
             assert [reply["token_ids"] for reply in replies] == alone, policy
         assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
         assert llm._runtime is not None
