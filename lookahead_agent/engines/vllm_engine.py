@@ -230,7 +230,7 @@ class VLLMEngine:
         self._closed = True
         try:
             if self._loop is not None and self._loop.is_running():
-                stopped = asyncio.run_coroutine_threadsafe(self._stop_reading(), self._loop)
+                stopped = asyncio.run_coroutine_threadsafe(self._stop_reading(self._llm), self._loop)
                 if threading.current_thread() is not self._loop_thread:
                     wait([stopped], timeout=2.0)
             self._llm.shutdown()
@@ -239,14 +239,11 @@ class VLLMEngine:
             # Collected now and not at interpreter exit, when vLLM's destructor no longer finds what it calls.
             self._llm = None
 
-    async def _stop_reading(self) -> None:
+    async def _stop_reading(self, llm: Any) -> None:
         """End vLLM's reader before what it reads from, else it reports its engine's end as a crash.
 
         Requests that run or start are ended before, or whoever reads them would wait for ever.
         """
-        llm = self._llm
-        if llm is None:
-            return
         llm.output_processor.abort_requests(list(self._running), internal=False)
         reader: asyncio.Task[None] | None = llm.output_handler
         ending = {*self._starting, *([reader] if reader is not None else [])}
