@@ -30,7 +30,7 @@ bench: models ## Measure all modes on this machine, about 43 minutes on 2 cores 
 
 test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
 	@$(BIN)/python -m pytest -n auto tests/unit
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not packaged" tests/integration
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not packaged" tests/integration
 	@$(BIN)/python -m pytest -m packaged tests/integration
 
 test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)

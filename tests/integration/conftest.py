@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,22 +18,14 @@ logging.getLogger("lookahead_agent").setLevel(logging.INFO)
 TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_len": 1024}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    items = [item for item in items if here in item.path.parents]
-    with_tiny = {item.path for item in items if "tiny" in fixtures(item)}
     for item in items:
-        item.add_marker(pytest.mark.integration)
-        if item.path.name == "test_smollm.py" or "real" in fixtures(item):
-            item.add_marker(pytest.mark.packaged)
-        # Of several workers one has the tests that share the tiny pair, so that it is started once.
-        item.add_marker(pytest.mark.xdist_group("tiny" if item.path in with_tiny else item.path.stem))
-
-
-def fixtures(item: pytest.Item) -> Collection[str]:
-    """Names of the fixtures that a test needs, also through others."""
-    return getattr(item, "fixturenames", ())
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+            names = getattr(item, "fixturenames", ())
+            if item.path.name == "test_smollm.py" or "real" in names:
+                item.add_marker(pytest.mark.packaged)
 
 
 @pytest.fixture(scope="session")

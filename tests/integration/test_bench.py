@@ -1,4 +1,4 @@
-"""`bench` and `plan` as whole processes on a tiny pair in real vLLM."""
+"""`bench` as a whole process on a tiny pair in real vLLM."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ import pytest
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, read_results
+from tests.integration.command_line import command
 from tests.integration.conftest import descendants
-from tests.integration.test_processes import COMMAND, ENGINE
-
-
-def command(pair: tuple[Path, Path], name: str, *arguments: str) -> list[str]:
-    return [str(COMMAND), name, "--model", str(pair[0]), "--draft", str(pair[1]), *ENGINE, *arguments]
 
 
 def results(file: Path) -> Results:
@@ -66,27 +62,3 @@ def test_an_interrupted_benchmark_leaves_nothing_and_is_completed_by_the_next(
     turn = measured.turns[str(sample.turn)]
     assert turn.peak_memory is not None
     assert turn.peak_memory > 1 << 28, "the engine's processes count"
-
-
-@pytest.mark.timeout(900)
-def test_a_pair_is_planned_from_its_configurations_alone(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    bare = []
-    for folder in tiny_pair:
-        copy = tmp_path / folder.name
-        copy.mkdir()
-        for file in folder.glob("*.json"):
-            if "safetensors" not in file.name:
-                (copy / file.name).write_bytes(file.read_bytes())
-        for file in folder.glob("*.jinja"):
-            (copy / file.name).write_bytes(file.read_bytes())
-        bare.append(copy)
-    costs = tmp_path / "costs.json"
-    acceptance = ["--alpha", "0.7", "--token-alpha", "0.8", "--step-tokens", "20"]
-    plan = command((bare[0], bare[1]), "plan", "--dummy-weights", *acceptance, "--costs", str(costs), "--json")
-    process = subprocess.run(plan, capture_output=True, text=True, timeout=600, check=False)
-    assert process.returncode == 0, process.stderr
-    planned = json.loads(process.stdout)
-    assert {setting["mode"] for setting in planned["settings"]} == {"off", "sd", "lr", "lr+sd"}
-    assert planned["costs"]["dummy_weights"] is True
-    assert all(seconds > 0 for seconds in planned["costs"]["target"]["seconds"].values())
-    assert costs.is_file()

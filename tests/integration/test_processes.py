@@ -12,32 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration.command_line import command
 from tests.integration.conftest import descendants
-
-COMMAND = Path(sys.executable).parent / "lookahead-agent"
-ENGINE = ["--engine-arg", "dtype=float32", "--engine-arg", "kv_cache_memory_bytes=268435456"]
-ENGINE += ["--engine-arg", "max_model_len=1024"]
 
 
 def ask(pair: tuple[Path, Path], *arguments: str) -> list[str]:
-    return [
-        str(COMMAND),
-        "ask",
-        "A two and three?",
-        "--model",
-        str(pair[0]),
-        "--draft",
-        str(pair[1]),
-        *ENGINE,
-        *arguments,
-    ]
+    return command(pair, "ask", "A two and three?", *arguments)
 
 
 def test_ask_prints_one_json_object_and_exact_has_the_tokens_of_off(tiny_pair: tuple[Path, Path]) -> None:
     results = {}
     for policy in ("off", "exact"):
-        command = ask(tiny_pair, "--policy", policy, "--temperature", "0", "--max-tokens", "120", "--json")
-        process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        asked = ask(tiny_pair, "--policy", policy, "--temperature", "0", "--max-tokens", "120", "--json")
+        process = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=False)
         assert process.returncode == 0, process.stderr
         results[policy] = json.loads(process.stdout)
         assert process.stdout.count("\n") == 1
@@ -64,10 +51,10 @@ def wait_for_engines(process: subprocess.Popen[str], count: int) -> list[psutil.
 def test_nothing_is_left_of_an_interrupted_run(
     tiny_pair: tuple[Path, Path], sign: signal.Signals, policy: str, engines: int
 ) -> None:
-    command = ask(tiny_pair, "--policy", policy, "--max-tokens", "900", "--temperature", "1.0")
+    asked = ask(tiny_pair, "--policy", policy, "--max-tokens", "900", "--temperature", "1.0")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
+        asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
     )
     children = wait_for_engines(process, 2 * engines)  # vLLM runs each in two processes
     process.send_signal(sign)

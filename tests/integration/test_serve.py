@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from langchain_openai import ChatOpenAI
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.vllm_engine import VLLMEngine
+from tests.integration.command_line import COMMAND, command
 from tests.integration.conftest import descendants
 from tests.integration.servers import free_port
 from tests.integration.tiny_models import questions
@@ -25,7 +25,6 @@ from tests.unit.serving import serving
 from tests.waiting import becomes
 
 STREAMS = 64
-COMMAND = Path(sys.executable).parent / "lookahead-agent"
 
 
 async def listen(client: httpx.AsyncClient, url: str, question: str, leave_after: int | None) -> int:
@@ -89,12 +88,11 @@ async def test_sixty_four_streams_of_which_a_third_leave(tiny: ChatLookahead) ->
 
 
 def serve(pair: tuple[Path, Path], port: int) -> subprocess.Popen[str]:
-    engine = ["dtype=float32", "kv_cache_memory_bytes=268435456", "max_model_len=1024"]
-    command = [str(COMMAND), "serve", "--model", str(pair[0]), "--draft", str(pair[1]), "--port", str(port)]
-    command += ["--served-model", "tiny", "--node-policy", "planner=exact", "--policy", "fast"]
-    command += [part for argument in engine for part in ("--engine-arg", argument)]
+    served = ["--port", str(port), "--served-model", "tiny", "--node-policy", "planner=exact", "--policy", "fast"]
     environment = {**os.environ, "LOOKAHEAD_SERVER_KEY": "secret"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command(pair, "serve", *served), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 @pytest.mark.timeout(300)
