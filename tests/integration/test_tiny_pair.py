@@ -21,7 +21,7 @@ def tokens(message: object) -> list[int]:
 
 def test_the_pair_is_worth_testing_on(tiny: ChatLookahead) -> None:
     """Steps are written, and some of the draft's are accepted and some are not."""
-    figures = [message.response_metadata["lookahead"] for message in tiny.batch(questions(12, seed=1))]
+    figures = [tiny.invoke(question).response_metadata["lookahead"] for question in questions(12, seed=1)]
     assert sum(entry["steps"] for entry in figures) > 24
     assert 0 < sum(entry["accepted"] for entry in figures) < sum(entry["steps"] for entry in figures)
 
