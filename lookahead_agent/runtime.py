@@ -203,16 +203,12 @@ class Runtime:
         target, draft = await asyncio.gather(
             self._start_target(target_folder, draft_folder), self._start_draft(draft_folder), return_exceptions=True
         )
-        for failure in (target, draft):
-            if isinstance(failure, BaseException) and not (failure is draft and _is_survived(failure)):
-                await in_daemon_thread(lambda: _release(self._held))
-                raise failure
-        assert not isinstance(target, BaseException)
+        if isinstance(target, BaseException) or isinstance(draft, BaseException):
+            await in_daemon_thread(lambda: _release(self._held))
+            raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
         engines = EngineSet(target)
-        if isinstance(draft, BaseException):
-            problem = str(draft)
-        else:
-            engines.draft = draft
+        engines.draft, late_problem = draft
+        problem = problem or late_problem
         if wants_draft and not spec.runs_here("draft"):
             self._remote_draft = await self._remote_engine("draft")
             problem = await self._connect_draft(engines)
@@ -271,9 +267,17 @@ class Runtime:
             "target", self._spec.models.target.hub_id, folder, {"speculative_config": config} if config else {}
         )
 
-    async def _start_draft(self, folder: Path | None) -> Engine | None:
+    async def _start_draft(self, folder: Path | None) -> tuple[Engine | None, str | None]:
+        """The draft, and if it could not be started, why: the target works without it."""
         draft = self._spec.models.draft
-        return None if folder is None or draft is None else await self._acquire("draft", draft.hub_id, folder)
+        if folder is None or draft is None:
+            return None, None
+        try:
+            return await self._acquire("draft", draft.hub_id, folder), None
+        except ConfigurationError:
+            raise
+        except LookaheadError as error:
+            return None, str(error)
 
     async def _fetch(self, facts: ModelFacts) -> Path:
         return await in_daemon_thread(lambda: fetch(facts, self.progress))
@@ -357,11 +361,6 @@ class Runtime:
         _release(self._held)
         _disconnect(self._connections)
         self._engines = None
-
-
-def _is_survived(failure: BaseException) -> bool:
-    """Whether the target works alone when its draft fails so; what is set wrongly is to be set right."""
-    return isinstance(failure, LookaheadError) and not isinstance(failure, ConfigurationError)
 
 
 def _check_one_vocabulary(target: Path, draft: Path) -> None:

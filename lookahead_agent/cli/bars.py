@@ -38,10 +38,10 @@ class Bars:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._lock = threading.Lock()
-        self._bars = self._no_bars()
+        self._bars = self._new_bars()
         self._lasting = 0
 
-    def _no_bars(self) -> Progress:
+    def _new_bars(self) -> Progress:
         return Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -59,7 +59,6 @@ class Bars:
             self._console.print(f"{description} …", highlight=False)
         with self._lock:
             if self._lasting == 0:
-                self._bars = self._no_bars()
                 self._bars.start()
             self._lasting += 1
             bars = self._bars
@@ -72,3 +71,4 @@ class Bars:
                 self._lasting -= 1
                 if self._lasting == 0:
                     bars.stop()
+                    self._bars = self._new_bars()  # without the lines that are on the terminal already

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections.abc import Iterable
+from multiprocessing.process import BaseProcess
 
 import psutil
 
@@ -34,14 +35,19 @@ def worker_processes() -> set[psutil.Process]:
 
     What the user's program starts otherwise, possibly just now, is not ours to end.
     """
-    workers: set[psutil.Process] = set()
-    for child in multiprocessing.active_children():
+    return families(multiprocessing.active_children())
+
+
+def families(parents: Iterable[BaseProcess]) -> set[psutil.Process]:
+    """Those of `parents` that have not ended, and the processes that they have started."""
+    found: set[psutil.Process] = set()
+    for parent in parents:
         try:
-            process = psutil.Process(child.pid)
-            workers |= {process, *process.children(recursive=True)}
+            process = psutil.Process(parent.pid)
+            found |= {process, *process.children(recursive=True)}
         except psutil.NoSuchProcess:
-            logger.debug("process %d had already ended", child.pid)
-    return workers
+            logger.debug("process %d had already ended", parent.pid)
+    return found
 
 
 def child_processes() -> set[psutil.Process]:
