@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -18,12 +19,16 @@ from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.messages import THINKING_KEY
+from lookahead_agent.modes import Mode, ModeChoice
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.policy_choice import NodePath
 from lookahead_agent.regions import PROMPT_TAIL, Regions, ThinkingTags
 from lookahead_agent.thinking import ThinkingSplitter
 from lookahead_agent.tool_calls import ContentStream, ParsedReply, call_constraint, parse_constrained
 from lookahead_agent.tool_parsers import ToolParser
+
+_TELLING_TOKENS = 24
+"""Tokens of a reply from which what it took says more of its node than of its prompt."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class ChatReply:
         finish_reason: "stop", "length" or "tool_calls".
         report: Where tokens and time went.
         problem: Why there was no speculation, or none to the end; None if there was.
+        chosen: In which mode it was written, and why.
+        engines: How the engines were arranged.
     """
 
     parsed: ParsedReply
@@ -90,6 +97,8 @@ class ChatReply:
     finish_reason: str = "stop"
     report: ReplyReport = field(default_factory=ReplyReport)
     problem: str | None = None
+    chosen: ModeChoice = field(default_factory=lambda: ModeChoice("off", ""))
+    engines: dict[str, Any] = field(default_factory=dict)
 
 
 class ChatCall:
@@ -119,6 +128,26 @@ class ChatCall:
         self._tools = request.options.tools
         self._forced = request.options.tool_choice is not None
         self._verifier = engines.verifier(request.policy)
+        self._chosen = self._mode()
+
+    def _mode(self) -> ModeChoice:
+        """How the reply is written: as the policy commands, else whatever is fastest in this node."""
+        engines, policy = self._engines, self._request.policy
+        tokens: Mode = "sd" if engines.guesses else "off"
+        both: Mode = "lr+sd" if engines.guesses else "lr"
+        if self._verifier is None:
+            return ModeChoice(tokens, "the policy allows no draft step" if not policy.speculates else "no draft engine")
+        if policy.commands_steps:
+            return ModeChoice(both, "the policy says how steps are speculated on")
+        if engines.arranged is None:
+            return ModeChoice(both, "engines were given")
+        modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.guided else (tokens, both)
+        return engines.modes.choose(self._kind, modes, engines.target.in_flight)
+
+    @property
+    def _kind(self) -> str:
+        """What makes replies alike in speed: the node, and which steps may stand there."""
+        return f"{self._request.path}|{self._request.policy.name}"
 
     async def reply(self) -> ChatReply:
         """Write the reply.
@@ -139,6 +168,28 @@ class ChatCall:
                 "shorten them, or raise max_model_len in engine_args"
             )
         sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
+        alone = self._engines.target.in_flight == 0
+        started = time.monotonic()
+        reply = await self._in_its_form(prompt, sampling)
+        if alone and self._engines.target.in_flight == 0:
+            await self._learn(reply, time.monotonic() - started)
+        return reply
+
+    async def _learn(self, reply: ChatReply, seconds: float) -> None:
+        """Remember what the reply took, of which nothing ran beside."""
+        engines, tokens = self._engines, len(reply.token_ids)
+        if tokens < _TELLING_TOKENS or reply.report.speculation_off is not None:
+            return
+        if not self._request.policy.commands_steps:
+            engines.modes.learn(self._kind, self._chosen.mode, seconds / tokens)
+        arranged = engines.arranged
+        if arranged is None or arranged.arrangement is None or arranged.observed is None:
+            return
+        if self._chosen.mode == ("off" if arranged.guessing == "none" else "sd"):
+            await asyncio.to_thread(arranged.observed.learn, arranged.arrangement.name, seconds, tokens)
+
+    async def _in_its_form(self, prompt: list[int], sampling: Sampling) -> ChatReply:
+        request = self._request
         if self._forced:
             several = request.options.parallel_tool_calls is True
             return await self._constrained(prompt, sampling, call_constraint(self._tools, several=several))
@@ -241,14 +292,19 @@ class ChatCall:
         speculate: bool,
     ) -> Reply:
         request, engines = self._request, self._engines
-        verifier = self._verifier if speculate else None
+        steps = speculate and self._chosen.mode in ("lr", "lr+sd")
+        verifier = self._verifier if steps else None
         draft_prompt = await self._draft_prompt() if verifier is not None else None
         return await lookahead(
             ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt),
             engines.target,
             engines.draft,
             verifier,
-            replace(settings_of(request.policy), target_timeout=request.target_timeout),
+            replace(
+                settings_of(request.policy),
+                target_timeout=request.target_timeout,
+                guided=self._chosen.mode in ("sd", "lr+sd"),
+            ),
             on_text,
             self._emit,
         )
@@ -280,13 +336,22 @@ class ChatCall:
             finish,
             report,
             self._engines.problem if missing else report.speculation_off,
+            self._chosen,
+            self._arrangement(),
         )
+
+    def _arrangement(self) -> dict[str, Any]:
+        arranged = self._engines.arranged
+        if arranged is None:
+            return {}
+        return {"guessing": arranged.guessing, "precision": dict(arranged.precision), "reason": arranged.reason}
 
 
 def settings_of(policy: VerifierPolicy) -> DecodingSettings:
     """What of a policy concerns the decoder."""
     fields = DecodingSettings.__dataclass_fields__.keys() & VerifierPolicy.model_fields.keys()
-    return DecodingSettings(**{field: getattr(policy, field) for field in fields})
+    settings = DecodingSettings(**{field: getattr(policy, field) for field in fields - {"depth"}})
+    return replace(settings, depth=policy.steps_ahead)
 
 
 def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
@@ -302,6 +367,9 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             "chosen_by": request.policy.rule,
             "node": request.path.node,
             "path": str(request.path) or None,
+            "mode": reply.chosen.mode,
+            "mode_reason": reply.chosen.reason,
+            "engines": reply.engines,
             "steps": report.steps,
             "accepted": report.accepted,
             "acceptance_rate": report.acceptance_rate,

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -32,8 +32,9 @@ from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.token_speculation import check_token_speculation, guesses_by_draft_model
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.choice import Precision
 from lookahead_agent.messages import THINKING_KEY, question, template_messages
-from lookahead_agent.models import DEFAULT_SET, choose_models
+from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.models.catalogue import RecommendedSampling
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.policy_choice import POLICY_KEY, NodePath, check_policies, choose_policy
@@ -182,9 +183,18 @@ class ChatLookahead(BaseChatModel):
     """Whether `invoke` streams too, so that callbacks get its pieces."""
     stream_steps: bool = False
     """Whether step events also go to LangGraph's `stream_mode="custom"`, as {"lookahead_step": …}."""
-    token_speculation: str | dict[str, Any] = "none"
-    """Token-level speculation inside the target's steps: "none", "ngram", "suffix", "draft_model", or vLLM's
+    depth: Literal["auto"] | Annotated[int, Field(ge=1, le=16)] = "auto"
+    """Steps ahead of policies that do not say. "auto": each node's replies are written in whatever way is fastest here,
+    with draft steps that its policy allows or without; a number commands draft steps."""
+    token_speculation: str | dict[str, Any] = "auto"
+    """Token-level speculation inside the target's steps, which changes no reply: "auto" (whatever is fastest here),
+    "none", "guided" (by what the draft writes beside it), "draft_model", "ngram", "suffix", or vLLM's
     `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
+    precision: Precision = "auto"
+    """Of the target's weights: "bf16", "fp32", "int8", or "auto": on a CPU the fastest of them, on a GPU what the
+    model's folder has."""
+    draft_precision: Precision = "auto"
+    """Of the draft's weights."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`): tensor_parallel_size, quantization, …"""
     draft_engine_args: dict[str, Any] = Field(default_factory=dict)
@@ -210,14 +220,18 @@ class ChatLookahead(BaseChatModel):
 
     @model_validator(mode="after")
     def _check(self) -> ChatLookahead:
-        policies = [as_policy(policy) for policy in (self.policy, *self.policies.values())]
+        policies = [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
         if self.engines is not None:
             return self
         check_tool_parser(self.tool_parser)
         remote = self._remote_models()
-        expects_draft = any(policy.speculates for policy in policies)
         self._check_engine_settings(remote)
-        wants_draft = expects_draft or self.draft_model is not None or guesses_by_draft_model(self.token_speculation)
+        wants_draft = (
+            any(policy.speculates for policy in policies)
+            or self.draft_model is not None
+            or guesses_by_draft_model(self.token_speculation)
+            or (self.token_speculation == "auto" and has_draft(self.model))
+        )
         models = choose_models(
             self.model if self.tokenizer is None else self.tokenizer,
             self.draft_model if self.draft_tokenizer is None else self.draft_tokenizer,
@@ -233,17 +247,21 @@ class ChatLookahead(BaseChatModel):
             self.draft_engine_args,
             self.judge_engine_args,
             remote,
-            self.token_speculation,
+            self.token_speculation if "target" not in remote else "none",
+            self.precision,
+            self.draft_precision,
             self.cores,
         )
-        self._runtime = Runtime.shared(spec, expects_draft=expects_draft)
+        # Behind a server, what the target costs is not known here: steps are the only way to win something.
+        steps = [policy.commands_steps or ("target" in remote and policy.speculates) for policy in policies]
+        self._runtime = Runtime.shared(spec, expects_draft=any(steps))
         self._runtime.use(self._user)
         return self
 
     def _check_engine_settings(self, remote: Mapping[str, RemoteModel]) -> None:
         if "target" not in remote:
             check_token_speculation(self.token_speculation, self.engine_args)
-        elif self.token_speculation != "none":
+        elif self.token_speculation not in ("none", "auto"):
             raise ConfigurationError(
                 "token_speculation is a matter of the target's own server: start it with --speculative-config"
             )
@@ -302,7 +320,7 @@ class ChatLookahead(BaseChatModel):
             return
         if progress is not None:
             self._runtime.progress = progress
-        policies = [as_policy(policy) for policy in (self.policy, *self.policies.values())]
+        policies = [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
         for policy in policies:
             background.run(self._start(policy))
 
@@ -410,7 +428,17 @@ class ChatLookahead(BaseChatModel):
         path = NodePath.read(node) if node else NodePath()
         return choose_policy(
             call=policy, configurable=configurable, path=path, policies=self.policies, default=self.policy
-        )
+        ).with_depth(self.depth)
+
+    def explain(self) -> str:
+        """Say how the engines are arranged and from which figures that was chosen; they must be running."""
+        engines = self.engines or (self._runtime.running if self._runtime is not None else None)
+        if engines is None:
+            return "the engines are not running: call start()"
+        arranged = engines.arranged
+        if arranged is None or not arranged.reason:
+            return "the engines are as they were given"
+        return arranged.reason
 
     def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
         """Check that every entry of `policies` matches a node of a compiled graph or of its subgraphs.
@@ -645,7 +673,7 @@ class ChatLookahead(BaseChatModel):
             path=path,
             policies=self.policies,
             default=self.policy,
-        )
+        ).with_depth(self.depth)
         return policy, path
 
     def _sampling(self, stop: list[str] | None, options: CallOptions) -> Sampling:

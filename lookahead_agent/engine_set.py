@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lookahead_agent.engines.protocol import Engine
+from typing import TYPE_CHECKING
+
+from lookahead_agent.engines.protocol import Engine, Guided
+from lookahead_agent.modes import ModeChooser
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.verifiers import (
     CascadeVerifier,
@@ -22,6 +25,9 @@ from lookahead_agent.verifiers import (
 from lookahead_agent.verifiers.judge import USER_PROMPT
 from lookahead_agent.verifiers.score import PROMPT
 
+if TYPE_CHECKING:
+    from lookahead_agent.arranging import Arranged
+
 
 class EngineSet:
     """Engines that work together.
@@ -31,6 +37,7 @@ class EngineSet:
         draft: The engine that thinks ahead; None: the target alone.
         embedder: Measures similarity for policies that need it.
         judge: Judges step pairs; None: the target does.
+        arranged: How the engines were chosen; None: by the caller.
     """
 
     def __init__(
@@ -39,14 +46,31 @@ class EngineSet:
         draft: Engine | None = None,
         embedder: Embedder | None = None,
         judge: JudgeModel | None = None,
+        *,
+        arranged: Arranged | None = None,
     ) -> None:
         self.target = target
         self.draft = draft
         self.embedder = embedder
         self.judge: JudgeModel | None = judge or EngineJudge(target)
         """None if the one that was wanted could not be started."""
+        self.arranged = arranged
+        self.modes = ModeChooser()
+        """Which way of writing each node's replies get, where that is free."""
         self.problem: str | None = None
         """Why there is no draft, judge or embedder although one was wanted."""
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the target guesses tokens, by whatever method."""
+        if self.arranged is not None:
+            return self.arranged.guessing != "none"
+        return self.guided
+
+    @property
+    def guided(self) -> bool:
+        """Whether the target guesses tokens by what the draft writes beside it, which a reply may do without."""
+        return self.draft is not None and isinstance(self.target, Guided) and self.target.guided
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -25,6 +25,9 @@ _READS: dict[str, frozenset[str]] = {
     "likelihood": frozenset({"likelihood"}),
     "random": frozenset({"probability"}),
 }
+DEFAULT_DEPTH = 4
+"""Steps in flight where steps are speculated on and nothing says how many."""
+
 _PAIRWISE = frozenset({"hedge", "synchronous", "early"})
 
 
@@ -47,7 +50,8 @@ class VerifierPolicy(BaseModel):
         score: Least mark, in [0, 9] (score).
         likelihood: Least mean log-probability, in nats per token (likelihood).
         probability: Of acceptance, in [0, 1] (random).
-        depth: Steps in flight at the front (γ).
+        depth: Steps in flight at the front (γ); "auto": whether steps are speculated on at all, and how many, is
+            chosen by what is fastest.
         width: Draft candidates per position (w), of which the first accepted one is kept.
         draft_temperature: At which candidates after the first are sampled when the reply is greedy.
         delimiter: Text, or compiled pattern, that ends a step.
@@ -72,7 +76,7 @@ class VerifierPolicy(BaseModel):
     score: float = Field(7.0, ge=0, le=9)
     likelihood: float = Field(-0.2, le=0)
     probability: float = Field(0.5, ge=0, le=1)
-    depth: int = Field(4, ge=1, le=16)
+    depth: Literal["auto"] | Annotated[int, Field(ge=1, le=16)] = "auto"
     width: int = Field(1, ge=1, le=8)
     draft_temperature: float = Field(0.7, gt=0)
     delimiter: str | re.Pattern[str] = "\n\n"
@@ -140,6 +144,27 @@ class VerifierPolicy(BaseModel):
         """Whether the policy uses a draft model at all."""
         return self.verifier != "off"
 
+    @property
+    def commands_steps(self) -> bool:
+        """Whether steps are to be speculated on even where that is slower: it is said how, or it is a control."""
+        if not self.speculates:
+            return False
+        given = self.depth != "auto" or self.synchronous or self.width > 1
+        return given or self.draft_first or self.verifier == "random"
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps in flight where steps are speculated on."""
+        return DEFAULT_DEPTH if self.depth == "auto" else self.depth
+
+    def with_depth(self, depth: int | Literal["auto"]) -> VerifierPolicy:
+        """The same policy with this depth, unless it has one of its own or uses none."""
+        if depth == "auto" or not self.speculates or self.depth != "auto":
+            return self
+        policy = self.model_copy(update={"depth": depth})
+        policy._rule = self._rule
+        return policy
+
     def chosen_by(self, rule: str) -> VerifierPolicy:
         """The same policy, which remembers what chose it."""
         policy = self.model_copy()
@@ -172,7 +197,12 @@ class VerifierPolicy(BaseModel):
             "likelihood": f"has a mean log-probability of {self.likelihood:g} under the target",
             "random": f"is drawn with probability {self.probability:g}",
         }
-        shape = f"{self.depth} steps ahead" + (f" with {self.width} candidates each" if self.width > 1 else "")
+        if self.commands_steps:
+            shape = f"{self.steps_ahead} steps ahead" + (
+                f" with {self.width} candidates each" if self.width > 1 else ""
+            )
+        else:
+            shape = "steps ahead where that is fastest"
         compared = self.compares_results and self.verifier in ("embedding", "judge", "cascade")
         same = ", and has the same numbers, units and equations" if compared else ""
         answer = "; the final answer is the target's" if self.answer_from_target else ""
@@ -208,7 +238,7 @@ POLICIES: dict[str, VerifierPolicy] = {
         VerifierPolicy(name="fast", verifier="embedding", similarity=0.85),
         # SpecReason goes step by step: the draft waits for its mark.
         VerifierPolicy(name="specreason", verifier="score", score=7.0, depth=1),
-        VerifierPolicy(name="random", verifier="random", probability=0.5),
+        VerifierPolicy(name="random", verifier="random", probability=0.5, depth=DEFAULT_DEPTH),
     )
 }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from lookahead_agent import background
+from lookahead_agent.arranging import Arranged, Wanted, arrange, judge_arguments
 from lookahead_agent.background import in_daemon_thread
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
@@ -21,10 +22,10 @@ from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared import POOL
-from lookahead_agent.engines.token_speculation import guesses_by_draft_model, speculative_config
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_engine import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, LookaheadError
+from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import ResolvedSet, fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.policy import VerifierPolicy
@@ -52,7 +53,9 @@ class RuntimeSpec:
         draft_arguments: Arguments of the draft's vLLM engine.
         judge_arguments: Arguments of the judge's vLLM engine.
         remote: The models that are behind servers, by role: "target", "draft", "judge", "embedding".
-        token_speculation: Method of token-level speculation inside the target's engine.
+        token_speculation: Method of token-level speculation inside the target's engine, or "auto".
+        precision: Of the target's weights.
+        draft_precision: Of the draft's.
         cores: CPU cores as (target, draft) in vLLM's notation; None: chosen. A judge shares the draft's.
     """
 
@@ -61,7 +64,9 @@ class RuntimeSpec:
     draft_arguments: Mapping[str, Any] = field(default_factory=dict)
     judge_arguments: Mapping[str, Any] = field(default_factory=dict)
     remote: Mapping[str, RemoteModel] = field(default_factory=dict)
-    token_speculation: str | Mapping[str, Any] = "none"
+    token_speculation: str | Mapping[str, Any] = "auto"
+    precision: Precision = "auto"
+    draft_precision: Precision = "auto"
     cores: tuple[str, str] | None = None
 
     @property
@@ -90,8 +95,9 @@ class Runtime:
 
     Args:
         spec: Which engines.
-        expects_draft: Whether some policy of the chat model needs the draft. If none does, the target gets all
-            cores; should a call then ask for the draft all the same, the target is started anew on its share.
+        expects_draft: Whether some policy of the chat model commands that steps are speculated on, which takes a draft
+            with an engine of its own. If none does, what is fastest is started; should a call then command steps all
+            the same, the engines are started anew.
         progress: Told about downloads and starts.
     """
 
@@ -103,6 +109,7 @@ class Runtime:
             require_vllm()
         self._spec = spec
         self._with_draft = expects_draft and spec.has_draft
+        self._arranged = Arranged(None, None)
         self.progress = progress or LogProgress()
         self._engines: EngineSet | None = None
         self._embedder_problem: str | None = None
@@ -159,16 +166,16 @@ class Runtime:
             EngineStartError: The target could not be started.
         """
         async with self._changed:
-            if self._engines is None or (policy.speculates and not self._with_draft):
+            if self._engines is None or self._lacks_draft(policy):
                 await self._changed.wait_for(lambda: self._calls == 0)
                 await self._start(policy)
             engines = self._engines
             assert engines is not None
             if policy.speculates:
                 self._look_for_draft(engines)
-            if policy.embeds:
+            if engines.draft is not None and policy.embeds:
                 await self._load_embedder(engines)
-            if policy.asks_judge:
+            if engines.draft is not None and policy.asks_judge:
                 await self._start_judge(engines)
             self._calls += 1
         try:
@@ -178,44 +185,67 @@ class Runtime:
                 self._calls -= 1
                 self._changed.notify_all()
 
+    def _lacks_draft(self, policy: VerifierPolicy) -> bool:
+        """Whether a policy commands what the engines that are running were not started for."""
+        return policy.commands_steps and not self._with_draft and self._arranged.draft is None
+
     async def _start(self, policy: VerifierPolicy) -> None:
-        if self._engines is not None and not (policy.speculates and not self._with_draft):
+        if self._engines is not None and not self._lacks_draft(policy):
             return  # another call started them while this one waited
         spec, models = self._spec, self._spec.models
-        if policy.speculates and not spec.has_draft:
+        if policy.commands_steps and not spec.has_draft:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
-        self._with_draft = self._with_draft or policy.speculates
+        self._with_draft = self._with_draft or policy.commands_steps
         self._engines = None
         await in_daemon_thread(lambda: _release(self._held))
         _disconnect(self._connections)
-        wants_draft = self._with_draft and spec.has_draft
-        problem, draft_folder = None, None
-        target_folder = await self._fetch(models.target) if spec.runs_here("target") else None
-        if wants_draft and spec.runs_here("draft"):
-            assert models.draft is not None
+        problem, target_folder, draft_folder = None, None, None
+        if spec.runs_here("target"):
+            target_folder = await self._fetch(models.target)
+        if models.draft is not None and spec.runs_here("draft") and self._may_use_draft():
             try:
                 draft_folder = await self._fetch(models.draft)
             except LookaheadError as error:  # never worse than the target alone
                 problem = str(error)
+        arranged = self._arranged = await self._arrange(target_folder, draft_folder)
         # Each loads on cores of its own, and takes as long as the other; waited for both, so that none is left behind.
         target, draft = await asyncio.gather(
-            self._start_target(target_folder, draft_folder), self._start_draft(draft_folder), return_exceptions=True
+            self._start_target(arranged), self._start_draft(arranged), return_exceptions=True
         )
         if isinstance(target, BaseException) or isinstance(draft, BaseException):
             await in_daemon_thread(lambda: _release(self._held))
             raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
-        engines = EngineSet(target)
+        engines = EngineSet(target, arranged=arranged)
         engines.draft, late_problem = draft
         problem = problem or late_problem
-        if wants_draft and not spec.runs_here("draft"):
+        if not spec.runs_here("draft") and self._may_use_draft():
             self._remote_draft = await self._remote_engine("draft")
             problem = await self._connect_draft(engines)
         if problem is not None:
             logger.warning("running without the draft model: %s", problem)
             engines.problem = problem
         self._engines = engines
+
+    def _may_use_draft(self) -> bool:
+        """Whether the draft may be of use: for steps, or to guess tokens."""
+        method = self._spec.token_speculation
+        name = method if isinstance(method, str) else method.get("method")
+        return self._with_draft or name in ("auto", "draft_model", "guided")
+
+    async def _arrange(self, target: Path | None, draft: Path | None) -> Arranged:
+        spec = self._spec
+        wanted = Wanted(
+            spec.token_speculation if target is not None else "none",
+            spec.precision,
+            spec.draft_precision,
+            spec.target_arguments,
+            spec.draft_arguments,
+            draft_engine=(self._with_draft or not spec.runs_here("target")) and draft is not None,
+        )
+        # The model's own arguments go before what is chosen here, so that nothing is decided that cannot be.
+        return await in_daemon_thread(lambda: arrange(wanted, target, draft, self.progress))
 
     async def _remote_engine(self, role: str) -> OpenAIEngine:
         """An engine over this role's servers, not connected yet."""
@@ -251,29 +281,21 @@ class Runtime:
         engines.draft = self._remote_draft
         return None
 
-    async def _start_target(self, folder: Path | None, draft_folder: Path | None) -> Engine:
-        if folder is None:
+    async def _start_target(self, arranged: Arranged) -> Engine:
+        if arranged.target is None:
             engine = await self._remote_engine("target")
             await engine.connect()
             return engine
-        method = self._spec.token_speculation
-        draft = self._spec.models.draft
-        if guesses_by_draft_model(method) and draft_folder is None and draft is not None:
-            draft_folder = await self._fetch(draft)
-        config = speculative_config(method, draft_folder, on_cpu=runs_on_cpu())
-        if config is not None and config.get("method") == "draft_model":
-            await asyncio.to_thread(_check_one_vocabulary, folder, Path(config["model"]))
-        return await self._acquire(
-            "target", self._spec.models.target.hub_id, folder, {"speculative_config": config} if config else {}
-        )
+        name = self._spec.models.target.hub_id
+        return await self._acquire("target", name, arranged.target, arranged.target_arguments)
 
-    async def _start_draft(self, folder: Path | None) -> tuple[Engine | None, str | None]:
+    async def _start_draft(self, arranged: Arranged) -> tuple[Engine | None, str | None]:
         """The draft, and if it could not be started, why: the target works without it."""
         draft = self._spec.models.draft
-        if folder is None or draft is None:
+        if arranged.draft is None or draft is None:
             return None, None
         try:
-            return await self._acquire("draft", draft.hub_id, folder), None
+            return await self._acquire("draft", draft.hub_id, arranged.draft, arranged.draft_arguments), None
         except ConfigurationError:
             raise
         except LookaheadError as error:
@@ -298,9 +320,11 @@ class Runtime:
     def _config(self, role: str, folder: Path, more_arguments: Mapping[str, Any]) -> VLLMConfig:
         spec = self._spec
         given = {"target": spec.target_arguments, "draft": spec.draft_arguments, "judge": spec.judge_arguments}[role]
-        arguments = {**given, **more_arguments}
+        arguments = {**more_arguments, **given}
+        if "additional_config" in more_arguments and "additional_config" in given:
+            arguments["additional_config"] = {**more_arguments["additional_config"], **given["additional_config"]}
         cores = None
-        both = self._with_draft and spec.runs_here("target", "draft")
+        both = self._arranged.draft is not None and spec.runs_here("target", "draft")
         if runs_on_cpu():
             chosen = spec.cores
             if chosen is None:
@@ -327,7 +351,8 @@ class Runtime:
         elif models.judge is not None and models.judge != models.target:
             try:
                 folder = await self._fetch(models.judge)
-                engines.judge = EngineJudge(await self._acquire("judge", models.judge.hub_id, folder))
+                arguments = await in_daemon_thread(lambda: judge_arguments(self._spec.judge_arguments, folder))
+                engines.judge = EngineJudge(await self._acquire("judge", models.judge.hub_id, folder, arguments))
             except ConfigurationError:
                 raise
             except LookaheadError as error:
@@ -361,19 +386,6 @@ class Runtime:
         _release(self._held)
         _disconnect(self._connections)
         self._engines = None
-
-
-def _check_one_vocabulary(target: Path, draft: Path) -> None:
-    """Token-level speculation guesses the target's tokens, so the draft must have the same.
-
-    Raises:
-        ConfigurationError: It has not.
-    """
-    if HFTokenizer(target).fingerprint != HFTokenizer(draft).fingerprint:
-        raise ConfigurationError(
-            f"{draft.name} has another tokenizer than {target.name}, and draft_model speculation guesses tokens: "
-            "choose another method (as a draft of steps, which are exchanged as text, it will do)"
-        )
 
 
 def _release(held: list[VLLMConfig]) -> None:

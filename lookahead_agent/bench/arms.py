@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from lookahead_agent.bench.config import BASELINE, NODES, BenchConfig, ModeName, TaskConfig
+from lookahead_agent.bench.config import BASELINE, LOOKAHEAD, NODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.policy import as_policy
+from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 from lookahead_agent.templates import template
 
 _DEFAULT_POLICY = "balanced"
@@ -35,20 +35,25 @@ class Arm:
     @property
     def name(self) -> str:
         """Short name for tables; different arms have different ones."""
-        if self.mode not in ("lr", "lr+sd"):
+        if self.mode not in LOOKAHEAD:
             return self.mode
         policy = "" if self.policy == NODES else f" {self.policy}"
         return f"{self.mode}{policy}" + (f" {self.changes.replace(':', ' ')}" if self.changes else "")
 
     @property
     def speculates_on_steps(self) -> bool:
-        """Whether a draft model writes steps."""
-        return self.mode not in ("off", "sd")
+        """Whether a draft model writes steps, be it only where that is fastest."""
+        return self.mode not in ("off", "sd", "guided")
 
-    @property
-    def speculates_on_tokens(self) -> bool:
-        """Whether tokens are guessed inside the target's steps."""
-        return self.mode in ("sd", "lr+sd")
+    def token_speculation(self, method: str | dict[str, Any]) -> str | dict[str, Any]:
+        """How tokens are guessed inside the target's steps.
+
+        Args:
+            method: The benchmark's, of "sd" and "lr+sd".
+        """
+        if self.mode in ("sd", "lr+sd"):
+            return method
+        return {"auto": "auto", "guided": "guided", "lr+guided": "guided"}.get(self.mode, "none")
 
     @property
     def policy_of_call(self) -> str | None:
@@ -83,8 +88,9 @@ def arms_of(task: TaskConfig) -> list[Arm]:
     """
     arms = []
     for mode in task.modes:
-        if mode not in ("lr", "lr+sd"):
-            arms.append(Arm(mode, mode if mode in ("specreason", "random") else "off"))
+        if mode not in LOOKAHEAD:
+            own_policy = {"specreason": "specreason", "random": "random", "auto": NODES}
+            arms.append(Arm(mode, own_policy.get(mode, "off")))
             continue
         for policy, depth, width, schedule in product(
             task.policies, task.depths or (None,), task.widths or (None,), task.schedules
@@ -114,13 +120,16 @@ def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead
         LookaheadError: The models cannot work.
     """
     default, nodes = arm.policies(template_policies(task))
+    tokens = arm.token_speculation(config.token_speculation)
     fields: dict[str, Any] = {
         "model": config.model,
-        "draft_model": config.draft_model if arm.speculates_on_steps or arm.speculates_on_tokens else None,
+        "draft_model": config.draft_model if arm.speculates_on_steps or tokens != "none" else None,
         "engine_args": config.engine_args,
         "policy": default,
         "policies": nodes,
-        "token_speculation": config.token_speculation if arm.speculates_on_tokens else "none",
+        "depth": DEFAULT_DEPTH if arm.mode in LOOKAHEAD else "auto",
+        "token_speculation": tokens,
+        "precision": "auto" if arm.mode == "auto" else config.precision,
         "temperature": config.temperature,
         "top_p": config.top_p,
         "max_tokens": task.max_tokens,
@@ -134,8 +143,8 @@ def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead
     # one that loads the draft, and `policy_of_call` what counts.
     shares_engines = arm.mode == BASELINE and not runs_on_cpu()
     if shares_engines:
-        fields |= {"policy": "exact", "draft_model": config.draft_model}
-    if arm.speculates_on_steps or shares_engines:
+        fields |= {"policy": "exact", "depth": DEFAULT_DEPTH, "draft_model": config.draft_model}
+    if arm.speculates_on_steps or tokens == "guided" or shares_engines:
         fields |= {
             "draft_url": config.draft_url,
             "judge_url": config.judge_url,

@@ -12,10 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.problems import OWN
 from lookahead_agent.errors import ConfigurationError, in_words
+from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 
-ModeName = Literal["off", "sd", "lr", "lr+sd", "specreason", "random"]
-"""The target alone; with token-level speculation; Lookahead Reasoning; both; and two baselines at the step level."""
+ModeName = Literal["off", "auto", "sd", "guided", "lr", "lr+sd", "lr+guided", "specreason", "random"]
+"""The target alone; what the library does by itself; token-level speculation; the same by what the draft writes beside
+the target; Lookahead Reasoning; with each of the two; and two baselines at the step level."""
 
 TaskName = Literal["questions", "plan_execute", "react", "rewoo", "reflection", "supervisor", "self_consistency"]
 """Questions to the chat model itself, or a template that is given them."""
@@ -24,6 +26,8 @@ MODES: tuple[ModeName, ...] = get_args(ModeName)
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 BASELINE: ModeName = "off"
+LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+guided")
+"""The modes that policies, depths, widths and schedules are for."""
 
 NODES = "nodes"
 """In place of a policy: the template's own, node by node ("balanced" for plain questions)."""
@@ -41,9 +45,9 @@ class TaskConfig(BaseModel):
         skip: Problems to leave out at the file's beginning.
         prompt: Put after each question, after a blank line.
         modes: What is compared; "off" is always measured too.
-        policies: Verifier policies of "lr" and "lr+sd", with changes as in "balanced:depth=8"; "nodes" for the
+        policies: Verifier policies of lookahead, with changes as in "balanced:depth=8"; "nodes" for the
             template's own.
-        depths: Depths (γ) to try of each of them; none: the policy's own.
+        depths: Depths (γ) to try of each of them; none: the policy's own, else 4.
         widths: Widths (w) to try; none: the policy's own.
         schedules: "async", and "sync" for the paper's simpler variant.
         samples: Replies to each problem in each way; sample s has the seed `seed + s`.
@@ -60,7 +64,7 @@ class TaskConfig(BaseModel):
     limit: int | None = Field(None, ge=1)
     skip: int = Field(0, ge=0)
     prompt: str = ""
-    modes: tuple[ModeName, ...] = MODES
+    modes: tuple[ModeName, ...] = ("off", "auto")
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
@@ -86,10 +90,12 @@ class TaskConfig(BaseModel):
             object.__setattr__(self, "name", self.task)
         if not self.policies or not self.schedules:
             raise ValueError("policies and schedules need an entry each")
-        if not {"lr", "lr+sd"} & set(self.modes):
+        if not set(LOOKAHEAD) & set(self.modes):
             given = self.model_fields_set & {"policies", "depths", "widths", "schedules"}
             if given:
-                raise ValueError(f"{', '.join(sorted(given))} are for the modes lr and lr+sd, which are not measured")
+                raise ValueError(
+                    f"{', '.join(sorted(given))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
+                )
         return self
 
 
@@ -110,6 +116,7 @@ class BenchConfig(BaseModel):
         draft_engine_args: Of the draft's.
         judge_engine_args: Of the judge's.
         token_speculation: The method of "sd" and "lr+sd": as `ChatLookahead.token_speculation`.
+        precision: Of the target's weights in all modes but "auto", which chooses its own: as `ChatLookahead.precision`.
         extra_device_for_draft: The paper's arrangement: "off" and "sd" run on the target's share of the machine alone,
             and the draft has a device more: on a CPU other cores, else the GPU of `draft_url`. Without it every mode
             has the same cores or devices.
@@ -136,6 +143,7 @@ class BenchConfig(BaseModel):
     draft_engine_args: dict[str, Any] = Field(default_factory=dict)
     judge_engine_args: dict[str, Any] = Field(default_factory=dict)
     token_speculation: str | dict[str, Any] = "draft_model"
+    precision: Precision = "auto"
     extra_device_for_draft: bool = False
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -81,7 +81,7 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
         replies = [
             simulate(
                 alpha,
-                policy.depth,
+                policy.steps_ahead,
                 durations,
                 steps=length,
                 width=policy.width,
@@ -94,7 +94,7 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
         return length * mean(alone) / mean([reply.seconds for reply in replies])
 
     stages = (
-        ("formula", formula(alpha, min(c, 1.0), policy.depth)),
+        ("formula", formula(alpha, min(c, 1.0), policy.steps_ahead)),
         ("replies of their length", simulated(always(mean(draft)), always(mean(alone)), always(0.0))),
         ("fewer cores and batches", simulated(always(mean(draft)), always(slow_target), always(0.0))),
         ("time of verdicts", simulated(always(mean(draft)), always(slow_target), always(verdict))),
@@ -103,7 +103,7 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
     paired = pairs(samples, base)
     if not paired:
         return None
-    return Prediction(task, arm, policy.depth, alpha, c, stages, rate_ratio(paired).value)
+    return Prediction(task, arm, policy.steps_ahead, alpha, c, stages, rate_ratio(paired).value)
 
 
 def _any_of(seconds: Sequence[float]) -> Draw:

@@ -56,6 +56,8 @@ def agent(
         typer.Option("--checkpoints", help="SQLite file of the checkpoints, or a database: postgresql://…"),
     ] = None,
     token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
     trace: Annotated[
         Path | None,
@@ -84,6 +86,8 @@ def agent(
         draft_url=draft_url,
         policy=policy,
         token_speculation=token_speculation,
+        precision=precision,
+        draft_precision=draft_precision,
         policies={node: options.policy_of(name, depth) for node, name in policies.items()},
         seed=seed,
         max_tokens=max_tokens,

@@ -27,6 +27,8 @@ def ask(
     max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = None,
     token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -41,6 +43,8 @@ def ask(
         draft_url=draft_url,
         policy=options.policy_of(policy, depth),
         token_speculation=token_speculation,
+        precision=precision,
+        draft_precision=draft_precision,
         seed=seed,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -63,8 +67,8 @@ def ask(
         figures = whole.response_metadata["lookahead"]
         tokens = whole.usage_metadata["output_tokens"] if whole.usage_metadata else 0
         Console(stderr=True).print(
-            f"[dim]{figures['policy']}: {figures['accepted']} of {figures['steps']} steps from the draft, "
-            f"{tokens} tokens in {figures['seconds']['total']:.1f} s[/]",
+            f"[dim]{figures['policy']} ({figures['mode']}): {figures['accepted']} of {figures['steps']} steps from the "
+            f"draft, {tokens} tokens in {figures['seconds']['total']:.1f} s[/]",
             highlight=False,
         )
 

@@ -45,7 +45,7 @@ def run(
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
     policies: Annotated[
         str | None,
-        typer.Option("--policies", help='Verifier policies of lr and lr+sd; "nodes" for each template\'s own.'),
+        typer.Option("--policies", help='Verifier policies of lookahead; "nodes" for each template\'s own.'),
     ] = None,
     depths: Annotated[str | None, typer.Option("--depths", help="Depths to try, such as 1,2,4,8.")] = None,
     widths: Annotated[str | None, typer.Option("--widths", help="Widths to try, such as 1,2.")] = None,
@@ -60,6 +60,10 @@ def run(
     judge: Annotated[str | None, typer.Option("--judge", help="A judge of its own.")] = None,
     token_speculation: Annotated[
         str | None, typer.Option("--token-speculation", help="Of the modes sd and lr+sd: ngram, suffix, draft_model.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", help="Of the target in all modes but auto: auto, bf16, fp32 or int8."),
     ] = None,
     extra_device_for_draft: Annotated[
         bool,
@@ -102,6 +106,7 @@ def run(
         "token_speculation": token_speculation,
         "temperature": temperature,
         "seed": seed,
+        "precision": precision,
         "extra_device_for_draft": extra_device_for_draft or None,
         "engine_args": arguments or None,
         "draft_engine_args": arguments or None,

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
 
@@ -33,13 +34,23 @@ Policy = Annotated[
 TokenSpeculationMethod = Annotated[
     str,
     typer.Option(
-        "--token-speculation", help="none, ngram, suffix or draft_model: guess tokens inside the target's steps."
+        "--token-speculation",
+        help="Guess tokens inside the target's steps: auto, none, guided, draft_model, ngram or suffix.",
     ),
 ]
 Depth = Annotated[
     int | None,
-    typer.Option("--depth", min=1, max=16, help="Steps in flight at the front (γ). Default: the policy's."),
+    typer.Option(
+        "--depth",
+        min=1,
+        max=16,
+        help="Steps in flight at the front (γ), even where that is slower. Default: whatever is fastest.",
+    ),
 ]
+TargetPrecision = Annotated[
+    Precision, typer.Option("--precision", help="Of the target's weights. Default: the fastest without loss.")
+]
+DraftPrecision = Annotated[Precision, typer.Option("--draft-precision", help="Of the draft's weights.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")]
 Temperature = Annotated[
@@ -57,7 +68,7 @@ EngineArgument = Annotated[
 ]
 
 DEFAULT_MODEL = DEFAULT_SET
-DEFAULT_TOKEN_SPECULATION = "none"
+DEFAULT_TOKEN_SPECULATION = "auto"
 DEFAULT_POLICY = "balanced"
 DEFAULT_MAX_TOKENS = 1024
 

@@ -38,6 +38,8 @@ def serve(
         str | None, typer.Option("--served-model", help="The model's name here. Default: as given with --model.")
     ] = None,
     token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = 4096,
     max_prompt_tokens: Annotated[
@@ -76,6 +78,8 @@ def serve(
         policy=options.policy_of(policy, None),
         policies=dict(_pair(entry) for entry in node_policy or ()),
         token_speculation=token_speculation,
+        precision=precision,
+        draft_precision=draft_precision,
         max_tokens=max_tokens,
     )
     settings = ServerSettings.model_validate(

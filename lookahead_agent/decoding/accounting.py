@@ -16,16 +16,18 @@ class TokenFates:
         committed: Part of the reply.
         rejected: In steps that were complete and not used.
         aborted: In steps that were stopped before they were complete.
+        guesses: Written only to be guessed by: they were to be in no step.
     """
 
     committed: int = 0
     rejected: int = 0
     aborted: int = 0
+    guesses: int = 0
 
     @property
     def generated(self) -> int:
         """All of them."""
-        return self.committed + self.rejected + self.aborted
+        return self.committed + self.rejected + self.aborted + self.guesses
 
 
 class BusyClock:
@@ -95,6 +97,7 @@ class ReplyReport:
             mine.committed += others.committed
             mine.rejected += others.rejected
             mine.aborted += others.aborted
+            mine.guesses += others.guesses
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_off = self.speculation_off or other.speculation_off
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -33,11 +33,12 @@ from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.output import ReplyText
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
+from lookahead_agent.decoding.shadow import Shadow
 from lookahead_agent.decoding.step_events import OnStep, StepEvent, StepEventKind
 from lookahead_agent.decoding.tree import Node, Source
 from lookahead_agent.decoding.vocabulary import Vocabularies
 from lookahead_agent.decoding.writing import Stream, WriteJob
-from lookahead_agent.engines.protocol import Engine, Sampling
+from lookahead_agent.engines.protocol import Engine, Guided, Guides, Sampling
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.regions import PROMPT_TAIL
 from lookahead_agent.step import Step, StepEnd
@@ -71,7 +72,8 @@ async def lookahead(
         request: What to reply to.
         target: The engine whose quality the reply has.
         draft: The engine that thinks ahead. None: the target alone.
-        verifier: Decides which draft steps are kept. None: the target alone.
+        verifier: Decides which draft steps are kept. None: only the target's are, which then guesses tokens by what
+            the draft writes if it is a guided one.
         settings: How far to look ahead.
         on_text: Called in the event loop with each piece of text as soon as it is certain.
         on_step: Called in the event loop with what happens to each step.
@@ -136,6 +138,31 @@ class _Driver:
         self._closing: set[asyncio.Task[None]] = set()
         # The stream of the job whose step was just written, for the job that writes the step after it.
         self._open: dict[int, Stream] = {}
+        self._guides = self._guides_of(target, draft)
+        self._shadow: Shadow | None = None
+        self._followed: Stream | None = None  # which of the target's streams the shadow follows
+        if self._guides is not None:
+            self._shadow = Shadow(
+                draft,
+                self._guides,
+                replace(request.sampling, stop=(), structured=None),
+                self._report.draft_tokens,
+                partial(self._at_work, Source.DRAFT.value),
+                min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length),
+            )
+
+    def _guides_of(self, target: Engine, draft: Engine) -> Guides | None:
+        """Where a guided target finds its guesses; None if it gets none.
+
+        A seed fixes a sampled reply, and guesses, which come when they come, change which random numbers it takes.
+        """
+        sampling = self._request.sampling
+        seeded = sampling.seed is not None and sampling.temperature > 0
+        if not self._settings.guided or seeded or draft is target or not self._vocabularies.shared:
+            return None
+        if not isinstance(target, Guided) or not target.guided:
+            return None
+        return target.guides(self._request.prompt_ids)
 
     def _segmentation(self, engine: Engine) -> Segmentation:
         regions = self._request.regions
@@ -233,6 +260,8 @@ class _Driver:
                 await asyncio.wait({reader})
             await stream.close()
 
+        if stream is self._followed:
+            self._leave_shadow()
         self._fates(stream).aborted += len(stream.unread)
         stream.unread.clear()
         task = self._loop.create_task(close())
@@ -256,12 +285,15 @@ class _Driver:
         else:
             prompt = [*self._prompt(source), *reply]
             deltas = engine.generate(prompt, replace(sampling, max_tokens=max(1, budget)))
-            stream = Stream(source, sampling, deltas, engine.tokenizer.stream(prompt))
+            guide = self._guides.begin(prompt) if self._guides is not None and source is Source.DRAFT else None
+            stream = Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), guide)
         rules = self._rules[source]
         if self._machine.awaits_thinking and self._request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
         written = WriteJob(node, stream, Segmenter(rules, stream.text, before, budget), live, self._now())
         self._writing[job] = written
+        if live and stream is not self._followed:
+            self._shadow_follows(written, reply)
         self._spawn(job, partial(self._write, job, written))
 
     def _prompt(self, source: Source) -> tuple[int, ...]:
@@ -326,12 +358,16 @@ class _Driver:
                     if step is not None:
                         return self._written(job, written, step)
                     self._look_for_refutation(written)
-                if not await self._read(stream):
+                if await self._read(stream):
+                    self._show_shadow(written)
+                else:
                     if stream.finish_reason is None:
                         raise EngineError("the engine ended a reply without saying why")
                     return self._written(job, written, written.segmenter.close(stream.finish_reason))
 
     def _written(self, job: int, written: WriteJob, step: Step) -> StepWritten:
+        if written.stream is self._followed and not written.live:
+            self._leave_shadow()  # the draft has the next step to write
         if written.stream.source is Source.DRAFT:
             ids, _ = self._reply_until(written.node)
             self._draft_ids[job] = step.token_ids
@@ -363,6 +399,47 @@ class _Driver:
                 return await work
         except TimeoutError as error:
             raise EngineError(f"{who} gave no sign of life for {limit:g} s") from error
+
+    # Guessing
+
+    def _show_shadow(self, written: WriteJob) -> None:
+        """Have the shadow follow what a target stream has just brought."""
+        stream = written.stream
+        if self._shadow is None or stream.source is Source.DRAFT:
+            return
+        if stream is self._followed:
+            self._shadow.follow(stream.unread)
+        elif written.node is self._machine.front and self._has_left_draft(written):
+            self._shadow_follows(written, self._reply_until(written.node)[0])
+
+    def _has_left_draft(self, written: WriteJob) -> bool:
+        """Whether the draft's candidate for a step cannot tell the target any more what follows."""
+        candidates = written.node.open_candidates
+        if written.live or not candidates:
+            return True
+        candidate = candidates[0]
+        draft = self._writing.get(candidate.node.job if candidate.node is not None else candidate.job or 0)
+        if draft is None:
+            return True
+        mine, drafts = [*written.segmenter.token_ids, *written.stream.unread], draft.segmenter.token_ids
+        both = min(len(mine), len(drafts))
+        if any(mine[index] != drafts[index] for index in range(written.as_drafted, both)):
+            return True
+        written.as_drafted = both
+        return False
+
+    def _shadow_follows(self, written: WriteJob, reply: Sequence[int]) -> None:
+        """Have the shadow follow a step of the target from where it is."""
+        if self._shadow is None or self._shadow.failure is not None:
+            return
+        stream = written.stream
+        self._followed = stream
+        self._shadow.begin([*self._request.prompt_ids, *reply, *written.segmenter.token_ids, *stream.unread])
+
+    def _leave_shadow(self) -> None:
+        self._followed = None
+        if self._shadow is not None:
+            self._shadow.leave()
 
     # Verifying
 
@@ -480,6 +557,10 @@ class _Driver:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)
+        if self._shadow is not None:
+            await self._shadow.close()
+        if self._guides is not None:
+            self._guides.close()
         # One request may have written several steps that are not decided.
         streams = {written.stream for written in self._writing.values()} | set(self._open.values())
         for job, written in self._writing.items():

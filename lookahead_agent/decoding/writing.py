@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lookahead_agent.decoding.segmenter import Segmenter
 from lookahead_agent.decoding.tree import Node, Source
-from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.protocol import Delta, GuideLine, Sampling
 from lookahead_agent.engines.tokenizer import TextStream
 from lookahead_agent.step import Step
 
@@ -21,10 +21,16 @@ class Stream:
         sampling: How its tokens are chosen.
         deltas: What the engine streams.
         text: Decodes the tokens.
+        guide: Where the tokens are shown to a guided target.
     """
 
     def __init__(
-        self, source: Source, sampling: Sampling, deltas: AsyncGenerator[Delta, None], text: TextStream
+        self,
+        source: Source,
+        sampling: Sampling,
+        deltas: AsyncGenerator[Delta, None],
+        text: TextStream,
+        guide: GuideLine | None = None,
     ) -> None:
         self.source = source
         self.sampling = sampling
@@ -32,11 +38,14 @@ class Stream:
         self.unread: deque[int] = deque()
         self.finish_reason: str | None = None
         self._deltas = deltas
+        self._guide = guide
 
     async def read(self) -> bool:
         """Wait for more tokens; False at the end of the stream."""
         async for delta in self._deltas:
             self.unread.extend(delta.token_ids)
+            if self._guide is not None:
+                self._guide.extend(delta.token_ids)
             self.finish_reason = delta.finish_reason or self.finish_reason
             return True
         return False
@@ -59,6 +68,7 @@ class WriteJob:
         ended: When it ended.
         complete: The step, once it has ended.
         refuted: Ranks of the draft's candidates that this (target) step has ruled out.
+        as_drafted: How many of its first tokens are known to be the draft's.
     """
 
     node: Node
@@ -69,6 +79,7 @@ class WriteJob:
     ended: float = 0.0
     complete: Step | None = None
     refuted: frozenset[int] = frozenset()
+    as_drafted: int = 0
 
     @property
     def generated(self) -> int:

@@ -11,6 +11,9 @@ import psutil
 
 logger = logging.getLogger(__name__)
 
+WAIT_WITHOUT_A_CORE = "LOOKAHEAD_AGENT_WAIT_WITHOUT_A_CORE"
+"""Environment variable of the processes of engines on a CPU: see `worker_main`."""
+
 
 def end_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
     """Terminate processes and wait for them; those still there after `patience` seconds are killed."""

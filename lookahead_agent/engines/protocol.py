@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from lookahead_agent.engines.tokenizer import Tokenizer
 
@@ -91,4 +91,38 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Shut down; every running request fails. May be called again."""
+        ...
+
+
+class GuideLine(Protocol):
+    """Where one request of the draft shows what it writes."""
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Show more tokens."""
+        ...
+
+
+class Guides(Protocol):
+    """Where a reply's target finds guesses at its next tokens: what the draft has written, line by line."""
+
+    def begin(self, prefix_ids: Sequence[int]) -> GuideLine | None:
+        """A line for what the draft writes after a prefix, shape (m,); None if there is no room for it."""
+        ...
+
+    def close(self) -> None:
+        """Forget the reply's lines."""
+        ...
+
+
+@runtime_checkable
+class Guided(Protocol):
+    """An engine that can guess its next tokens by what a draft shows it, at no cost of a model's time."""
+
+    @property
+    def guided(self) -> bool:
+        """Whether it was started to do so."""
+        ...
+
+    def guides(self, prompt_ids: Sequence[int]) -> Guides:
+        """Guides of a reply to a prompt of token ids, shape (n,)."""
         ...

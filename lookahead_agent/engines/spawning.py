@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.processes import end_processes, worker_processes
+from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE, end_processes, worker_processes
 
 
 class Cores(str):
@@ -106,6 +106,7 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
     if on_cpu:
         # Nothing is compiled on a CPU (enforce_eager) but one helper of log-probabilities: seconds, to save nothing.
         quiet["TORCHDYNAMO_DISABLE"] = "1"
+        quiet[WAIT_WITHOUT_A_CORE] = "1"
     wanted = {name: value for name, value in quiet.items() if name not in os.environ}
     os.environ.update(wanted)
     if "VLLM_LOGGING_LEVEL" in wanted:

@@ -1,4 +1,4 @@
-"""Token-level speculation inside the target's engine: vLLM's own methods, with settings that suit this package."""
+"""Token-level speculation inside the target's engine: vLLM's own methods and our guided one, with fitting settings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lookahead_agent.engines.guided_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
-TokenSpeculation = Literal["none", "ngram", "suffix", "draft_model"]
-"""Methods that need nothing more than their name."""
+TokenSpeculation = Literal["auto", "none", "guided", "draft_model", "ngram", "suffix"]
+"""Methods that need nothing more than their name; "auto" chooses among the first three after it."""
 
 # Measured on two cores with the 1.5B and 0.5B models; more guessed tokens cost more than they win there.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "suffix": {"num_speculative_tokens": 16},
     "draft_model": {"num_speculative_tokens": 4},
+    # How many of them are guessed in a pass is chosen from pass to pass.
+    "guided": {"num_speculative_tokens": 12},
 }
 
 
@@ -31,7 +34,7 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
         ConfigurationError: No such method, or a method that needs more than its name.
         MissingExtraError: The method's package is not installed.
     """
-    if method == "none":
+    if method in ("none", "auto"):
         return
     if "speculative_config" in engine_args:
         raise ConfigurationError("token_speculation and engine_args['speculative_config'] say the same: give only one")
@@ -53,13 +56,31 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
         )
     if name == "ngram" and find_spec("numba") is None:
         raise MissingExtraError("ngram speculation needs the package numba: pip install numba")
+    if name == "guided" and not vllm_takes_classes():
+        raise ConfigurationError(
+            "a guided target needs a vLLM that asks a class for guesses (speculative method custom_class), and the one "
+            "that is installed does not: update vllm, or choose draft_model or ngram"
+        )
+
+
+def vllm_takes_classes() -> bool:
+    """Whether the installed vLLM asks a class of ours for guesses; without importing it."""
+    vllm = find_spec("vllm")
+    folders = vllm.submodule_search_locations if vllm is not None else None
+    return any(Path(folder, "v1", "spec_decode", "custom_class_proposer.py").is_file() for folder in folders or ())
+
+
+def is_guided(speculative_config: Any) -> bool:
+    """Whether vLLM's `speculative_config` is that of a guided target."""
+    return isinstance(speculative_config, Mapping) and speculative_config.get("model") == PATH
 
 
 def guesses_by_draft_model(method: str | Mapping[str, Any]) -> bool:
-    """Whether the chat model's draft model guesses the tokens too."""
-    if isinstance(method, str):
-        return method == "draft_model"
-    return method.get("method") == "draft_model" and "model" not in method
+    """Whether the chat model's draft model guesses the tokens too, on the target's cores or beside it."""
+    name = method if isinstance(method, str) else method.get("method")
+    return name == "guided" or (
+        name == "draft_model" and "model" not in (method if isinstance(method, Mapping) else ())
+    )
 
 
 def speculative_config(method: str | Mapping[str, Any], draft: Path | None, *, on_cpu: bool) -> dict[str, Any] | None:
@@ -82,6 +103,8 @@ def speculative_config(method: str | Mapping[str, Any], draft: Path | None, *, o
             f"token-level speculation by {name} does not run on a CPU: choose ngram or draft_model"
         )
     config = _SETTINGS.get(name, {}) | given
+    if name == "guided":
+        return config | {"method": "custom_class", "model": PATH}
     if name == "draft_model" and "model" not in config:
         if draft is None:
             raise ConfigurationError("token_speculation='draft_model' needs a draft model: name one with draft_model=…")

@@ -7,9 +7,9 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +17,12 @@ from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.processes import end_processes
+from lookahead_agent.engines.guide_board import GuideBoard, Guides
+from lookahead_agent.engines.guided_proposer import BOARD
+from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.spawning import Cores, Starts
+from lookahead_agent.engines.token_speculation import is_guided
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -34,9 +37,8 @@ logger = logging.getLogger(__name__)
 _SHUT_DOWN = "the engine was shut down"
 
 _STARTS = Starts()
-_one_by_one = threading.Lock()
 # transformers imports its modules when they are first used, which two threads must not do at once, and vLLM keeps what
-# it is configuring in global variables.
+# it is configuring in global variables. On a GPU it is held until the engine runs: each measures what memory is free.
 _configuring = threading.Lock()
 
 
@@ -104,25 +106,28 @@ class VLLMEngine:
     def __init__(self, config: VLLMConfig) -> None:
         require_vllm()
         self._config = config
-        with _configuring:
-            self._tokenizer = HFTokenizer(config.model)
         self._running: set[str] = set()
-        self._starting: set[asyncio.Task[Any]] = set()
+        self._starting: set[asyncio.Future[Any]] = set()
         self._closed = False
         self._children: list[psutil.Process] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        on_cpu = runs_on_cpu()
-        try:
-            # On a GPU each measures the memory that is free as it starts, so there one starts after another.
-            with nullcontext() if on_cpu else _one_by_one, _STARTS.starting(on_cpu=on_cpu) as kept:
-                self._llm: Any = _start(config)
-                self._children = _processes_of(self._llm)
-                kept.update(self._children)
-        except Exception as error:
-            if isinstance(error, ConfigurationError):
+        self._board = GuideBoard() if is_guided(dict(config.arguments).get("speculative_config")) else None
+        with ExitStack() as configuring:
+            configuring.enter_context(_configuring)
+            self._tokenizer = HFTokenizer(config.model)
+            try:
+                with _STARTS.starting(on_cpu=runs_on_cpu()) as kept:
+                    self._llm: Any = _start(config, self._board, when_sent=configuring.close)
+                    self._children = list(families(self._llm.engine_core.resources.engine_manager.processes))
+                    kept.update(self._children)
+            except ConfigurationError:
                 raise
-            raise EngineStartError(_start_failure(config, error)) from error
+            except Exception as error:
+                raise EngineStartError(_start_failure(config, error)) from error
+            finally:
+                if self._board is not None:
+                    self._board.forget_file()
         self._context_length = int(self._llm.model_config.max_model_len)
 
     @property
@@ -155,6 +160,21 @@ class VLLMEngine:
     def healthy(self) -> bool:
         """Whether vLLM's processes are there and have not failed."""
         return not self._closed and not self._llm.errored
+
+    @property
+    def guided(self) -> bool:
+        """Whether it guesses its next tokens by what a draft shows it."""
+        return self._board is not None
+
+    def guides(self, prompt_ids: Sequence[int]) -> Guides:
+        """Where a draft shows what it writes of one reply; see `Guided`.
+
+        Raises:
+            ConfigurationError: The engine was not started as a guided one.
+        """
+        if self._board is None:
+            raise ConfigurationError("this engine takes no guesses from a draft: start it with guided speculation")
+        return self._board.guides(prompt_ids)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from token ids; see `Engine.generate`.
@@ -207,11 +227,7 @@ class VLLMEngine:
 
         So it is a task of its own, which `close` can end: what vLLM does not know it cannot abort.
         """
-
-        async def first() -> Any:
-            return await anext(outputs, None)
-
-        start = asyncio.create_task(first())
+        start = asyncio.ensure_future(anext(outputs, None))
         self._starting.add(start)
         try:
             return await start
@@ -259,26 +275,22 @@ class VLLMEngine:
         self.close()
 
 
-def _start(config: VLLMConfig) -> Any:
-    with ExitStack() as configuring:
-        configuring.enter_context(_configuring)
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[], None]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
 
-        arguments = _defaults(config) | dict(config.arguments)
-        known = AsyncEngineArgs.__dataclass_fields__
-        if unknown := sorted(set(arguments) - set(known)):
-            raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
-        if config.cores is not None:
-            cores = Cores(config.cores, when_sent=configuring.close)
-            arguments["additional_config"] = {**arguments.get("additional_config", {}), "cores": cores}
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-
-
-def _processes_of(llm: Any) -> list[psutil.Process]:
-    """The engine's processes, and theirs."""
-    cores = [psutil.Process(process.pid) for process in llm.engine_core.resources.engine_manager.processes]
-    return [process for core in cores for process in (core, *core.children(recursive=True))]
+    arguments = _defaults(config) | dict(config.arguments)
+    known = AsyncEngineArgs.__dataclass_fields__
+    if unknown := sorted(set(arguments) - set(known)):
+        raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
+    more: dict[str, Any] = {}
+    if config.cores is not None and runs_on_cpu():
+        more["cores"] = Cores(config.cores, when_sent)
+    if board is not None:
+        more[BOARD] = str(board.path)
+    if more:
+        arguments["additional_config"] = {**arguments.get("additional_config", {}), **more}
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
 def _defaults(config: VLLMConfig) -> dict[str, Any]:

@@ -13,9 +13,16 @@ import os
 import select
 import signal
 import threading
+import time
 import warnings
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE
+
+_NAP = 0.0005
+"""Seconds."""
 
 
 def _end_with(parent: int) -> None:
@@ -40,6 +47,19 @@ def _leave_when_done() -> None:
     BaseProcess._bootstrap = work_and_leave  # type: ignore[attr-defined]
 
 
+def _wait_without_a_core() -> None:
+    """Have vLLM's processes on a CPU sleep while they wait for each other.
+
+    vLLM's engine core looks for its worker's answer without pause for up to a second, longer than a pass takes. Where
+    the worker computes on every core, that takes one of them from it. It only yields in between, to nobody where each
+    core has one busy thread; half a millisecond of sleep is little against a pass. (vLLM's way of waiting for longer
+    pauses, by a message, loses messages when it is used at once.)
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = partial(time.sleep, _NAP)
+
+
 if __name__ == "__mp_main__":
     _leave_when_done()
     # Before vLLM has set up its own logging, a library's warnings would go to the terminal.
@@ -48,3 +68,5 @@ if __name__ == "__mp_main__":
     warnings.filterwarnings("ignore", category=FutureWarning)
     if hasattr(os, "pidfd_open"):
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    if WAIT_WITHOUT_A_CORE in os.environ:
+        _wait_without_a_core()

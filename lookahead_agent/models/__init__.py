@@ -1,7 +1,7 @@
 """Which models there are and how they get onto this machine."""
 
 from lookahead_agent.models.catalogue import CATALOGUE, DEFAULT_SET, ModelFacts, ModelSet, model_set
-from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, fetch_tokenizer, locate
+from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, fetch_tokenizer, has_draft, locate
 
 __all__ = [
     "CATALOGUE",
@@ -12,6 +12,7 @@ __all__ = [
     "choose_models",
     "fetch",
     "fetch_tokenizer",
+    "has_draft",
     "locate",
     "model_set",
 ]

@@ -82,6 +82,11 @@ def choose_models(
     return ResolvedSet(target, chosen_draft if draft_wanted else None, embedder, judging, catalogued)
 
 
+def has_draft(model: str) -> bool:
+    """Whether the catalogue knows a draft for a target, by its name there or its Hub id."""
+    return model.lower() in CATALOGUE or _set_of_target(model) is not None
+
+
 def _set_of_target(model: str) -> ModelSet | None:
     return next((known for known in CATALOGUE.values() if known.target.hub_id == model), None)
 

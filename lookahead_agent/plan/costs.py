@@ -7,11 +7,11 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from lookahead_agent.engines.pass_costs import cost_at
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 
@@ -44,12 +44,7 @@ class BatchCosts(BaseModel):
 
     def at(self, batch: float) -> float:
         """Seconds per token in a batch of this size, between measured sizes by a straight line, beyond them too."""
-        sizes = list(self.seconds)
-        if len(sizes) == 1:
-            return self.seconds[1]
-        low, high = next(((low, high) for low, high in pairwise(sizes) if batch <= high), (sizes[-2], sizes[-1]))
-        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
-        return max(self.seconds[low] + slope * (batch - low), min(self.seconds.values()))
+        return max(cost_at(self.seconds, batch), min(self.seconds.values()))
 
     def free_batch(self, tolerance: float = 0.25) -> int:
         """The largest batch in which a token takes at most so much longer than alone (M of the paper)."""

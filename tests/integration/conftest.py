@@ -41,6 +41,9 @@ def tiny(tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
         policy="exact",
+        # Models of two layers gain nothing from a draft: what is tested is commanded.
+        depth=4,
+        token_speculation="none",
         temperature=0,
         max_tokens=96,
         engine_args=TINY_ENGINE,
@@ -53,8 +56,10 @@ def tiny(tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
 
 @pytest.fixture(scope="session")
 def real() -> Iterator[ChatLookahead]:
-    """The packaged pair in real vLLM, with the policies of the plan-and-execute agent."""
+    """The packaged pair in real vLLM, guided, with the policies of the plan-and-execute agent; steps are commanded."""
     with ChatLookahead(
+        depth=4,
+        token_speculation="guided",
         policies={"planner": "balanced", "executor": "strict", "finisher": "strict"},
         temperature=0,
         max_tokens=400,

@@ -17,9 +17,11 @@ README = Path(__file__).parents[2] / "README.md"
 def test_the_example_runs(real: ChatLookahead, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
+    real.close()  # the example chooses its own arrangement, and both would not fit into memory
     exec(example, names)
     assert names["message"].response_metadata["lookahead"]["policy"] == "balanced"
     *_, rate = capsys.readouterr().out.split()
     assert 0 <= float(rate) <= 1
     assert set(names["graph"].get_graph().nodes) >= {"planner", "executor", "finisher"}
-    assert set(names["llm"]._runtime._held) == set(real._runtime._held), "it shares the engines that are running"  # type: ignore[union-attr]
+    assert names["llm"].explain(), "what was chosen, and why"
+    names["llm"].close()

@@ -16,7 +16,7 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.arms import Arm, arms_of, chat_model, template_policies
-from lookahead_agent.bench.config import BenchConfig, TaskConfig, load_config, make_config, packaged_configs
+from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig, load_config, make_config, packaged_configs
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
@@ -35,13 +35,18 @@ def bench(config: BenchConfig, out: Path, **options: Any) -> Bench:
 
 
 def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_path: Path) -> None:
-    config = BenchConfig(seed=5, tasks=(TaskConfig(limit=2), TaskConfig(task="self_consistency", limit=1)))
+    config = BenchConfig(
+        seed=5, tasks=(TaskConfig(limit=2, modes=MODES), TaskConfig(task="self_consistency", limit=1, modes=MODES))
+    )
     results = bench(config, tmp_path / "r.jsonl").run()
     assert {sample.arm for sample in results.samples if sample.task == "questions"} == {
         "off",
+        "auto",
         "sd",
+        "guided",
         "lr",
         "lr+sd",
+        "lr+guided",
         "specreason",
         "random",
     }
@@ -280,7 +285,7 @@ def test_arms_of_a_task() -> None:
     ]
     assert len(arms) == len({arm.name for arm in arms}) == 10
     with pytest.raises(PolicyError):
-        arms_of(TaskConfig(policies=("strictest",)))
+        arms_of(TaskConfig(modes=("lr",), policies=("strictest",)))
 
 
 def test_each_node_gets_its_policy_in_each_mode() -> None:
@@ -298,18 +303,27 @@ def test_each_node_gets_its_policy_in_each_mode() -> None:
 
 def test_what_a_mode_makes_of_the_chat_model() -> None:
     config = BenchConfig(token_speculation="ngram")
-    task = TaskConfig(max_tokens=77)
+    task = TaskConfig(max_tokens=77, modes=MODES)
     fields = {arm.mode: chat_model(config, task, arm) for arm in arms_of(task)}
     assert {mode: llm.token_speculation for mode, llm in fields.items()} == {
         "off": "none",
+        "auto": "auto",
         "sd": "ngram",
+        "guided": "guided",
         "lr": "none",
         "lr+sd": "ngram",
+        "lr+guided": "guided",
         "specreason": "none",
         "random": "none",
     }
     assert {mode: str(llm.policy) for mode, llm in fields.items()}["specreason"] == "specreason"
     assert all(llm.max_tokens == 77 for llm in fields.values())
+    commanded = {mode for mode, llm in fields.items() if llm.policy_for().commands_steps}
+    assert commanded == {"lr", "lr+sd", "lr+guided", "specreason", "random"}
+    fixed = BenchConfig(precision="bf16")
+    precisions = {arm.mode: chat_model(fixed, task, arm).precision for arm in arms_of(task)}
+    assert precisions.pop("auto") == "auto", "it chooses for itself"
+    assert set(precisions.values()) == {"bf16"}
 
 
 def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +396,7 @@ def test_the_packaged_configurations_are_whole(name: str) -> None:
     config = load_config(name)
     assert config.about
     for task in config.tasks:
-        assert {arm.mode for arm in arms_of(task)} >= {"off", "lr"}
+        assert {arm.mode for arm in arms_of(task)} & {"auto", "lr"}
 
 
 def test_the_papers_settings() -> None:

@@ -46,7 +46,7 @@ def test_invoke() -> None:
     assert figures["acceptance_rate"] == 1
     assert figures["verifier_calls"] >= 3
     for role in ("target", "draft"):
-        assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted"}
+        assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted", "guesses"}
     assert set(figures["seconds"]) == {"total", "draft", "target", "verifier", "waiting"}
     assert figures["speculation_off"] is None
 
@@ -282,7 +282,7 @@ def test_configuration_and_call_go_before_the_node() -> None:
 def test_policies_act() -> None:
     llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.")
     figures = {name: llm.invoke("?", policy=name).response_metadata["lookahead"] for name in ("off", "exact")}
-    assert figures["off"]["tokens"]["draft"] == {"committed": 0, "rejected": 0, "aborted": 0}
+    assert figures["off"]["tokens"]["draft"] == {"committed": 0, "rejected": 0, "aborted": 0, "guesses": 0}
     assert figures["exact"]["accepted"] == 2, "the second step has other tokens"
 
 

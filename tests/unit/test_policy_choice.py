@@ -78,7 +78,8 @@ def test_the_path_of_a_node(namespace: str | None, path: str) -> None:
 def test_explanations() -> None:
     llm = scripted_chat(REPLY, policies={"plan*": "balanced", "executor": "off"})
     assert llm.policy_for("planner").explain() == (
-        "balanced: 4 steps ahead; a draft step stands if it has a similarity of 0.85 to the target's, or of 0.65 and "
+        "balanced: steps ahead where that is fastest; a draft step stands if it has a similarity of 0.85 to the "
+        "target's, or of 0.65 and "
         "means the same to the judge with p ≥ 0.75, and has the same numbers, units and equations "
         "(chosen by policies['plan*'], in the node 'planner')"
     )

@@ -2,22 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent import runtime as runtime_module
+from lookahead_agent.arranging import Arranged, Wanted
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
-from lookahead_agent.errors import ConfigurationError, EngineStartError
+from lookahead_agent.errors import EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime import Runtime, RuntimeSpec
@@ -63,9 +62,15 @@ MODELS = choose_models("qwen2.5-coder-1.5b")
 FOLDER = Path("model")
 
 
+def plainly(wanted: Wanted, target: Path | None, draft: Path | None, _: object) -> Arranged:
+    """Arranges what is wanted without a look at the machine."""
+    return Arranged(target, draft if wanted.draft_engine else None)
+
+
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
 def test_cores_are_divided_between_target_and_draft() -> None:
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True)
+    runtime._arranged = Arranged(FOLDER, FOLDER)
     target, draft = share_cores(available_cores(), with_draft=True)
     assert runtime._config("target", FOLDER, {}).cores == binding(target)
     assert runtime._config("draft", FOLDER, {}).cores == binding(draft)
@@ -76,6 +81,7 @@ def test_a_target_alone_has_all_cores_and_cores_can_be_given() -> None:
     alone = Runtime(RuntimeSpec(MODELS), expects_draft=False)
     assert alone._config("target", FOLDER, {}).cores == binding(available_cores())
     given = Runtime(RuntimeSpec(MODELS, cores=("1", "0")), expects_draft=True)
+    given._arranged = Arranged(FOLDER, FOLDER)
     assert given._config("target", FOLDER, {}).cores == "1"
     assert given._config("draft", FOLDER, {}).cores == "0"
 
@@ -95,7 +101,9 @@ def started(
     pool = pool or Pool()
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    runtime = Runtime(spec, expects_draft=as_policy(policy).speculates)
+    monkeypatch.setattr(runtime_module, "arrange", plainly)
+    monkeypatch.setattr(runtime_module, "judge_arguments", lambda *_: {})
+    runtime = Runtime(spec, expects_draft=as_policy(policy).commands_steps)
 
     async def start() -> EngineSet:
         async with runtime.engines(as_policy(policy)) as engines:
@@ -105,7 +113,7 @@ def started(
 
 
 def test_target_and_draft_start_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, engines = started(RuntimeSpec(MODELS), "exact", monkeypatch, Together())
+    pool, engines = started(RuntimeSpec(MODELS), "exact:depth=4", monkeypatch, Together())
     assert engines.draft is not None
     assert {config.model.name for config in pool.started} == {
         Path(m.hub_id).name for m in (MODELS.target, MODELS.draft)
@@ -115,7 +123,7 @@ def test_target_and_draft_start_at_the_same_time(monkeypatch: pytest.MonkeyPatch
 def test_no_draft_is_left_where_the_target_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(failing=Path(MODELS.target.hub_id).name)
     with pytest.raises(EngineStartError, match="no memory"):
-        started(RuntimeSpec(MODELS), "exact", monkeypatch, pool)
+        started(RuntimeSpec(MODELS), "exact:depth=4", monkeypatch, pool)
     assert len(pool.started) == 1
     assert not pool.held
 
@@ -134,6 +142,7 @@ def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others(
     pool = Slow()
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
+    monkeypatch.setattr(runtime_module, "arrange", plainly)
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=False)
 
     async def cancelled() -> None:
@@ -159,38 +168,40 @@ def judge_of(engines: EngineSet) -> object:
 
 
 def test_the_target_judges_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, engines = started(RuntimeSpec(MODELS), "judge", monkeypatch)
+    pool, engines = started(RuntimeSpec(MODELS), "judge:depth=4", monkeypatch)
     assert judge_of(engines) is engines.target
     assert len(pool.started) == 2
 
 
 def test_a_third_model_judges_on_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"), judge_arguments={"max_num_seqs": 2})
-    pool, engines = started(spec, "judge", monkeypatch)
+    pool, engines = started(spec, "judge:depth=4", monkeypatch)
     assert judge_of(engines) not in (engines.target, engines.draft)
     assert pool.started[-1].model.name == "judge"
     assert dict(pool.started[-1].arguments)["max_num_seqs"] == 2
-    pool, _ = started(spec, "exact", monkeypatch)
+    pool, _ = started(spec, "exact:depth=4", monkeypatch)
     assert len(pool.started) == 2, "a judge that no policy asks is not started"
 
 
 @pytest.mark.parametrize(("judge", "role"), [("draft", "draft"), ("target", "target")])
 def test_a_judge_that_runs_already_is_not_started_again(judge: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     facts: ModelFacts = getattr(MODELS, judge)
-    pool, engines = started(RuntimeSpec(choose_models(MODELS.target.hub_id, judge=facts.hub_id)), "judge", monkeypatch)
+    pool, engines = started(
+        RuntimeSpec(choose_models(MODELS.target.hub_id, judge=facts.hub_id)), "judge:depth=4", monkeypatch
+    )
     assert judge_of(engines) is getattr(engines, role)
     assert len(pool.started) == 2
 
 
 def test_a_judge_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RuntimeSpec(MODELS, remote={"judge": RemoteModel(("http://judge/v1",), "big")})
-    _, engines = started(spec, "judge", monkeypatch)
+    _, engines = started(spec, "judge:depth=4", monkeypatch)
     assert isinstance(engines.judge, RemoteJudge)
 
 
 def test_an_embedding_model_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RuntimeSpec(MODELS, remote={"embedding": RemoteModel(("http://embedding/v1",), "minilm")})
-    _, engines = started(spec, "fast", monkeypatch)
+    _, engines = started(spec, "fast:depth=4", monkeypatch)
     assert isinstance(engines.embedder, RemoteEmbedder)
 
 
@@ -205,6 +216,7 @@ def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
 def test_an_engine_whose_partner_is_elsewhere_has_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "runs_on_cpu", lambda: False)
     both = Runtime(RuntimeSpec(MODELS), expects_draft=True)
+    both._arranged = Arranged(FOLDER, FOLDER)
     assert "gpu_memory_utilization" in dict(both._config("target", FOLDER, {}).arguments)
     runtime = Runtime(RuntimeSpec(MODELS, remote={"draft": RemoteModel(("http://there/v1",))}), expects_draft=True)
     assert "gpu_memory_utilization" not in dict(runtime._config("target", FOLDER, {}).arguments)
@@ -216,7 +228,8 @@ def test_a_collected_runtime_gives_its_engines_back(monkeypatch: pytest.MonkeyPa
     pool.release = released.append  # type: ignore[method-assign]
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    llm = ChatLookahead(policy="exact", engine_args={"max_num_seqs": 7})
+    monkeypatch.setattr(runtime_module, "arrange", plainly)
+    llm = ChatLookahead(policy="exact:depth=4", engine_args={"max_num_seqs": 7})
     llm.start()
     assert len(pool.started) == 2
     del llm
@@ -226,41 +239,56 @@ def test_a_collected_runtime_gives_its_engines_back(monkeypatch: pytest.MonkeyPa
 
 def test_without_its_judge_a_policy_runs_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
-    _, engines = started(spec, "judge", monkeypatch, Pool(failing="judge"))
+    _, engines = started(spec, "judge:depth=4", monkeypatch, Pool(failing="judge"))
     assert engines.verifier(as_policy("judge")) is None
     assert engines.problem == "no memory"
     assert engines.verifier(as_policy("exact")) is not None
 
 
-def test_token_level_speculation_goes_to_the_targets_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in ("ngram", {"method": "draft_model", "num_speculative_tokens": 2}):
-        monkeypatch.setattr(runtime_module, "_check_one_vocabulary", lambda *_: None)
-        pool, _ = started(RuntimeSpec(MODELS, token_speculation=method), "exact", monkeypatch)
-        arguments = {config.model.name: dict(config.arguments) for config in pool.started}
-        target, draft = (arguments[Path(facts.hub_id).name] for facts in (MODELS.target, MODELS.draft) if facts)
-        name = method if isinstance(method, str) else method["method"]
-        assert target["speculative_config"]["method"] == name
-        assert "speculative_config" not in draft
+def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def arranged(wanted: Wanted, target: Path | None, draft: Path | None, _: object) -> Arranged:
+        assert wanted.token_speculation == "guided"
+        more = {"speculative_config": {"method": "x"}, "dtype": "float32", "additional_config": {"a": 1}}
+        return Arranged(target, draft, more, {"dtype": "float32"}, "guided")
+
+    monkeypatch.setattr(sys.modules[__name__], "plainly", arranged)
+    spec = RuntimeSpec(
+        MODELS, {"dtype": "bfloat16", "additional_config": {"b": 2}}, token_speculation="guided", precision="fp32"
+    )
+    pool, engines = started(spec, "off", monkeypatch)
     assert MODELS.draft is not None
-    assert target["speculative_config"]["model"] == MODELS.draft.hub_id
+    arguments = {config.model.name: dict(config.arguments) for config in pool.started}
+    target, draft = (arguments[Path(facts.hub_id).name] for facts in (MODELS.target, MODELS.draft))
+    assert target["speculative_config"] == {"method": "x"}
+    assert target["dtype"] == "bfloat16"
+    assert target["additional_config"] == {"a": 1, "b": 2}
+    assert draft == {"dtype": "float32"}
+    assert engines.arranged is not None
+    assert engines.guesses
 
 
-def test_the_draft_model_guesses_tokens_for_a_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "_check_one_vocabulary", lambda *_: None)
-    pool, engines = started(RuntimeSpec(MODELS, token_speculation="draft_model"), "off", monkeypatch)
-    (target,) = pool.started
-    assert engines.draft is None
-    assert "speculative_config" in dict(target.arguments)
+def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_starts_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gc.collect()  # what other tests left gives its engines back to their pools, not to this one
+    pool = Pool()
+    monkeypatch.setattr(runtime_module, "POOL", pool)
+    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
+    monkeypatch.setattr(runtime_module, "arrange", plainly)
+    runtime = Runtime(RuntimeSpec(MODELS), expects_draft=False)
 
+    async def engines(policy: str) -> EngineSet:
+        async with runtime.engines(as_policy(policy)) as found:
+            return found
 
-def test_tokens_of_another_vocabulary_cannot_be_guessed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="another tokenizer"):
-        runtime_module._check_one_vocabulary(
-            _saved(tmp_path / "target", ["a", "b"]), _saved(tmp_path / "draft", ["a", "c"])
-        )
+    async def both() -> None:
+        assert (await engines("balanced")).draft is None
+        assert (await engines("exact")).draft is None
+        assert len(pool.started) == 1
+        assert (await engines("exact:depth=4")).draft is not None
+        assert len(pool.held) == 2
+        assert (await engines("balanced")).draft is not None
+        assert len(pool.started) == 3
 
-
-def _saved(folder: Path, words: list[str]) -> Path:
-    backend = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
-    return folder
+    asyncio.run(both())
+    runtime.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec as real_find_spec
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def test_a_mapping_goes_before_what_its_method_stands_for() -> None:
 @pytest.mark.parametrize(
     ("method", "engine_args", "message"),
     [
-        ("guess", {}, "choose one of none, ngram, suffix, draft_model"),
+        ("guess", {}, "choose one of auto, none, guided, draft_model"),
         ("eagle3", {}, "needs its own model|no token-level speculation"),
         ({"method": "eagle3"}, {}, "needs its own model"),
         ("ngram", {"speculative_config": {}}, "give only one"),
@@ -51,6 +52,23 @@ def test_what_cannot_work_is_refused(method: Any, engine_args: dict[str, Any], m
         check_token_speculation(method, engine_args)
     with pytest.raises(ConfigurationError, match=message):
         ChatLookahead(token_speculation=method, engine_args=engine_args)
+
+
+def test_a_guided_target_asks_a_class_of_ours() -> None:
+    config = speculative_config("guided", None, on_cpu=True)
+    assert config is not None
+    assert config["method"] == "custom_class"
+    module, _, name = config["model"].rpartition(".")
+    assert hasattr(import_module(module), name)
+    assert token_speculation.is_guided(config)
+    assert not token_speculation.is_guided({"method": "ngram"})
+    assert not token_speculation.is_guided(None)
+
+
+def test_a_vllm_that_asks_no_classes_has_no_guided_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_speculation, "vllm_takes_classes", lambda: False)
+    with pytest.raises(ConfigurationError, match="custom_class"):
+        ChatLookahead(token_speculation="guided")
 
 
 def test_what_does_not_run_on_a_cpu_is_refused() -> None:

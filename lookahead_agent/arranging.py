@@ -1,0 +1,264 @@
+"""From what a chat model's user wants to the engines that are started: precision, who guesses tokens, which folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lookahead_agent.engines.cores import available_cores, share_cores
+from lookahead_agent.engines.guided_proposer import COSTS
+from lookahead_agent.engines.token_speculation import guesses_by_draft_model, speculative_config, vllm_takes_classes
+from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.choice import Arrangement, Choice, Guessing, Precision, choose_arrangement, pass_costs
+from lookahead_agent.machine.kernels import KERNELS, Kernel, kernel_times
+from lookahead_agent.machine.observed import Observed
+from lookahead_agent.machine.shape import ModelShape
+from lookahead_agent.models.quantize import is_quantized, quantized
+from lookahead_agent.progress import LogProgress, Progress
+
+_DTYPES: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
+_ARGUMENT: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of the engines.
+
+    Attributes:
+        token_speculation: Method of token-level speculation, or "auto".
+        precision: Of the target's weights.
+        draft_precision: Of the draft's.
+        target_arguments: Arguments of the target's engine, which go before a precision.
+        draft_arguments: Arguments of the draft's.
+        draft_engine: Whether the draft must have an engine of its own, because steps are to be speculated on.
+    """
+
+    token_speculation: str | Mapping[str, Any] = "auto"
+    precision: Precision = "auto"
+    draft_precision: Precision = "auto"
+    target_arguments: Mapping[str, Any] = field(default_factory=dict)
+    draft_arguments: Mapping[str, Any] = field(default_factory=dict)
+    draft_engine: bool = False
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Engines to start.
+
+    Attributes:
+        target: The target's folder; None: it is behind a server.
+        draft: The draft's, if it has an engine of its own; None: it has none here.
+        target_arguments: More arguments of the target's engine.
+        draft_arguments: More arguments of the draft's.
+        guessing: Method of token-level speculation.
+        precision: Of each model's weights, by role.
+        reason: Why so, in a sentence.
+        arrangement: What was chosen; None where there was nothing to choose.
+        observed: Where what replies took in it is kept; None where it does not matter.
+    """
+
+    target: Path | None
+    draft: Path | None
+    target_arguments: Mapping[str, Any] = field(default_factory=dict)
+    draft_arguments: Mapping[str, Any] = field(default_factory=dict)
+    guessing: str = "none"
+    precision: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+    arrangement: Arrangement | None = None
+    observed: Observed | None = None
+
+
+def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: Progress) -> Arranged:
+    """Decide which engines to start; blocks while the machine is measured or weights are written as int8.
+
+    Args:
+        wanted: What is wanted.
+        target: The target's folder; None: it is behind a server.
+        draft: The draft's; None: there is none here.
+        progress: Told what is done.
+
+    Raises:
+        ConfigurationError: What is wanted cannot be had.
+        ModelError: Weights could not be written.
+        EngineStartError: The machine could not be measured.
+    """
+    alike = target is not None and draft is not None and _one_vocabulary(target, draft)
+    ways = _ways(wanted, here=target is not None, draft=draft, alike=alike)
+    with_draft = wanted.draft_engine
+    choice: Choice | None = None
+    if target is not None and runs_on_cpu():
+        choice, observed = _measured_choice(wanted, target, draft if alike else None, ways, progress)
+    else:
+        observed = None
+    if choice is not None:
+        arrangement = choice.arrangement
+        guessing: str = arrangement.guessing
+        precision: dict[str, Kernel | None] = {"target": arrangement.target, "draft": arrangement.draft}
+    else:
+        guessing = ways[-1] if ways else "none"
+        arrangement = None
+        precision = {
+            "target": _given(wanted.precision, wanted.target_arguments),
+            "draft": _given(wanted.draft_precision, wanted.draft_arguments),
+        }
+    method: str | Mapping[str, Any] = wanted.token_speculation
+    if method == "auto":
+        method = guessing
+    if guessing == "guided" and draft is not None:
+        with_draft = True
+    if draft is not None and precision["draft"] is None and runs_on_cpu():
+        precision["draft"] = _best_alone(wanted, draft, progress)
+    folders: dict[str, Path | None] = {"target": target, "draft": draft}
+    arguments: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
+    for role, folder in folders.items():
+        kernel = precision[role]
+        if folder is None or kernel is None:
+            continue
+        if kernel == "int8":
+            folders[role] = quantized(folder, progress)
+        if runs_on_cpu() or kernel != "int8":
+            arguments[role]["dtype"] = _ARGUMENT[kernel]
+    config = speculative_config(_with_guesses(method, arrangement), folders["draft"], on_cpu=runs_on_cpu())
+    if config is not None and target is not None:
+        arguments["target"]["speculative_config"] = config
+        if guessing == "guided" and arrangement is not None:
+            costs = _pass_costs(arrangement, target, progress)
+            if costs is not None:
+                arguments["target"]["additional_config"] = {COSTS: costs}
+    return Arranged(
+        folders["target"],
+        folders["draft"] if with_draft else None,
+        arguments["target"],
+        arguments["draft"],
+        method if isinstance(method, str) else str(method.get("method", "custom")),
+        {role: kernel for role, kernel in precision.items() if kernel is not None and folders[role] is not None},
+        choice.reason if choice is not None else "",
+        arrangement,
+        observed,
+    )
+
+
+def _ways(wanted: Wanted, *, here: bool, draft: Path | None, alike: bool) -> tuple[Guessing, ...]:
+    """Ways of guessing tokens that may be chosen, the last the one without a measurement.
+
+    Raises:
+        ConfigurationError: The one that is wanted needs what is not there.
+    """
+    method = wanted.token_speculation
+    name = method if isinstance(method, str) else method.get("method")
+    if guesses_by_draft_model(method):
+        if draft is None:
+            raise ConfigurationError(f"token_speculation={name!r} needs a draft model: name one with draft_model=…")
+        if not alike:
+            raise ConfigurationError(
+                f"{draft.name} has another tokenizer than the target, and {name} speculation guesses tokens: choose "
+                "another method (as a draft of steps, which are exchanged as text, it will do)"
+            )
+        return ("guided",) if name == "guided" else ("draft_model",)
+    if name != "auto" or not here or not alike:
+        return ("none",)
+    classes = vllm_takes_classes()
+    if wanted.draft_engine:
+        return ("guided",) if classes else ("none",)
+    return ("none", "draft_model", *(("guided",) if classes else ()))
+
+
+def _one_vocabulary(target: Path, draft: Path) -> bool:
+    return HFTokenizer(target).fingerprint == HFTokenizer(draft).fingerprint
+
+
+def _given(precision: Precision, arguments: Mapping[str, Any]) -> Kernel | None:
+    """The precision that a user has fixed; None if none is."""
+    if "dtype" in arguments:
+        return None if precision == "auto" else _contradiction(precision, arguments)
+    return None if precision == "auto" else precision
+
+
+def _contradiction(precision: Precision, arguments: Mapping[str, Any]) -> Kernel:
+    kernel = _DTYPES.get(str(arguments["dtype"]))
+    if kernel == precision:
+        return kernel
+    raise ConfigurationError(f"precision={precision!r} and the engine argument dtype={arguments['dtype']!r} disagree")
+
+
+def _precisions(precision: Precision, arguments: Mapping[str, Any], folder: Path) -> tuple[Kernel, ...]:
+    """Precisions that may be chosen for a model; none if it is not to be touched."""
+    if "quantization" in arguments or is_quantized(folder) or arguments.get("load_format") == "dummy":
+        return ()
+    if "dtype" in arguments:
+        known = _DTYPES.get(str(arguments["dtype"]).removeprefix("torch."))
+        _given(precision, arguments)
+        return (known,) if known is not None else ()
+    return KERNELS if precision == "auto" else (precision,)
+
+
+def _measured_choice(
+    wanted: Wanted, target: Path, draft: Path | None, ways: Sequence[Guessing], progress: Progress
+) -> tuple[Choice | None, Observed | None]:
+    """The choice by what this machine's kernels take; None where the models are of a kind that is not known."""
+    of_target = _precisions(wanted.precision, wanted.target_arguments, target)
+    of_draft = _precisions(wanted.draft_precision, wanted.draft_arguments, draft) if draft is not None else ()
+    shapes = ModelShape.of(target), ModelShape.of(draft) if draft is not None else None
+    if not of_target or shapes[0] is None or (draft is not None and (not of_draft or shapes[1] is None)):
+        return None, None
+    measured = kernel_times(progress)
+    targets_share, drafts_share = share_cores(available_cores(), with_draft=True)
+    observed = Observed([folder.name for folder in (target, draft) if folder is not None])
+    choice = choose_arrangement(
+        shapes[0],
+        shapes[1],
+        every_core=measured.on(available_cores()),
+        targets_share=measured.on(targets_share),
+        drafts_share=measured.on(drafts_share),
+        guessing=ways,
+        target_precisions=of_target,
+        draft_precisions=of_draft,
+        observed=observed.seconds(),
+    )
+    return choice, observed
+
+
+def _best_alone(wanted: Wanted, draft: Path, progress: Progress) -> Kernel | None:
+    """The fastest precision of a draft whose target is elsewhere, or has other tokens."""
+    kernels = _precisions(wanted.draft_precision, wanted.draft_arguments, draft)
+    shape = ModelShape.of(draft)
+    if not kernels or shape is None:
+        return None
+    times = kernel_times(progress).on(available_cores())
+    choice = choose_arrangement(
+        shape,
+        None,
+        every_core=times,
+        targets_share=times,
+        drafts_share=times,
+        guessing=("none",),
+        target_precisions=kernels,
+    )
+    return choice.arrangement.target
+
+
+def _with_guesses(method: str | Mapping[str, Any], arrangement: Arrangement | None) -> str | Mapping[str, Any]:
+    if method == "draft_model" and arrangement is not None and arrangement.guesses:
+        return {"method": "draft_model", "num_speculative_tokens": arrangement.guesses}
+    return method
+
+
+def _pass_costs(arrangement: Arrangement, target: Path, progress: Progress) -> dict[int, float] | None:
+    shape = ModelShape.of(target)
+    share, _ = share_cores(available_cores(), with_draft=True)
+    times = kernel_times(progress).on(share)
+    return pass_costs(shape, arrangement.target, times) if shape is not None else None
+
+
+def judge_arguments(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Arguments of the engine of a judge of its own: its precision is as its makers have it, where that is not slow."""
+    if not runs_on_cpu() or "dtype" in given or is_quantized(folder):
+        return {}
+    times = kernel_times(LogProgress()).on(available_cores())
+    # A judge reads much and writes one token.
+    longest = max(times["bf16"])
+    return {"dtype": _ARGUMENT["bf16" if times["bf16"][longest] <= times["fp32"][longest] else "fp32"]}

@@ -1,0 +1,248 @@
+"""The fastest way to run a pair of models on this machine: precision, cores, and who guesses tokens.
+
+Predicted from what the machine's kernels take (`kernels`) and from the models' shapes, for the typical reply of a node
+that plans; what replies really took (`observed`) goes before a prediction.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lookahead_agent.engines.pass_costs import cost_at
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.kernels import Kernel
+from lookahead_agent.machine.shape import ModelShape
+
+Precision = Literal["auto", "bf16", "fp32", "int8"]
+"""Of a model's weights; "auto" is the fastest without loss on a CPU, and as the model's folder has it on a GPU."""
+Guessing = Literal["none", "draft_model", "guided"]
+"""Who guesses the target's tokens: nobody, the draft model on the target's cores, or the draft beside it."""
+
+PROMPT_TOKENS, REPLY_TOKENS = 250, 200
+"""Of the typical reply."""
+TOKENS_RIGHT = 0.85
+"""Probability that a guessed token is right, until something is known of a pair."""
+MARGIN = 0.05
+"""Share of time by which a way must be ahead of a simpler one: predictions are no better than that."""
+
+# vLLM launches a layer's operations one by one on a CPU (measured: 10 ms a pass for 28 layers).
+_SECONDS_A_LAYER = 0.4e-3
+# After a wrong guess the draft reads up to a block of the target's words again before it writes on.
+_PASSES_TO_BEGIN_ANEW = 2.0
+_GUESSES: Mapping[Guessing, tuple[int, ...]] = {"none": (0,), "draft_model": (2, 3, 4, 5, 6), "guided": (8,)}
+
+Times = Mapping[Kernel, Mapping[int, float]]
+"""Seconds of a million weights, by kernel and tokens in the pass."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Which engines there are, and how each has its weights.
+
+    Attributes:
+        guessing: Who guesses the target's tokens.
+        target: The target's precision.
+        draft: The draft's; None without a draft.
+        guesses: Tokens guessed for a pass, at most.
+    """
+
+    guessing: Guessing
+    target: Kernel
+    draft: Kernel | None = None
+    guesses: int = 0
+
+    @property
+    def name(self) -> str:
+        """Short text, the same whatever the number of guesses."""
+        drafts = f", draft {self.draft}" if self.draft else ""
+        return f"{self.guessing}, target {self.target}{drafts}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An arrangement, and how long a typical reply takes in it.
+
+    Attributes:
+        arrangement: The arrangement.
+        seconds: Predicted, or as observed.
+        observed: Whether replies were measured in it.
+    """
+
+    arrangement: Arrangement
+    seconds: float
+    observed: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The arrangement that is taken, and the best of each kind that it was compared with.
+
+    Attributes:
+        arrangement: What is taken.
+        reason: Why, in a sentence.
+        candidates: The best of each way of guessing, fastest first.
+    """
+
+    arrangement: Arrangement
+    reason: str
+    candidates: tuple[Candidate, ...]
+
+
+def choose_arrangement(
+    target: ModelShape,
+    draft: ModelShape | None,
+    *,
+    every_core: Times,
+    targets_share: Times,
+    drafts_share: Times,
+    guessing: Sequence[Guessing] = ("none", "draft_model", "guided"),
+    target_precisions: Sequence[Kernel] = ("bf16", "fp32", "int8"),
+    draft_precisions: Sequence[Kernel] = ("bf16", "fp32", "int8"),
+    observed: Mapping[str, float] | None = None,
+) -> Choice:
+    """Choose the arrangement in which a typical reply takes least time; the simpler of two that take the same.
+
+    Args:
+        target: The target's shape.
+        draft: The draft's; None: there is none, or it has other tokens.
+        every_core: What kernels take on all cores.
+        targets_share: What they take on the target's share of them.
+        drafts_share: On the draft's.
+        guessing: Ways that may be chosen.
+        target_precisions: Precisions that may be.
+        draft_precisions: The same for the draft.
+        observed: Seconds of a typical reply, by `Arrangement.name`, where replies were measured.
+
+    Raises:
+        ConfigurationError: Nothing is left to choose from.
+    """
+    known = observed or {}
+    predicted = list(
+        _candidates(
+            target, draft, every_core, targets_share, drafts_share, guessing, target_precisions, draft_precisions
+        )
+    )
+    if not predicted:
+        raise ConfigurationError("no way of running these models is left to choose from")
+    # Predictions miss what they leave out; what was seen of some tells how much, for the others too.
+    missed = [
+        known[candidate.arrangement.name] / candidate.seconds
+        for candidate in predicted
+        if candidate.arrangement.name in known
+    ]
+    bias = statistics.median(missed) if missed else 1.0
+    best: dict[Guessing, Candidate] = {}
+    for candidate in predicted:
+        name = candidate.arrangement.name
+        seconds = known.get(name, candidate.seconds * bias)
+        seen = Candidate(candidate.arrangement, seconds, name in known)
+        way = candidate.arrangement.guessing
+        if way not in best or seen.seconds < best[way].seconds:
+            best[way] = seen
+    ranked = sorted(best.values(), key=lambda candidate: candidate.seconds)
+    chosen = ranked[0]
+    for way in ("none", "draft_model"):  # the simpler ones first
+        simpler = best.get(way)
+        if simpler is not None and simpler.seconds <= chosen.seconds * (1 + MARGIN):
+            chosen = simpler
+            break
+    return Choice(chosen.arrangement, _reason(chosen, ranked), tuple(ranked))
+
+
+def _reason(chosen: Candidate, ranked: Sequence[Candidate]) -> str:
+    others = [candidate for candidate in ranked if candidate is not chosen]
+    against = "; ".join(f"{candidate.arrangement.name}: {candidate.seconds:.0f} s" for candidate in others)
+    how = "measured" if chosen.observed else "predicted"
+    typical = f"a reply of {REPLY_TOKENS} tokens to a prompt of {PROMPT_TOKENS} takes {chosen.seconds:.0f} s ({how})"
+    return f"{chosen.arrangement.name}: {typical}" + (f"; {against}" if against else "")
+
+
+def _candidates(
+    target: ModelShape,
+    draft: ModelShape | None,
+    every_core: Times,
+    targets_share: Times,
+    drafts_share: Times,
+    guessing: Sequence[Guessing],
+    target_precisions: Sequence[Kernel],
+    draft_precisions: Sequence[Kernel],
+) -> Iterator[Candidate]:
+    for way in guessing:
+        for of_target in target_precisions:
+            if way == "none":
+                alone = _Pass(target, of_target, every_core)
+                yield Candidate(Arrangement(way, of_target), _seconds(alone.prompt, alone.tokens(1)))
+                continue
+            for of_draft in draft_precisions if draft is not None else ():
+                # vLLM loads the draft of `draft_model` as it loads the target, unless its folder says how.
+                if way == "draft_model" and of_draft not in (of_target, "int8"):
+                    continue
+                for guesses in _GUESSES[way]:
+                    assert draft is not None
+                    arrangement = Arrangement(way, of_target, of_draft, guesses)
+                    if way == "draft_model":
+                        drafting, writing = _Pass(draft, of_draft, every_core), _Pass(target, of_target, every_core)
+                        prompt = writing.prompt + drafting.prompt
+                        round_ = guesses * drafting.tokens(1) + writing.tokens(guesses + 1)
+                        yield Candidate(arrangement, _seconds(prompt, round_ / _gain(guesses)))
+                    else:
+                        drafting = _Pass(draft, of_draft, drafts_share)
+                        writing = _Pass(target, of_target, targets_share)
+                        yield Candidate(
+                            arrangement, _seconds(max(writing.prompt, drafting.prompt), _guided(drafting, writing))
+                        )
+
+
+def _gain(guesses: int) -> float:
+    """Tokens that a pass wins with so many guesses."""
+    return (1 - TOKENS_RIGHT ** (guesses + 1)) / (1 - TOKENS_RIGHT)
+
+
+def _guided(drafting: _Pass, writing: _Pass) -> float:
+    """Seconds per token of a guided target: draft and target work at the same time, the slower sets the pace."""
+    beginning = (1 - TOKENS_RIGHT) * _PASSES_TO_BEGIN_ANEW * drafting.tokens(1)
+    draft = drafting.tokens(1) + beginning
+    # In the time of a pass the draft writes so many guesses for the next.
+    guesses = max(1, min(12, round(writing.tokens(6) / draft)))
+    return max(draft, writing.tokens(guesses + 1) / _gain(guesses))
+
+
+def _seconds(prompt: float, token: float) -> float:
+    return PROMPT_TOKENS * prompt + REPLY_TOKENS * token
+
+
+class _Pass:
+    """What passes of a model cost on some cores."""
+
+    def __init__(self, shape: ModelShape, kernel: Kernel, times: Times) -> None:
+        self._shape = shape
+        self._weights = times[kernel]
+        # The output layer is left in floating point.
+        self._head = times["bf16"] if kernel == "int8" else self._weights
+
+    def tokens(self, count: int) -> float:
+        """Seconds of a pass of so many tokens."""
+        shape = self._shape
+        matrices = shape.weights * cost_at(self._weights, count) + shape.head * cost_at(self._head, count)
+        return matrices + shape.layers * _SECONDS_A_LAYER
+
+    @property
+    def prompt(self) -> float:
+        """Seconds of each token of a long prompt."""
+        most = max(self._weights)
+        return self._shape.weights * self._weights[most] / most
+
+
+def pass_costs(shape: ModelShape, kernel: Kernel, times: Times) -> dict[int, float]:
+    """Seconds of a pass of a model by its number of tokens.
+
+    Args:
+        shape: The model's.
+        kernel: Precision of its weights.
+        times: What kernels take on its cores.
+    """
+    one = _Pass(shape, kernel, times)
+    return {tokens: one.tokens(tokens) for tokens in times[kernel]}

@@ -1,0 +1,106 @@
+"""How each reply is written where that is free: whatever was fastest in its node, tried again now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Mode = Literal["off", "sd", "lr", "lr+sd"]
+"""The target alone; with guessed tokens; with draft steps; with both."""
+
+PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
+"""Seconds per token that are assumed of a mode until it was tried, against those of "sd"."""
+HYSTERESIS = 0.1
+"""Share of time by which another mode must be ahead before a node changes to it."""
+TRY_AFTER = 6
+"""Replies of a node after which another mode is tried; twice as many each time that it was no faster."""
+_WEIGHT = 0.3
+_BUSY = 4
+"""Requests in the target's engine from which steps are left to it: their batches cost those who wait."""
+
+
+@dataclass(frozen=True)
+class ModeChoice:
+    """A mode, and why.
+
+    Attributes:
+        mode: The mode.
+        reason: In a few words.
+    """
+
+    mode: Mode
+    reason: str
+
+
+@dataclass
+class _Node:
+    seconds: dict[Mode, float] = field(default_factory=dict)
+    mode: Mode | None = None
+    used: dict[Mode, int] = field(default_factory=dict)
+    replies: int = 0
+    since_trial: int = 0
+    patience: int = TRY_AFTER
+
+
+class ModeChooser:
+    """Chooses among the modes that the engines offer, for each node of a graph by itself."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+
+    def choose(self, node: str, modes: Sequence[Mode], waiting: int = 0) -> ModeChoice:
+        """The mode of a node's next reply.
+
+        Args:
+            node: The node and whatever else makes its replies alike.
+            modes: What the engines offer.
+            waiting: Requests in the target's engine.
+        """
+        if waiting >= _BUSY and "sd" in modes:
+            return ModeChoice("sd", f"{waiting} requests are running: no steps beside them")
+        known = self._nodes.setdefault(node, _Node())
+        best = min(modes, key=lambda mode: self._expected(known, mode))
+        if known.mode is None or known.mode not in modes or self._ahead(known, best, known.mode):
+            known.mode, known.patience = best, TRY_AFTER
+        if len(modes) > 1 and known.since_trial >= known.patience:
+            return ModeChoice(self._on_trial(known, modes), "tried again")
+        return ModeChoice(known.mode, self._reason(known, modes))
+
+    def learn(self, node: str, mode: Mode, seconds_per_token: float) -> None:
+        """Take in what a reply took, of which nothing else ran beside."""
+        known = self._nodes.setdefault(node, _Node())
+        known.replies += 1
+        known.used[mode] = known.replies
+        before = known.seconds.get(mode)
+        known.seconds[mode] = seconds_per_token if before is None else before + _WEIGHT * (seconds_per_token - before)
+        if known.mode in (None, mode):
+            known.since_trial += 1
+            return
+        assert known.mode is not None
+        known.since_trial = 0
+        faster = seconds_per_token < known.seconds.get(known.mode, float("inf"))
+        known.patience = TRY_AFTER if faster else min(known.patience * 2, 8 * TRY_AFTER)
+        if faster:
+            # A trial that was won is worth as much as all that was known of the mode before.
+            known.seconds[mode] = seconds_per_token
+
+    def _ahead(self, node: _Node, mode: Mode, of: Mode) -> bool:
+        return self._expected(node, mode) < (1 - HYSTERESIS) * self._expected(node, of)
+
+    def _expected(self, node: _Node, mode: Mode) -> float:
+        if mode in node.seconds:
+            return node.seconds[mode]
+        scale = [seconds / PRIOR[known] for known, seconds in node.seconds.items()]
+        return PRIOR[mode] * (min(scale) if scale else 1.0)
+
+    def _on_trial(self, node: _Node, modes: Sequence[Mode]) -> Mode:
+        """The mode that is not in use and was not used for longest."""
+        others = [mode for mode in modes if mode != node.mode]
+        return min(others, key=lambda mode: node.used.get(mode, 0))
+
+    def _reason(self, node: _Node, modes: Sequence[Mode]) -> str:
+        if not node.seconds:
+            return "expected to be fastest here"
+        figures = ", ".join(f"{mode} {1000 * node.seconds[mode]:.0f}" for mode in modes if mode in node.seconds)
+        return f"fastest here so far (ms per token: {figures})"

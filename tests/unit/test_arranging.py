@@ -1,0 +1,143 @@
+"""What is wanted of the engines, and what is started for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent import arranging
+from lookahead_agent.arranging import Arranged, Wanted, arrange
+from lookahead_agent.engines.cores import available_cores, share_cores
+from lookahead_agent.engines.guided_proposer import COSTS
+from lookahead_agent.engines.token_speculation import is_guided
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.choice import Times
+from lookahead_agent.machine.kernels import KernelTimes
+from lookahead_agent.progress import LogProgress
+from tests.unit.fake_vllm import WORDS, tokenizer_in
+from tests.unit.test_machine_choice import PLAIN, PLAIN_ONE_CORE, WITH_INT8, WITH_INT8_ONE_CORE
+
+LARGE = {"hidden_size": 1536, "num_hidden_layers": 28, "intermediate_size": 8960}
+SMALL = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864}
+
+
+def model(folder: Path, config: dict[str, Any], words: list[str] = WORDS) -> Path:
+    tokenizer_in(folder, words)
+    whole = {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 151936, **config}
+    (folder / "config.json").write_text(json.dumps(whole))
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(arranging, "runs_on_cpu", lambda: True)
+    monkeypatch.setattr(arranging, "vllm_takes_classes", lambda: True)
+    monkeypatch.setattr(arranging, "quantized", lambda folder, _: folder.with_name(f"{folder.name}-int8"))
+    machine(monkeypatch, PLAIN, PLAIN_ONE_CORE)
+    return model(tmp_path / "target", LARGE), model(tmp_path / "draft", SMALL)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, every: Times, one: Times) -> None:
+    cores = available_cores()
+    shares = {len(share): one for share in share_cores(cores, with_draft=True)} | {len(cores): every}
+    times = KernelTimes(seconds={count: dict(found) for count, found in shares.items()}, processor="x", versions={})  # type: ignore[misc]
+    monkeypatch.setattr(arranging, "kernel_times", lambda _: times)
+
+
+def arranged(pair: tuple[Path, Path], **wanted: Any) -> Arranged:
+    return arrange(Wanted(**wanted), *pair, LogProgress())
+
+
+def test_by_itself_it_takes_what_is_fastest_and_says_why(pair: tuple[Path, Path]) -> None:
+    found = arranged(pair)
+    assert found.precision["target"] == "fp32"
+    assert found.target_arguments["dtype"] == "float32"
+    assert "speculative_config" in found.target_arguments
+    assert found.arrangement is not None
+    assert found.arrangement.name in found.reason
+    assert found.observed is not None
+
+
+def test_int8_weights_are_written_where_they_are_fastest(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, WITH_INT8, WITH_INT8_ONE_CORE)
+    found = arranged(pair, draft_engine=True)
+    assert found.target == pair[0].with_name("target-int8")
+    assert found.draft == pair[1].with_name("draft-int8")
+    assert found.precision == {"target": "int8", "draft": "int8"}
+    assert found.target_arguments["dtype"] == "bfloat16"
+
+
+def test_steps_have_a_draft_engine_and_a_guided_target(pair: tuple[Path, Path]) -> None:
+    found = arranged(pair, draft_engine=True)
+    assert found.draft is not None
+    assert found.guessing == "guided"
+    assert is_guided(found.target_arguments["speculative_config"])
+    costs = found.target_arguments["additional_config"][COSTS]
+    assert costs[1] < costs[128]
+
+
+@pytest.mark.parametrize(("method", "engine"), [("none", False), ("draft_model", False), ("guided", True)])
+def test_a_method_that_is_given_is_taken(pair: tuple[Path, Path], method: str, engine: bool) -> None:
+    found = arranged(pair, token_speculation=method)
+    assert found.guessing == method
+    assert (found.draft is not None) == engine
+    assert ("speculative_config" in found.target_arguments) == (method != "none")
+
+
+def test_a_precision_that_is_given_is_taken(pair: tuple[Path, Path]) -> None:
+    found = arranged(pair, precision="bf16", draft_precision="int8", token_speculation="guided")
+    assert found.precision == {"target": "bf16", "draft": "int8"}
+    assert found.draft == pair[1].with_name("draft-int8")
+    by_argument = arranged(pair, target_arguments={"dtype": "bfloat16"}, token_speculation="none")
+    assert by_argument.precision["target"] == "bf16"
+    with pytest.raises(ConfigurationError, match="disagree"):
+        arranged(pair, precision="bf16", target_arguments={"dtype": "float32"})
+
+
+def test_a_model_that_is_quantized_already_is_left_as_it_is(pair: tuple[Path, Path]) -> None:
+    config = json.loads((pair[0] / "config.json").read_text())
+    (pair[0] / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    found = arranged(pair, token_speculation="none")
+    assert found.target == pair[0]
+    assert "dtype" not in found.target_arguments
+
+
+def test_tokens_of_another_vocabulary_cannot_be_guessed(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    other = model(tmp_path / "other", SMALL, ["<eos>", "?", "x", "y"])
+    for method in ("guided", "draft_model"):
+        with pytest.raises(ConfigurationError, match="another tokenizer"):
+            arranged((pair[0], other), token_speculation=method)
+    assert arranged((pair[0], other)).guessing == "none"
+    steps = arranged((pair[0], other), draft_engine=True)
+    assert steps.draft == other
+    assert steps.guessing == "none"
+    assert steps.precision["draft"] == "fp32"
+
+
+def test_without_a_draft_nothing_is_guessed(pair: tuple[Path, Path]) -> None:
+    found = arrange(Wanted(), pair[0], None, LogProgress())
+    assert found.guessing == "none"
+    with pytest.raises(ConfigurationError, match="needs a draft model"):
+        arrange(Wanted(token_speculation="guided"), pair[0], None, LogProgress())
+
+
+def test_on_a_gpu_the_folder_says_how_its_weights_are(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arranging, "runs_on_cpu", lambda: False)
+    found = arranged(pair, draft_engine=True)
+    assert found.guessing == "guided"
+    assert found.precision == {}
+    assert "dtype" not in found.target_arguments
+    assert arranged(pair, precision="int8", token_speculation="none").target == pair[0].with_name("target-int8")
+
+
+def test_a_draft_whose_target_is_elsewhere_has_its_own_precision(pair: tuple[Path, Path]) -> None:
+    found = arrange(Wanted("none", draft_engine=True), None, pair[1], LogProgress())
+    assert found.target is None
+    assert found.draft == pair[1]
+    assert found.draft_arguments["dtype"] == "float32"

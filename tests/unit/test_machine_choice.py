@@ -1,0 +1,171 @@
+"""The arrangement of engines follows from what the machine's kernels take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent.errors import ConfigurationError, EngineStartError
+from lookahead_agent.machine import kernels as kernels_module
+from lookahead_agent.machine.choice import (
+    REPLY_TOKENS,
+    Arrangement,
+    Choice,
+    Guessing,
+    Times,
+    choose_arrangement,
+    pass_costs,
+)
+from lookahead_agent.machine.kernels import BATCHES, KernelTimes, kernel_times
+from lookahead_agent.machine.observed import Observed
+from lookahead_agent.machine.shape import ModelShape
+from lookahead_agent.progress import LogProgress
+
+TARGET = ModelShape(layers=28, weights=1310.0, head=233.0)
+DRAFT = ModelShape(layers=24, weights=358.0, head=136.0)
+
+
+def times(bf16: list[float], fp32: list[float], int8: list[float]) -> Times:
+    """In microseconds of a million weights, by `BATCHES`."""
+    rows = {"bf16": bf16, "fp32": fp32, "int8": int8}
+    return {kernel: dict(zip(BATCHES, (1e-6 * one for one in row), strict=True)) for kernel, row in rows.items()}  # type: ignore[misc]
+
+
+# Two machines of two cores each, as measured: one that has instructions for bf16 and int8, and one that has neither.
+WITH_INT8 = times([61, 68, 65, 73, 90, 300], [120, 122, 125, 140, 170, 1000], [33, 31, 40, 47, 58, 170])
+WITH_INT8_ONE_CORE = times([110, 112, 115, 130, 160, 580], [200, 205, 210, 240, 300, 1900], [44, 46, 49, 65, 90, 330])
+PLAIN = times([120, 208, 438, 873, 1728, 12857], [166, 179, 235, 275, 405, 2121], [1026, 1886, 2028, 1998, 2090, 2956])
+PLAIN_ONE_CORE = times(
+    [221, 410, 830, 1578, 3264, 24626], [289, 297, 364, 495, 692, 3948], [1731, 1743, 1806, 1869, 2022, 3230]
+)
+
+
+def chosen(every: Times, one: Times, **more: object) -> Choice:
+    return choose_arrangement(TARGET, DRAFT, every_core=every, targets_share=one, drafts_share=one, **more)  # type: ignore[arg-type]
+
+
+def test_int8_where_the_processor_has_it_and_fp32_where_it_has_nothing() -> None:
+    assert chosen(WITH_INT8, WITH_INT8_ONE_CORE).arrangement.target == "int8"
+    assert chosen(WITH_INT8, WITH_INT8_ONE_CORE).arrangement.draft == "int8"
+    plain = chosen(PLAIN, PLAIN_ONE_CORE)
+    assert plain.arrangement.target == "fp32", "bf16 gains nothing from a batch there, and prompts take minutes"
+    assert plain.arrangement.guessing != "none"
+
+
+def test_the_reason_compares_the_ways() -> None:
+    reason = chosen(PLAIN, PLAIN_ONE_CORE).reason
+    assert "predicted" in reason
+    assert "none, target fp32" in reason
+
+
+def test_only_what_may_be_chosen_is() -> None:
+    ways: tuple[Guessing, ...] = ("none", "draft_model", "guided")
+    for way in ways:
+        choice = chosen(PLAIN, PLAIN_ONE_CORE, guessing=(way,), target_precisions=("bf16",))
+        assert choice.arrangement.guessing == way
+        assert choice.arrangement.target == "bf16"
+    alone = choose_arrangement(TARGET, None, every_core=PLAIN, targets_share=PLAIN, drafts_share=PLAIN)
+    assert alone.arrangement == Arrangement("none", "fp32")
+    with pytest.raises(ConfigurationError, match="no way"):
+        choose_arrangement(
+            TARGET, None, every_core=PLAIN, targets_share=PLAIN, drafts_share=PLAIN, guessing=("guided",)
+        )
+
+
+def test_nothing_is_guessed_where_a_draft_costs_as_much_as_its_target() -> None:
+    twin = choose_arrangement(
+        TARGET, TARGET, every_core=PLAIN, targets_share=PLAIN_ONE_CORE, drafts_share=PLAIN_ONE_CORE
+    )
+    assert twin.arrangement.guessing == "none"
+
+
+def test_what_replies_took_goes_before_what_was_predicted() -> None:
+    first = chosen(PLAIN, PLAIN_ONE_CORE)
+    worse = {first.arrangement.name: 10 * first.candidates[0].seconds}
+    others = {candidate.arrangement.name: candidate.seconds for candidate in first.candidates[1:]}
+    second = chosen(PLAIN, PLAIN_ONE_CORE, observed=worse | others)
+    assert second.arrangement != first.arrangement
+    assert "measured" in second.reason
+
+
+def test_one_slow_reply_makes_all_predictions_slower_and_changes_nothing() -> None:
+    first = chosen(PLAIN, PLAIN_ONE_CORE)
+    slow = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 1.3 * first.candidates[0].seconds})
+    assert slow.arrangement == first.arrangement
+
+
+def test_passes_cost_more_with_more_tokens() -> None:
+    costs = pass_costs(TARGET, "fp32", PLAIN)
+    assert list(costs) == list(BATCHES)
+    assert costs[1] < costs[8] < costs[128]
+    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 0.4e-3)
+
+
+def test_shapes_are_read_from_configurations(tmp_path: Path) -> None:
+    config = {
+        "hidden_size": 1536,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "intermediate_size": 8960,
+        "vocab_size": 151936,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = ModelShape.of(tmp_path)
+    assert shape is not None
+    assert shape.weights == pytest.approx(1310, rel=0.01)
+    assert shape.head == pytest.approx(233, rel=0.01)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts": 8}))
+    assert ModelShape.of(tmp_path) is None
+    (tmp_path / "config.json").write_text("{}")
+    assert ModelShape.of(tmp_path) is None
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[object] = []
+
+    def measure(shares: object) -> dict[int, Times]:
+        measured.append(shares)
+        return {1: PLAIN_ONE_CORE, 2: PLAIN}
+
+    monkeypatch.setattr(kernels_module, "_measure_in_child", measure)
+    first = kernel_times(LogProgress())
+    assert kernel_times(LogProgress()) == first
+    assert len(measured) == 1
+    kernel_times(LogProgress(), again=True)
+    assert len(measured) == 2
+    (file,) = cache.glob("machine/kernels-*.json")
+    file.write_text("not JSON")
+    assert kernel_times(LogProgress()) == first
+    assert len(measured) == 3, "what cannot be read is measured anew"
+    assert KernelTimes.model_validate_json(file.read_text()) == first
+    assert first.on([7]) == PLAIN_ONE_CORE
+    assert first.on([0, 5]) == PLAIN
+
+
+def test_a_measurement_that_fails_says_why(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(EngineStartError, match="could not be measured"):
+        kernel_times(LogProgress())
+
+
+def test_replies_are_remembered_by_arrangement(cache: Path) -> None:
+    observed = Observed(["target", "draft"])
+    assert observed.seconds() == {}
+    observed.learn("guided", seconds=10.0, tokens=100)
+    observed.learn("guided", seconds=1.0, tokens=5)  # too short to tell
+    assert observed.seconds() == {"guided": pytest.approx(0.1 * REPLY_TOKENS)}
+    observed.learn("guided", seconds=20.0, tokens=100)
+    assert Observed(["target", "draft"]).seconds()["guided"] == pytest.approx(0.12 * REPLY_TOKENS)
+    assert Observed(["target", "other"]).seconds() == {}
+    (file,) = cache.glob("machine/observed-*.json")
+    file.write_text("[]")
+    assert observed.seconds() == {}
