@@ -24,7 +24,7 @@ help: ## Show this list
 run: models ## Run the planner agent on a question (Q="...")
 	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
 
-bench: models ## Measure all modes on this machine, about 43 minutes on 2 cores (DATASET=problems.jsonl)
+bench: models ## Measure the default and the fixed ways on this machine (DATASET=problems.jsonl)
 	@$(BIN)/lookahead-agent bench --config cpu --dataset $(DATASET) --out results/bench.jsonl
 	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
 

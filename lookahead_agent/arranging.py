@@ -11,9 +11,17 @@ from lookahead_agent.engines.cores import available_cores, share_cores
 from lookahead_agent.engines.guided_proposer import COSTS
 from lookahead_agent.engines.token_speculation import guesses_by_draft_model, speculative_config, vllm_takes_classes
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.machine.choice import Arrangement, Choice, Guessing, Precision, choose_arrangement, pass_costs
+from lookahead_agent.machine.choice import (
+    Arrangement,
+    Choice,
+    Guessing,
+    Precision,
+    choose_arrangement,
+    guesses_by_load,
+    pass_costs,
+)
 from lookahead_agent.machine.kernels import KERNELS, Kernel, kernel_times
 from lookahead_agent.machine.observed import Observed
 from lookahead_agent.machine.shape import ModelShape
@@ -21,7 +29,12 @@ from lookahead_agent.models.quantize import is_quantized, quantized
 from lookahead_agent.progress import LogProgress, Progress
 
 _DTYPES: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
-_ARGUMENT: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16"}
+_ARGUMENT: Mapping[Kernel, str] = {
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "int8": "bfloat16",
+    "int8-weights": "float32",
+}
 
 
 @dataclass(frozen=True)
@@ -120,11 +133,19 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
             continue
         if kernel == "int8":
             folders[role] = quantized(folder, progress)
+        if kernel == "int8-weights":
+            if not runs_on_cpu():
+                raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
+            arguments[role]["quantization"] = INT8_WEIGHTS
         if runs_on_cpu() or kernel != "int8":
             arguments[role]["dtype"] = _ARGUMENT[kernel]
     config = speculative_config(_with_guesses(method, arrangement), folders["draft"], on_cpu=runs_on_cpu())
     if config is not None and target is not None:
+        if config["method"] == "draft_model" and precision["draft"] == "int8-weights":
+            config["quantization"] = INT8_WEIGHTS
         arguments["target"]["speculative_config"] = config
+        if guessing == "draft_model" and arrangement is not None and isinstance(method, str) and draft is not None:
+            config |= _by_load(arrangement, target, draft, progress)
         if guessing == "guided" and arrangement is not None:
             costs = _pass_costs(arrangement, target, progress)
             if costs is not None:
@@ -207,7 +228,7 @@ def _measured_choice(
         return None, None
     measured = kernel_times(progress)
     targets_share, drafts_share = share_cores(available_cores(), with_draft=True)
-    observed = Observed([folder.name for folder in (target, draft) if folder is not None])
+    observed = Observed([str(folder) for folder in (target, draft) if folder is not None])
     choice = choose_arrangement(
         shapes[0],
         shapes[1],
@@ -245,6 +266,15 @@ def _with_guesses(method: str | Mapping[str, Any], arrangement: Arrangement | No
     if method == "draft_model" and arrangement is not None and arrangement.guesses:
         return {"method": "draft_model", "num_speculative_tokens": arrangement.guesses}
     return method
+
+
+def _by_load(arrangement: Arrangement, target: Path, draft: Path, progress: Progress) -> dict[str, Any]:
+    shapes = ModelShape.of(target), ModelShape.of(draft)
+    if shapes[0] is None or shapes[1] is None:
+        return {}
+    times = kernel_times(progress).on(available_cores())
+    schedule = guesses_by_load(shapes[0], shapes[1], arrangement, times)
+    return {"num_speculative_tokens_per_batch_size": schedule} if len(schedule) > 1 else {}
 
 
 def _pass_costs(arrangement: Arrangement, target: Path, progress: Progress) -> dict[int, float] | None:

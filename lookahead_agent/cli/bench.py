@@ -63,7 +63,9 @@ def run(
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option("--precision", help="Of the target in all modes but auto: auto, bf16, fp32 or int8."),
+        typer.Option(
+            "--precision", help="Of the target in all modes but auto: auto, bf16, fp32, int8 or int8-weights."
+        ),
     ] = None,
     extra_device_for_draft: Annotated[
         bool,

@@ -34,6 +34,9 @@ from lookahead_agent.errors import (
 
 logger = logging.getLogger(__name__)
 
+INT8_WEIGHTS = "lookahead_int8_weights"
+"""The `quantization` of an engine on a CPU that keeps weights as integers: see `int8_weights`."""
+
 _SHUT_DOWN = "the engine was shut down"
 
 _STARTS = Starts()
@@ -283,6 +286,9 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     known = AsyncEngineArgs.__dataclass_fields__
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
+    if INT8_WEIGHTS in (arguments.get("quantization"), (arguments.get("speculative_config") or {}).get("quantization")):
+        # Imported for vLLM to know the method; its processes import it with the configuration that they are sent.
+        import lookahead_agent.engines.int8_weights  # noqa: F401
     more: dict[str, Any] = {}
     if config.cores is not None and runs_on_cpu():
         more["cores"] = Cores(config.cores, when_sent)

@@ -13,11 +13,12 @@ from typing import Literal
 
 from lookahead_agent.engines.pass_costs import cost_at
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.machine.kernels import Kernel
+from lookahead_agent.machine.kernels import KERNELS, Kernel
 from lookahead_agent.machine.shape import ModelShape
 
-Precision = Literal["auto", "bf16", "fp32", "int8"]
-"""Of a model's weights; "auto" is the fastest without loss on a CPU, and as the model's folder has it on a GPU."""
+Precision = Literal["auto", "bf16", "fp32", "int8", "int8-weights"]
+"""Of a model's weights: "int8" has activations in int8 too, "int8-weights" not. "auto" is the fastest without
+loss on a CPU, and as the model's folder has it on a GPU."""
 Guessing = Literal["none", "draft_model", "guided"]
 """Who guesses the target's tokens: nobody, the draft model on the target's cores, or the draft beside it."""
 
@@ -32,6 +33,7 @@ MARGIN = 0.05
 _SECONDS_A_LAYER = 0.4e-3
 # After a wrong guess the draft reads up to a block of the target's words again before it writes on.
 _PASSES_TO_BEGIN_ANEW = 2.0
+_IN_FLOAT32 = ("fp32", "int8-weights")
 _GUESSES: Mapping[Guessing, tuple[int, ...]] = {"none": (0,), "draft_model": (2, 3, 4, 5, 6), "guided": (8,)}
 
 Times = Mapping[Kernel, Mapping[int, float]]
@@ -99,8 +101,8 @@ def choose_arrangement(
     targets_share: Times,
     drafts_share: Times,
     guessing: Sequence[Guessing] = ("none", "draft_model", "guided"),
-    target_precisions: Sequence[Kernel] = ("bf16", "fp32", "int8"),
-    draft_precisions: Sequence[Kernel] = ("bf16", "fp32", "int8"),
+    target_precisions: Sequence[Kernel] = KERNELS,
+    draft_precisions: Sequence[Kernel] = KERNELS,
     observed: Mapping[str, float] | None = None,
 ) -> Choice:
     """Choose the arrangement in which a typical reply takes least time; the simpler of two that take the same.
@@ -178,7 +180,8 @@ def _candidates(
                 continue
             for of_draft in draft_precisions if draft is not None else ():
                 # vLLM loads the draft of `draft_model` as it loads the target, unless its folder says how.
-                if way == "draft_model" and of_draft not in (of_target, "int8"):
+                like = (of_draft in _IN_FLOAT32) == (of_target in _IN_FLOAT32)
+                if way == "draft_model" and of_draft != "int8" and not like:
                     continue
                 for guesses in _GUESSES[way]:
                     assert draft is not None
@@ -234,6 +237,42 @@ class _Pass:
         """Seconds of each token of a long prompt."""
         most = max(self._weights)
         return self._shape.weights * self._weights[most] / most
+
+
+def guesses_by_load(
+    target: ModelShape, draft: ModelShape, arrangement: Arrangement, times: Times, most_replies: int = 32
+) -> list[tuple[int, int, int]]:
+    """How many tokens to guess for each of so many replies at once: fewer, the more there are.
+
+    Args:
+        target: The target's shape.
+        draft: The draft's.
+        arrangement: With the draft on the target's cores.
+        times: What kernels take on them.
+        most_replies: At once.
+
+    Returns:
+        Ranges of replies, both ends included, with the guesses for each: vLLM's
+        `num_speculative_tokens_per_batch_size`. Always one at least: a draft that misses tokens does not catch up.
+    """
+    assert arrangement.draft is not None
+    writing, drafting = _Pass(target, arrangement.target, times), _Pass(draft, arrangement.draft, times)
+
+    def best(replies: int) -> int:
+        def rate(guesses: int) -> float:
+            seconds = guesses * drafting.tokens(replies) + writing.tokens(replies * (guesses + 1))
+            return _gain(guesses) / seconds
+
+        return max(range(1, arrangement.guesses + 1), key=rate)
+
+    ranges: list[tuple[int, int, int]] = []
+    for replies in range(1, most_replies + 1):
+        guesses = best(replies)
+        if ranges and ranges[-1][2] == guesses:
+            ranges[-1] = (ranges[-1][0], replies, guesses)
+        else:
+            ranges.append((replies, replies, guesses))
+    return ranges
 
 
 def pass_costs(shape: ModelShape, kernel: Kernel, times: Times) -> dict[int, float]:

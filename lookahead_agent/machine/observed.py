@@ -27,7 +27,7 @@ class Observed:
     """Seconds of a typical reply by arrangement, for one pair of models on one machine.
 
     Args:
-        models: The models' names.
+        models: The models' folders.
     """
 
     def __init__(self, models: Sequence[str]) -> None:

@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             names = getattr(item, "fixturenames", ())
             if item.path.name == "test_smollm.py" or "real" in names:
                 item.add_marker(pytest.mark.packaged)
+    # The packaged pair stays in memory once it is there, and other engines of its size would not fit beside it.
+    items.sort(key=lambda item: "real" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")

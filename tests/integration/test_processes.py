@@ -23,7 +23,9 @@ def ask(pair: tuple[Path, Path], *arguments: str) -> list[str]:
 def test_ask_prints_one_json_object_and_exact_has_the_tokens_of_off(tiny_pair: tuple[Path, Path]) -> None:
     results = {}
     for policy in ("off", "exact"):
-        asked = ask(tiny_pair, "--policy", policy, "--temperature", "0", "--max-tokens", "120", "--json")
+        # A pair this small gains nothing from steps ahead: they are commanded.
+        steps = ["--depth", "4"] if policy != "off" else []
+        asked = ask(tiny_pair, "--policy", policy, *steps, "--temperature", "0", "--max-tokens", "120", "--json")
         process = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=False)
         assert process.returncode == 0, process.stderr
         results[policy] = json.loads(process.stdout)
@@ -46,7 +48,8 @@ def wait_for_engines(process: subprocess.Popen[str], count: int) -> list[psutil.
 
 
 @pytest.mark.parametrize(
-    ("sign", "policy", "engines"), [(signal.SIGINT, "fast", 2), (signal.SIGTERM, "off", 1), (signal.SIGKILL, "off", 1)]
+    ("sign", "policy", "engines"),
+    [(signal.SIGINT, "fast:depth=4", 2), (signal.SIGTERM, "off", 1), (signal.SIGKILL, "off", 1)],
 )
 def test_nothing_is_left_of_an_interrupted_run(
     tiny_pair: tuple[Path, Path], sign: signal.Signals, policy: str, engines: int

@@ -24,7 +24,7 @@ PROMPT = "Do these say the same?\n\nA: {target}\n\nB: {draft}\n\nAnswer yes or n
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[ChatLookahead]:
     """The packaged target with a draft that has another tokenizer."""
-    with ChatLookahead(model=MIXED, temperature=0, max_tokens=100, return_token_ids=True) as llm:
+    with ChatLookahead(model=MIXED, depth=4, temperature=0, max_tokens=100, return_token_ids=True) as llm:
         yield llm
 
 
@@ -75,7 +75,12 @@ def judged(llm: ChatLookahead) -> dict[str, object]:
 @pytest.mark.timeout(1200)
 def test_a_third_model_as_judge() -> None:
     with ChatLookahead(
-        judge_model=SMOLLM2_135M.hub_id, judge_engine_args=JUDGE_ENGINE, policy="judge", temperature=0, max_tokens=60
+        judge_model=SMOLLM2_135M.hub_id,
+        judge_engine_args=JUDGE_ENGINE,
+        policy="judge",
+        depth=4,
+        temperature=0,
+        max_tokens=60,
     ) as llm:
         figures = judged(llm)
         assert figures["speculation_off"] is None
@@ -86,7 +91,7 @@ def test_a_third_model_as_judge() -> None:
 @pytest.mark.timeout(1200)
 def test_a_judge_behind_a_server(mixed: ChatLookahead, server: JudgeServer) -> None:
     with ChatLookahead(
-        model=MIXED, judge_model="smol", judge_url=server.url, policy="judge", temperature=0, max_tokens=80
+        model=MIXED, judge_model="smol", judge_url=server.url, policy="judge", depth=4, temperature=0, max_tokens=80
     ) as llm:
         figures = judged(llm)
         assert figures["speculation_off"] is None
@@ -101,6 +106,7 @@ def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server
         model=MIXED,
         judge_model="smol",
         judge_url=server.url,
+        depth=4,
         temperature=0,
         max_tokens=80,
         return_token_ids=True,
@@ -125,6 +131,6 @@ def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server
 def test_a_judge_that_is_away_leaves_the_target_alone(mixed: ChatLookahead) -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
     with ChatLookahead(
-        model=MIXED, judge_model="smol", judge_url=url, policy="judge", temperature=0, max_tokens=80
+        model=MIXED, judge_model="smol", judge_url=url, policy="judge", depth=4, temperature=0, max_tokens=80
     ) as llm:
         assert "cannot be reached" in str(judged(llm)["speculation_off"])

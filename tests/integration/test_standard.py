@@ -22,7 +22,7 @@ class TestRealPair(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"temperature": 0, "max_tokens": 100}
+        return {"temperature": 0, "max_tokens": 100, "depth": 4, "token_speculation": "guided"}
 
     @property
     def structured_output_kwargs(self) -> dict[str, Any]:

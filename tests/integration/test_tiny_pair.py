@@ -76,7 +76,8 @@ async def test_cancelled_calls_leave_no_request_in_the_engines(tiny: ChatLookahe
 def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead) -> None:
     twin = tiny.model_copy(update={"max_tokens": 5})
     other = ChatLookahead(**{name: getattr(tiny, name) for name in ("model", "draft_model", "engine_args")},
-                          draft_engine_args=tiny.draft_engine_args, policy="exact", temperature=0)  # fmt: skip
+                          draft_engine_args=tiny.draft_engine_args, policy="exact", depth=4,
+                          token_speculation="none", temperature=0)  # fmt: skip
     assert twin.invoke("A two?").usage_metadata["output_tokens"] == 5  # type: ignore[index]
     assert other.invoke("A two?", max_tokens=5).text == twin.invoke("A two?").text
     assert other._runtime is not None

@@ -13,7 +13,7 @@ from tests.integration.tiny_models import questions
 ASKED = questions(12, seed=21)
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "guided"])
 def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str) -> None:
     alone = [message.response_metadata["token_ids"] for message in tiny.batch(ASKED, policy="off")]
     with ChatLookahead(
@@ -34,4 +34,8 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
         assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
         assert llm._runtime is not None
         (target,) = (held for held in llm._runtime._held if held.model == tiny_pair[0])
-        assert dict(target.arguments)["speculative_config"]["method"] == method
+        assert dict(target.arguments)["speculative_config"]["method"] == {"guided": "custom_class"}.get(method, method)
+        if method == "guided":
+            guessed = [message.response_metadata for message in llm.batch(ASKED, policy="off")]
+            assert [reply["token_ids"] for reply in guessed] == alone
+            assert sum(reply["lookahead"]["tokens"]["draft"]["guesses"] for reply in guessed) > 0

@@ -16,6 +16,7 @@ from lookahead_agent.machine.choice import (
     Guessing,
     Times,
     choose_arrangement,
+    guesses_by_load,
     pass_costs,
 )
 from lookahead_agent.machine.kernels import BATCHES, KernelTimes, kernel_times
@@ -27,9 +28,10 @@ TARGET = ModelShape(layers=28, weights=1310.0, head=233.0)
 DRAFT = ModelShape(layers=24, weights=358.0, head=136.0)
 
 
-def times(bf16: list[float], fp32: list[float], int8: list[float]) -> Times:
+def times(bf16: list[float], fp32: list[float], int8: list[float], int8_weights: list[float] | None = None) -> Times:
     """In microseconds of a million weights, by `BATCHES`."""
     rows = {"bf16": bf16, "fp32": fp32, "int8": int8}
+    rows["int8-weights"] = int8_weights or [100 * one for one in fp32]
     return {kernel: dict(zip(BATCHES, (1e-6 * one for one in row), strict=True)) for kernel, row in rows.items()}  # type: ignore[misc]
 
 
@@ -101,6 +103,16 @@ def test_passes_cost_more_with_more_tokens() -> None:
     assert list(costs) == list(BATCHES)
     assert costs[1] < costs[8] < costs[128]
     assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 0.4e-3)
+
+
+def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None:
+    arrangement = Arrangement("draft_model", "fp32", "fp32", 4)
+    steep = {kernel: {tokens: tokens * costs[1] for tokens in costs} for kernel, costs in PLAIN.items()}
+    flat = guesses_by_load(TARGET, DRAFT, arrangement, PLAIN)
+    assert [first for first, _, _ in flat] == [1, *(last + 1 for _, last, _ in flat[:-1])]
+    assert flat[-1][1] == 32
+    assert flat[0][2] >= flat[-1][2] >= 1
+    assert guesses_by_load(TARGET, DRAFT, arrangement, steep)[0] == (1, 32, 1)
 
 
 def test_shapes_are_read_from_configurations(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Weights as 8-bit integers with activations in floating point, for CPUs without instructions for int8 arithmetic.
+
+There a pass of a few tokens takes as long as reading the weights does, and vLLM's kernels for int8 are emulated. So
+weights are kept as integers (symmetric, one scale for each output channel), which a pass of a few tokens reads with
+PyTorch's kernel for int8 weights, and once more in float32 for passes of many tokens, where arithmetic is what counts:
+both are the same weights. They are made while the model loads, from whatever its folder has.
+
+vLLM knows the method as a quantization of its own, once this module is imported, which its processes do when they are
+sent the engine's configuration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import _custom_ops as ops
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+
+from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
+
+FEW = 4
+"""Tokens of a pass up to which integers are read; beyond, PyTorch's kernel takes longer than float32 (measured)."""
+
+
+class Int8Matrix:
+    """A matrix of a layer.
+
+    Args:
+        weight: Its weights, shape (outputs, inputs).
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        exact = weight.detach().float()
+        # PyTorch's kernel takes scales in bfloat16; rounded before the weights are, they cost no precision twice.
+        scale = (exact.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()
+        self.integers = (exact / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.scale = scale
+        self._many = ops.create_onednn_mm((self.integers.float() * scale.float()[:, None]).t(), 32)
+
+    def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        if flat.shape[0] > FEW:
+            return ops.onednn_mm(self._many, inputs.float(), bias).to(inputs.dtype)
+        out = torch._weight_int8pack_mm(flat.bfloat16(), self.integers, self.scale).to(inputs.dtype)
+        if bias is not None:
+            out = out + bias
+        return out.reshape(*inputs.shape[:-1], out.shape[-1])
+
+
+class _LinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.cpu_linear = Int8Matrix(layer.weight)
+        layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+
+
+class _EmbeddingMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.cpu_linear = Int8Matrix(layer.weight)
+
+
+@register_quantization_config(INT8_WEIGHTS)
+class Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
+    """The method, as vLLM asks for it."""
+
+    def get_name(self) -> str:
+        """An engine's `quantization`."""
+        return INT8_WEIGHTS
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Dtypes of an engine's activations."""
+        return [torch.float32, torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Of a GPU: it is for CPUs."""
+        return -1
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None: nothing of it is in the model's folder."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Int8WeightsConfig:
+        """It has no settings."""
+        return cls()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """How a layer's weights are kept."""
+        if isinstance(layer, LinearBase):
+            return _LinearMethod()
+        return _EmbeddingMethod() if isinstance(layer, ParallelLMHead) else None

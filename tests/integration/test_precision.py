@@ -1,0 +1,106 @@
+"""Weights in every precision, on real vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.errors import ConversionError
+from lookahead_agent.models.quantize import is_quantized, quantized
+from lookahead_agent.progress import LogProgress
+from tests.integration.conftest import TINY_ENGINE
+from tests.integration.tiny_models import questions
+
+ASKED = questions(12, seed=31)
+ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_int8_is_lossless_under_exact_for_its_sums_are_of_integers(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
+    with ChatLookahead(
+        model=str(tiny_pair[0]),
+        draft_model=str(tiny_pair[1]),
+        precision="int8",
+        draft_precision="int8",
+        depth=4,
+        token_speculation="none",
+        temperature=0,
+        max_tokens=48,
+        engine_args=ENGINE,
+        draft_engine_args=ENGINE,
+        return_token_ids=True,
+    ) as llm:
+        alone, exact = (
+            [message.response_metadata for message in llm.batch(ASKED, policy=policy)] for policy in ("off", "exact")
+        )
+        assert llm._runtime is not None
+        folders = {held.model for held in llm._runtime._held}
+    assert len(folders) == 2
+    assert all(is_quantized(folder) and folder.is_relative_to(cache) for folder in folders)
+    assert [reply["token_ids"] for reply in exact] == [reply["token_ids"] for reply in alone]
+    assert exact[0]["lookahead"]["engines"]["precision"] == {"target": "int8", "draft": "int8"}
+    assert sum(sum(reply["lookahead"]["tokens"]["draft"].values()) for reply in exact) > 0
+
+
+def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
+    folder = quantized(tiny_pair[0], LogProgress())
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors"
+    assert config["config_groups"]["group_0"]["weights"]["num_bits"] == 8
+    assert "lm_head" in config["ignore"]
+    assert quantized(tiny_pair[0], LogProgress()) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert quantized(folder, LogProgress()) == folder, "what is quantized is left as it is"
+    broken = cache / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{}")
+    with pytest.raises(ConversionError, match="writing broken as int8 failed"):
+        quantized(broken, LogProgress())
+    assert not list(cache.glob("models/broken*unfinished*"))
+
+
+def test_a_matrix_of_int8_weights_is_the_same_for_few_tokens_and_for_many() -> None:
+    import torch
+
+    from lookahead_agent.engines.int8_weights import FEW, Int8Matrix
+
+    torch.manual_seed(0)
+    weight, inputs, bias = torch.randn(96, 64), torch.randn(FEW + 4, 64), torch.randn(96)
+    matrix = Int8Matrix(weight)
+    exact = inputs @ weight.T + bias
+    many = matrix(inputs, None, bias)
+    few = torch.cat([matrix(row[None], None, bias) for row in inputs])
+    assert many.dtype == few.dtype == torch.float32
+    spread = exact.std()
+    assert (many - exact).abs().max() < 0.05 * spread, "eight bits are this close"
+    assert (few - many).abs().max() < 0.05 * spread, "and few tokens are as close as bf16 is"
+    assert matrix(inputs[None, :2], None, None).shape == (1, 2, 96)
+
+
+def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path]) -> None:
+    with ChatLookahead(
+        model=str(tiny_pair[0]),
+        draft_model=str(tiny_pair[1]),
+        policy="off",
+        precision="int8-weights",
+        draft_precision="int8-weights",
+        token_speculation="draft_model",
+        temperature=0,
+        max_tokens=24,
+        engine_args=ENGINE,
+    ) as llm:
+        message = llm.invoke(ASKED[0])
+        assert message.text
+        figures = message.response_metadata["lookahead"]
+        assert figures["mode"] == "sd"
+        assert figures["engines"]["precision"] == {"target": "int8-weights", "draft": "int8-weights"}
+        assert "int8-weights" in llm.explain()
