@@ -16,6 +16,7 @@ from lookahead_agent import __version__
 from lookahead_agent.cli.agent import agent
 from lookahead_agent.cli.ask import ask
 from lookahead_agent.cli.bench import bench
+from lookahead_agent.cli.machine import machine
 from lookahead_agent.cli.models import models
 from lookahead_agent.cli.new import new
 from lookahead_agent.cli.plan import plan
@@ -38,6 +39,7 @@ app.command()(serve)
 app.command()(new)
 app.command()(trace)
 app.command()(plan)
+app.command()(machine)
 app.add_typer(bench, name="bench")
 app.add_typer(models, name="models")
 

@@ -1,9 +1,9 @@
 """Weights as 8-bit integers with activations in floating point, for CPUs without instructions for int8 arithmetic.
 
 There a pass of a few tokens takes as long as reading the weights does, and vLLM's kernels for int8 are emulated. So
-weights are kept as integers (symmetric, one scale for each output channel), which a pass of a few tokens reads with
-PyTorch's kernel for int8 weights, and once more in float32 for passes of many tokens, where arithmetic is what counts:
-both are the same weights. They are made while the model loads, from whatever its folder has.
+weights are kept as integers (symmetric, one scale for each output channel), which PyTorch's kernel for int8 weights
+reads for a few tokens at a time; for prompts, where arithmetic is what counts, a layer's weights are made float32
+again for the moment. They are made integers while the model loads, from whatever its folder has.
 
 vLLM knows the method as a quantization of its own, once this module is imported, which its processes do when they are
 sent the engine's configuration.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -23,7 +22,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
 
 FEW = 4
-"""Tokens of a pass up to which integers are read; beyond, PyTorch's kernel takes longer than float32 (measured)."""
+"""Tokens that PyTorch's kernel is given at once: it shares the reading of weights among so many (measured)."""
+MANY = 48
+"""Tokens of a pass from which making the weights float32 takes less time than it saves (measured)."""
 
 
 class Int8Matrix:
@@ -39,16 +40,18 @@ class Int8Matrix:
         scale = (exact.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()
         self.integers = (exact / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
         self.scale = scale
-        self._many = ops.create_onednn_mm((self.integers.float() * scale.float()[:, None]).t(), 32)
 
     def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        if flat.shape[0] > FEW:
-            return ops.onednn_mm(self._many, inputs.float(), bias).to(inputs.dtype)
-        out = torch._weight_int8pack_mm(flat.bfloat16(), self.integers, self.scale).to(inputs.dtype)
+        if flat.shape[0] < MANY:
+            few = flat.bfloat16().split(FEW)
+            out = torch.cat([torch._weight_int8pack_mm(tokens, self.integers, self.scale) for tokens in few])
+        else:
+            out = torch.nn.functional.linear(flat.float(), self.integers.float().mul_(self.scale.float()[:, None]))
+        out = out.to(inputs.dtype)
         if bias is not None:
-            out = out + bias
+            out += bias
         return out.reshape(*inputs.shape[:-1], out.shape[-1])
 
 

@@ -71,10 +71,10 @@ def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]
 def test_a_matrix_of_int8_weights_is_the_same_for_few_tokens_and_for_many() -> None:
     import torch
 
-    from lookahead_agent.engines.int8_weights import FEW, Int8Matrix
+    from lookahead_agent.engines.int8_weights import MANY, Int8Matrix
 
     torch.manual_seed(0)
-    weight, inputs, bias = torch.randn(96, 64), torch.randn(FEW + 4, 64), torch.randn(96)
+    weight, inputs, bias = torch.randn(96, 64), torch.randn(MANY, 64), torch.randn(96)
     matrix = Int8Matrix(weight)
     exact = inputs @ weight.T + bias
     many = matrix(inputs, None, bias)
@@ -83,6 +83,7 @@ def test_a_matrix_of_int8_weights_is_the_same_for_few_tokens_and_for_many() -> N
     spread = exact.std()
     assert (many - exact).abs().max() < 0.05 * spread, "eight bits are this close"
     assert (few - many).abs().max() < 0.05 * spread, "and few tokens are as close as bf16 is"
+    assert torch.equal(matrix(inputs[:9], None, bias), few[:9]), "a batch changes nothing below that"
     assert matrix(inputs[None, :2], None, None).shape == (1, 2, 96)
 
 

@@ -24,7 +24,7 @@ PROMPT = "Do these say the same?\n\nA: {target}\n\nB: {draft}\n\nAnswer yes or n
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[ChatLookahead]:
     """The packaged target with a draft that has another tokenizer."""
-    with ChatLookahead(model=MIXED, depth=4, temperature=0, max_tokens=100, return_token_ids=True) as llm:
+    with ChatLookahead(model=MIXED, depth=4, temperature=0, max_tokens=72, return_token_ids=True) as llm:
         yield llm
 
 
@@ -73,12 +73,13 @@ def judged(llm: ChatLookahead) -> dict[str, object]:
 
 
 @pytest.mark.timeout(1200)
-def test_a_third_model_as_judge() -> None:
+def test_a_third_model_as_judge(real: ChatLookahead) -> None:
     with ChatLookahead(
         judge_model=SMOLLM2_135M.hub_id,
         judge_engine_args=JUDGE_ENGINE,
         policy="judge",
-        depth=4,
+        depth=real.depth,
+        token_speculation=real.token_speculation,
         temperature=0,
         max_tokens=60,
     ) as llm:
