@@ -11,6 +11,7 @@ sent the engine's configuration.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -64,6 +65,17 @@ class _LinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
 class _EmbeddingMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.cpu_linear = Int8Matrix(layer.weight)
+        _give_memory_back()  # the output layer comes last: what all others were loaded into is free by now
+
+
+def _give_memory_back() -> None:
+    """Return what is free to the system: vLLM's allocator keeps it, several times the size of the integers."""
+    allocator = ctypes.CDLL(None)
+    release = getattr(allocator, "MallocExtension_ReleaseFreeMemory", None)  # tcmalloc's
+    if release is not None:
+        release()
+    elif hasattr(allocator, "malloc_trim"):
+        allocator.malloc_trim(0)
 
 
 @register_quantization_config(INT8_WEIGHTS)
