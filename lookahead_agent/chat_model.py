@@ -192,7 +192,7 @@ class ChatLookahead(BaseChatModel):
     `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
     precision: Precision = "auto"
     """Of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on a CPU), or "auto": on a CPU
-    the fastest of them, on a GPU what the model's folder has."""
+    the fastest of them but "int8", on a GPU what the model's folder has."""
     draft_precision: Precision = "auto"
     """Of the draft's weights."""
     engine_args: dict[str, Any] = Field(default_factory=dict)

@@ -9,7 +9,7 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.errors import ConversionError
-from lookahead_agent.models.quantize import is_quantized, quantized
+from lookahead_agent.models.quantize import quantized
 from lookahead_agent.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
@@ -22,32 +22,6 @@ ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
     return tmp_path
-
-
-def test_int8_is_lossless_under_exact_for_its_sums_are_of_integers(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
-    with ChatLookahead(
-        model=str(tiny_pair[0]),
-        draft_model=str(tiny_pair[1]),
-        precision="int8",
-        draft_precision="int8",
-        depth=4,
-        token_speculation="none",
-        temperature=0,
-        max_tokens=48,
-        engine_args=ENGINE,
-        draft_engine_args=ENGINE,
-        return_token_ids=True,
-    ) as llm:
-        alone, exact = (
-            [message.response_metadata for message in llm.batch(ASKED, policy=policy)] for policy in ("off", "exact")
-        )
-        assert llm._runtime is not None
-        folders = {held.model for held in llm._runtime._held}
-    assert len(folders) == 2
-    assert all(is_quantized(folder) and folder.is_relative_to(cache) for folder in folders)
-    assert [reply["token_ids"] for reply in exact] == [reply["token_ids"] for reply in alone]
-    assert exact[0]["lookahead"]["engines"]["precision"] == {"target": "int8", "draft": "int8"}
-    assert sum(sum(reply["lookahead"]["tokens"]["draft"].values()) for reply in exact) > 0
 
 
 def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]) -> None:

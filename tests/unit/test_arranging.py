@@ -13,6 +13,7 @@ from lookahead_agent.arranging import Arranged, Wanted, arrange
 from lookahead_agent.engines.cores import available_cores, share_cores
 from lookahead_agent.engines.guided_proposer import COSTS
 from lookahead_agent.engines.token_speculation import is_guided
+from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Times
 from lookahead_agent.machine.kernels import KernelTimes
@@ -62,11 +63,16 @@ def test_by_itself_it_takes_what_is_fastest_and_says_why(pair: tuple[Path, Path]
     assert found.observed is not None
 
 
-def test_int8_weights_are_written_where_they_are_fastest(
+def test_int8_weights_are_written_where_they_are_wanted_and_the_processor_has_it(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, WITH_INT8, WITH_INT8_ONE_CORE)
-    found = arranged(pair, draft_engine=True)
+    wanted = {"draft_engine": True, "precision": "int8", "draft_precision": "int8"}
+    monkeypatch.setattr(arranging, "processor", lambda: "a processor avx2")
+    with pytest.raises(ConfigurationError, match="choose the precision int8-weights"):
+        arranged(pair, **wanted)
+    monkeypatch.setattr(arranging, "processor", lambda: "a processor avx2 avx512_vnni")
+    found = arranged(pair, **wanted)
     assert found.target == pair[0].with_name("target-int8")
     assert found.draft == pair[1].with_name("draft-int8")
     assert found.precision == {"target": "int8", "draft": "int8"}
@@ -91,9 +97,10 @@ def test_a_method_that_is_given_is_taken(pair: tuple[Path, Path], method: str, e
 
 
 def test_a_precision_that_is_given_is_taken(pair: tuple[Path, Path]) -> None:
-    found = arranged(pair, precision="bf16", draft_precision="int8", token_speculation="guided")
-    assert found.precision == {"target": "bf16", "draft": "int8"}
-    assert found.draft == pair[1].with_name("draft-int8")
+    found = arranged(pair, precision="bf16", draft_precision="int8-weights", token_speculation="guided")
+    assert found.precision == {"target": "bf16", "draft": "int8-weights"}
+    assert found.draft == pair[1]
+    assert found.draft_arguments["quantization"] == INT8_WEIGHTS
     by_argument = arranged(pair, target_arguments={"dtype": "bfloat16"}, token_speculation="none")
     assert by_argument.precision["target"] == "bf16"
     with pytest.raises(ConfigurationError, match="disagree"):
