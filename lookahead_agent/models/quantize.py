@@ -6,15 +6,11 @@ and embeddings as they were. vLLM reads it on CPUs (through oneDNN) and on GPUs.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
-from filelock import FileLock
-
-from lookahead_agent.models.cache import cache_dir, require_disk_space
+from lookahead_agent.models.cache import cache_dir, made_once, require_disk_space
 from lookahead_agent.models.child import run_in_child
 from lookahead_agent.progress import Progress
 
@@ -43,27 +39,14 @@ def quantized(model: Path, progress: Progress) -> Path:
     """
     if is_quantized(model):
         return model
-    folder = int8_folder(model)
-    if folder.is_dir():
-        return folder
-    root = folder.parent
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f"{folder.name}.lock"):
-        if folder.is_dir():  # another process wrote it while this one waited
-            return folder
-        for leftover in root.glob(f"{folder.name}.unfinished-*"):
-            shutil.rmtree(leftover)
+
+    def write(unfinished: Path) -> None:
         size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-        require_disk_space(root, int(size * _DISK_FACTOR), f"Writing {model.name} as int8")
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=root))
-        try:
-            command = [sys.executable, "-m", "lookahead_agent.models.quantize", str(model), str(unfinished)]
-            run_in_child(command, f"Writing {model.name} as int8", progress)
-            unfinished.chmod(0o755)
-            os.replace(unfinished, folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+        require_disk_space(unfinished.parent, int(size * _DISK_FACTOR), f"Writing {model.name} as int8")
+        command = [sys.executable, "-m", "lookahead_agent.models.quantize", str(model), str(unfinished)]
+        run_in_child(command, f"Writing {model.name} as int8", progress)
+
+    return made_once(int8_folder(model), write)
 
 
 def is_quantized(model: Path) -> bool:
