@@ -212,11 +212,16 @@ def _schema(tools: Sequence[BaseTool]) -> dict[str, Any]:
 
 def _calls(parsed: Any) -> list[PlannedCall]:
     """The planned calls; none, if the model wrote none that can be read."""
-    listed = parsed.get("calls", []) if isinstance(parsed, dict) else []
-    return [
-        PlannedCall(number=number, tool=str(call["tool"]), arguments=dict(call["arguments"]))
-        for number, call in enumerate(listed, 1)
-    ]
+    match parsed:
+        case {"calls": [*listed]}:
+            # The number of one that cannot be read stays unused, so that those that need its result are not made.
+            return [
+                PlannedCall(number=number, tool=str(call["tool"]), arguments=dict(call["arguments"]))
+                for number, call in enumerate(listed, 1)
+                if isinstance(call, dict) and {"tool", "arguments"} <= call.keys()
+            ]
+        case _:
+            return []
 
 
 def _needed(call: PlannedCall) -> set[int]:

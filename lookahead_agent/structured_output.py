@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import partial as bound
 from operator import itemgetter
 from typing import Any, Literal
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.output_parsers import (
+    BaseCumulativeTransformOutputParser,
     BaseOutputParser,
     JsonOutputKeyToolsParser,
     JsonOutputParser,
     PydanticOutputParser,
     PydanticToolsParser,
 )
+from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.json import parse_json_markdown
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from lookahead_agent.errors import ConfigurationError
@@ -59,8 +64,36 @@ def schema_format(schema: Mapping[str, Any] | type) -> dict[str, Any]:
 def text_parser(schema: Mapping[str, Any] | type | None) -> BaseOutputParser[Any]:
     """Reads a reply that is JSON."""
     if isinstance(schema, type) and is_basemodel_subclass(schema):
-        return PydanticOutputParser(pydantic_object=schema)
-    return JsonOutputParser()
+        return _WholeJsonParser(reader=PydanticOutputParser(pydantic_object=schema))
+    return _WholeJsonParser(reader=JsonOutputParser())
+
+
+class _WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
+    """Reads JSON that is whole. LangChain's own completes what was cut off, and half an argument passes for a whole."""
+
+    reader: JsonOutputParser
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        if not partial:
+            _check_whole(result[0])
+        return self.reader.parse_result(result, partial=partial)
+
+    def parse(self, text: str) -> Any:
+        return self.parse_result([Generation(text=text)])
+
+    def get_format_instructions(self) -> str:
+        return self.reader.get_format_instructions()
+
+
+def _check_whole(generation: Generation) -> None:
+    """Raises OutputParserException: The reply is not one whole JSON value."""
+    try:
+        parse_json_markdown(generation.text.strip(), parser=bound(json.loads, strict=False))
+    except json.JSONDecodeError as error:
+        metadata = generation.message.response_metadata if isinstance(generation, ChatGeneration) else {}
+        cut = metadata.get("finish_reason") == "length"
+        why = "was cut off at max_tokens, which should be raised" if cut else f"is not JSON ({error})"
+        raise OutputParserException(f"the reply {why}", llm_output=generation.text) from error
 
 
 def tool_parser(schema: Mapping[str, Any] | type) -> BaseOutputParser[Any]:

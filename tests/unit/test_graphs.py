@@ -174,6 +174,13 @@ def test_rewoo_goes_on_without_what_failed() -> None:
 def test_rewoo_without_a_plan_and_at_a_limit() -> None:
     llm = model({"You plan": THOUGHT, "You put": "no json", "You answer": "I do not know."})
     assert build_rewoo(llm, [calculator]).invoke({"question": "?"})["plan"] == []
+    cut = calls(("calculator", {"expression": "2 * 3"}), ("calculator", {"expression": "6 * 712"}))[:-6]
+    llm = model({"You plan": THOUGHT, "You put": cut, "You answer": "I do not know."})
+    state = build_rewoo(llm, [calculator]).invoke({"question": "?"})
+    assert (state["plan"], state.get("evidence", [])) == ([], []), "half a number would be another number"
+    unlike = json.dumps({"calls": [{}, {"tool": "calculator", "arguments": {"expression": "2 * 3"}}]})
+    llm = model({"You plan": THOUGHT, "You put": unlike, "You answer": "I do not know."})
+    assert [call["number"] for call in build_rewoo(llm, [calculator]).invoke({"question": "?"})["plan"]] == [2]
     planned = calls(*[("calculator", {"expression": f"#E{n} + 1" if n else "1"}) for n in range(9)])
     llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "About 2."})
     state = build_rewoo(llm, [calculator], limits=Limits(steps=4)).invoke({"question": "?"})

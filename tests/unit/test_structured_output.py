@@ -81,6 +81,19 @@ def test_what_does_not_fit() -> None:
     assert (fine["parsed"], fine["parsing_error"]) == (Answer(number=4), None)
 
 
+@pytest.mark.parametrize("schema", [Answer, {"title": "a", "type": "object", "properties": {}}, None])
+def test_half_a_reply_is_not_completed(schema: Any) -> None:
+    """LangChain's parsers would make 4 of 4711 here."""
+    structured = scripted_chat('{"number": 4711, "more": 1}', max_tokens=2)
+    method: Any = "json_schema" if schema else "json_mode"
+    with pytest.raises(OutputParserException, match="max_tokens"):
+        structured.with_structured_output(schema, method=method).invoke("?")
+    with pytest.raises(OutputParserException, match="not JSON"):
+        scripted_chat('{"number": 4').with_structured_output(schema, method=method).invoke("?")
+    fenced = scripted_chat('```json\n{"number": 4}\n```').with_structured_output(schema, method=method).invoke("?")
+    assert fenced in ({"number": 4}, Answer(number=4))
+
+
 def test_bad_arguments() -> None:
     llm = scripted_chat("{}")
     with pytest.raises(ConfigurationError, match="needs a schema"):
