@@ -40,6 +40,8 @@ from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.policy_choice import POLICY_KEY, NodePath, check_policies, choose_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.running.client import ask_keeper, reply_of_running
+from lookahead_agent.running.wire import ReplyOrder
 from lookahead_agent.runtime import Runtime, RuntimeSpec
 from lookahead_agent.step_callbacks import StepEvents
 from lookahead_agent.structured_output import Method, parsed, schema_format, text_parser, tool_parser
@@ -203,6 +205,9 @@ class ChatLookahead(BaseChatModel):
     """Arguments of the judge's vLLM engine, if it has one of its own."""
     cores: tuple[str, str] | None = None
     """CPU cores of target and draft ("0-5", "6,7"); None: chosen so that they do not share any."""
+    use_running: bool = True
+    """Whether replies come from the engines that `lookahead-agent up` keeps running, where those are the same; else
+    engines are started in this process."""
     return_token_ids: bool = False
     """Whether `response_metadata["token_ids"]` lists the reply's tokens."""
     engines: EngineSet | None = Field(None, exclude=True, repr=False)
@@ -210,7 +215,7 @@ class ChatLookahead(BaseChatModel):
 
     _runtime: Runtime | None = PrivateAttr(None)
     _user: _User = PrivateAttr(default_factory=_User)
-    _tool_parser: ToolParser | None = PrivateAttr(None)
+    _tool_parsers: dict[str | None, ToolParser] = PrivateAttr(default_factory=dict)
     _sampling_default: RecommendedSampling = PrivateAttr(default_factory=RecommendedSampling)
 
     @field_validator("stop", mode="before")
@@ -320,6 +325,8 @@ class ChatLookahead(BaseChatModel):
             return
         if progress is not None:
             self._runtime.progress = progress
+        if background.run(self._kept()) is not None:
+            return
         policies = [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
         for policy in policies:
             background.run(self._start(policy))
@@ -327,6 +334,35 @@ class ChatLookahead(BaseChatModel):
     async def _start(self, policy: VerifierPolicy) -> None:
         async with self._engines(policy):
             return
+
+    async def _kept(self) -> dict[str, Any] | None:
+        """What is told of the engines that another process keeps, if replies come from them."""
+        if not self._may_use_running:
+            return None
+        status = await ask_keeper("status")
+        return status if status is not None and status.get("engines") == self.engines_digest else None
+
+    @property
+    def _may_use_running(self) -> bool:
+        runtime = self._runtime
+        if self.engines is not None or runtime is None or not self.use_running:
+            return False
+        # Engines that run in this process are nearer, and what is behind servers runs already.
+        return runtime.running is None and not runtime.spec.remote
+
+    @property
+    def engines_digest(self) -> str:
+        """Which engines this model needs, in 64 characters that are equal in every process of this user; "" of given
+        ones."""
+        return self._runtime.spec.digest if self._runtime is not None else ""
+
+    @property
+    def models_described(self) -> str:
+        """The names of target and draft."""
+        if self._runtime is None:
+            return "given engines"
+        models = self._runtime.models
+        return models.target.hub_id + (f" with {models.draft.hub_id}" if models.draft is not None else "")
 
     def close(self) -> None:
         """Shut down the engines, unless another model uses them; a later call starts them again."""
@@ -434,7 +470,8 @@ class ChatLookahead(BaseChatModel):
         """Say how the engines are arranged and from which figures that was chosen; they must be running."""
         engines = self.engines or (self._runtime.running if self._runtime is not None else None)
         if engines is None:
-            return "the engines are not running: call start()"
+            kept = background.run(self._kept())
+            return "the engines are not running: call start()" if kept is None else str(kept["reason"])
         arranged = engines.arranged
         if arranged is None or not arranged.reason:
             return "the engines are as they were given"
@@ -631,6 +668,8 @@ class ChatLookahead(BaseChatModel):
         return background.run(self._context_length())
 
     async def _context_length(self) -> int:
+        if (kept := await self._kept()) is not None:
+            return int(kept["context_length"])
         async with self._engines(as_policy(self.policy)) as engines:
             return engines.target.context_length
 
@@ -640,13 +679,28 @@ class ChatLookahead(BaseChatModel):
         return engines is None or engines.target.healthy
 
     async def _reply(self, request: ChatRequest, emit: Emit) -> AIMessage:
-        """Write a reply; runs in the background loop."""
+        """Write a reply, or have it written; runs in the background loop."""
+        if self._may_use_running:
+            order = ReplyOrder(self.engines_digest, request, self.model, self.tool_parser, self.return_token_ids)
+            if (kept := await reply_of_running(order, emit)) is not None:
+                return kept
+        return await self._write(request, emit, self.tool_parser, self.model, with_token_ids=self.return_token_ids)
+
+    async def carry_out(self, order: ReplyOrder, emit: Emit) -> AIMessage:
+        """Write a reply that another process has ordered, in the background loop; see `running.keeper`."""
+        return await self._write(
+            order.request, emit, order.tool_parser, order.model, with_token_ids=order.with_token_ids
+        )
+
+    async def _write(
+        self, request: ChatRequest, emit: Emit, tool_parser: str | None, model: str, *, with_token_ids: bool
+    ) -> AIMessage:
         async with self._engines(request.policy) as engines:
-            if self._tool_parser is None:
-                self._tool_parser = choose_tool_parser(self.tool_parser, engines.target.tokenizer)
-            call = ChatCall(request, engines, self._thinking(engines), self._tool_parser, emit)
+            if tool_parser not in self._tool_parsers:
+                self._tool_parsers[tool_parser] = choose_tool_parser(tool_parser, engines.target.tokenizer)
+            call = ChatCall(request, engines, self._thinking(engines), self._tool_parsers[tool_parser], emit)
             reply = await call.reply()
-        return as_message(reply, request, self.model, with_token_ids=self.return_token_ids)
+        return as_message(reply, request, model, with_token_ids=with_token_ids)
 
     def _request(
         self,

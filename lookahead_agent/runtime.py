@@ -10,10 +10,11 @@ import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from lookahead_agent import background
+from lookahead_agent import __version__, background
 from lookahead_agent.arranging import Arranged, Wanted, arrange, judge_arguments
 from lookahead_agent.background import in_daemon_thread
 from lookahead_agent.engine_set import EngineSet
@@ -73,6 +74,11 @@ class RuntimeSpec:
     def key(self) -> str:
         """Text that is equal for equal specifications."""
         return repr(self) + "".join(remote.key for remote in self.remote.values())
+
+    @property
+    def digest(self) -> str:
+        """The key in 64 characters, of this version: by it processes agree on which engines they mean."""
+        return sha256(f"{__version__} {self.key}".encode()).hexdigest()
 
     def runs_here(self, *roles: str) -> bool:
         """Whether these roles' models all run in engines of this process."""
@@ -146,6 +152,11 @@ class Runtime:
         self._users.discard(user)
         if not self._users:
             self.close()
+
+    @property
+    def spec(self) -> RuntimeSpec:
+        """Which engines these are."""
+        return self._spec
 
     @property
     def models(self) -> ResolvedSet:

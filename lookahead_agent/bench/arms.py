@@ -134,6 +134,8 @@ def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead
         "top_p": config.top_p,
         "max_tokens": task.max_tokens,
         "return_token_ids": True,
+        # What is measured are the engines of this run.
+        "use_running": False,
         # Callbacks are told of the first token only when a reply streams.
         "streaming": True,
     }

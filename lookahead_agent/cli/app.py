@@ -22,6 +22,7 @@ from lookahead_agent.cli.new import new
 from lookahead_agent.cli.plan import plan
 from lookahead_agent.cli.serve import serve
 from lookahead_agent.cli.trace import trace
+from lookahead_agent.cli.up import down, status, up
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
 
 _INTERRUPTED = 130
@@ -35,6 +36,9 @@ app = typer.Typer(
 )
 app.command()(ask)
 app.command()(agent)
+app.command()(up)
+app.command()(status)
+app.command()(down)
 app.command()(serve)
 app.command()(new)
 app.command()(trace)

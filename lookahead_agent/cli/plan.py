@@ -82,7 +82,7 @@ def plan(
     if not known:
         fields: dict[str, Any] = {"policy": options.policy_of(policy, None), "temperature": 0.0, "max_tokens": 256}
         fields |= {"streaming": True, "return_token_ids": True}
-        with options.chat_model(model=model, draft=draft, engine_args=engine_arg, **fields) as llm:
+        with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_running=False, **fields) as llm:
             llm.start(Bars())
             found = measure_acceptance(llm, problems, Bars())
     acceptance = Acceptance(

@@ -32,7 +32,7 @@ from lookahead_agent.decoding.events import (
 from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.output import ReplyText
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
-from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
+from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
 from lookahead_agent.decoding.shadow import Shadow
 from lookahead_agent.decoding.step_events import OnStep, StepEvent, StepEventKind
 from lookahead_agent.decoding.tree import Node, Source
@@ -123,6 +123,11 @@ class _Driver:
         self._vocabularies = Vocabularies(target.tokenizer, draft.tokenizer)
         self._draft_reply: list[int] = []  # what is committed, in the draft's vocabulary if that is another
         self._draft_ids: dict[int, tuple[int, ...]] = {}  # the same of steps that are not, by job
+        # What later steps must know of the text: up to the front, and up to steps that are not decided, by job.
+        thinking = request.regions.thinking
+        marker = len(thinking.open) if thinking is not None else 0
+        self._before = Before(max(marker, *(rules.lookback for rules in self._rules.values())))
+        self._befores: dict[int, Before] = {}
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
@@ -214,7 +219,7 @@ class _Driver:
                 case Reject(job):
                     written = self._writing.pop(job)
                     self._fates(written.stream).rejected += written.generated
-                    self._draft_ids.pop(job, None)
+                    self._forget(job)
                     self._tell("rejected" if written.stream.source is Source.DRAFT else "unused", job, written)
                 case Abort(job):
                     self._abort(job)
@@ -238,7 +243,8 @@ class _Driver:
         self._tell("accepted" if node.source is Source.DRAFT else "committed", node.job, written)
         if not self._vocabularies.shared:
             self._draft_reply.extend(self._ids_for_draft(node))
-            self._draft_ids.pop(node.job, None)
+        self._before = self._befores.get(node.job) or self._before.then(node.step.text)
+        self._forget(node.job)
         if not written.live:
             self._text.commit(node.step.token_ids)
 
@@ -248,9 +254,14 @@ class _Driver:
             task.cancel()
         if (written := self._writing.pop(job, None)) is not None:
             self._fates(written.stream).aborted += written.generated
-            self._draft_ids.pop(job, None)
+            self._forget(job)
             self._tell("aborted", job, written)
             self._retire(written.stream, task)
+
+    def _forget(self, job: int) -> None:
+        """A step is decided: nothing is written after it that begins in the middle of a reply."""
+        self._draft_ids.pop(job, None)
+        self._befores.pop(job, None)
 
     def _retire(self, stream: Stream, reader: asyncio.Task[None] | None = None) -> None:
         """Close a stream that nobody will read on, once the job that reads it has ended."""
@@ -276,24 +287,24 @@ class _Driver:
 
     def _start_writing(self, job: int, node: Node, source: Source, rank: int, live: bool) -> None:
         engine = self._engines[source]
-        reply, before = self._reply_until(node, source)
-        budget = self._request.sampling.max_tokens - len(reply)
+        budget = self._request.sampling.max_tokens - self._length_until(node, source)
         sampling = self._sampling(node, source, rank)
         stream = self._open.get(node.job)
         if stream is not None and stream.source is source and stream.sampling == sampling:
             del self._open[node.job]
         else:
-            prompt = [*self._prompt(source), *reply]
+            prompt = [*self._prompt(source), *self._reply_until(node, source)]
             deltas = engine.generate(prompt, replace(sampling, max_tokens=max(1, budget)))
             guide = self._guides.begin(prompt) if self._guides is not None and source is Source.DRAFT else None
             stream = Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), guide)
         rules = self._rules[source]
         if self._machine.awaits_thinking and self._request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
-        written = WriteJob(node, stream, Segmenter(rules, stream.text, before, budget), live, self._now())
+        segmenter = Segmenter(rules, stream.text, self._before_of(node), budget)
+        written = WriteJob(node, stream, segmenter, live, self._now())
         self._writing[job] = written
         if live and stream is not self._followed:
-            self._shadow_follows(written, reply)
+            self._shadow_follows(written)
         self._spawn(job, partial(self._write, job, written))
 
     def _prompt(self, source: Source) -> tuple[int, ...]:
@@ -319,25 +330,51 @@ class _Driver:
         digest = hashlib.sha256(f"{sampling.seed}:{node.position}:{rank}".encode()).digest()
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
-    def _reply_until(self, node: Node, source: Source = Source.TARGET) -> tuple[list[int], str]:
-        """The reply up to `node`: its tokens in the vocabulary of one of the models, and its text."""
-        for_draft = source is Source.DRAFT and not self._vocabularies.shared
-        ids = [*(self._draft_reply if for_draft else self._text.token_ids)]
-        text = self._text.text
+    def _reply_until(self, node: Node, source: Source = Source.TARGET) -> list[int]:
+        """The reply's tokens up to `node`, in the vocabulary of one of the models: a copy, as long as the reply."""
+        ids = [*self._committed(source)]
         for walk in self._undecided(node):
-            assert walk.step is not None
-            ids.extend(self._ids_for_draft(walk) if for_draft else walk.step.token_ids)
-            text += walk.step.text
-        return ids, text
+            ids.extend(self._ids_of(walk, source))
+        return ids
+
+    def _length_until(self, node: Node, source: Source = Source.TARGET) -> int:
+        """How many tokens those are."""
+        undecided = sum(len(self._ids_of(walk, source)) for walk in self._undecided(node))
+        return len(self._committed(source)) + undecided
+
+    def _text_until(self, node: Node) -> str:
+        """The reply's text up to `node`."""
+        return self._text.text + "".join(walk.step.text for walk in self._undecided(node) if walk.step is not None)
+
+    def _before_of(self, node: Node) -> Before:
+        """What a step after `node` must know of the text before it."""
+        if node is self._machine.front or node.parent is None or node.step is None:
+            return self._before
+        if node.job not in self._befores:
+            self._befores[node.job] = self._before_of(node.parent).then(node.step.text)
+        return self._befores[node.job]
+
+    def _committed(self, source: Source) -> list[int]:
+        """The committed tokens, in the vocabulary of one of the models."""
+        return self._draft_reply if self._is_translated(source) else self._text.token_ids
+
+    def _ids_of(self, node: Node, source: Source) -> Sequence[int]:
+        """The tokens of a node's last step, in the vocabulary of one of the models."""
+        assert node.step is not None
+        return self._ids_for_draft(node) if self._is_translated(source) else node.step.token_ids
+
+    def _is_translated(self, source: Source) -> bool:
+        """Whether a model has another vocabulary than the reply."""
+        return source is Source.DRAFT and not self._vocabularies.shared
 
     def _undecided(self, node: Node) -> list[Node]:
         """The nodes after the front down to `node`."""
         nodes: list[Node] = []
         walk: Node | None = node
         while walk is not None and walk is not self._machine.front:
-            nodes.insert(0, walk)
+            nodes.append(walk)
             walk = walk.parent
-        return nodes
+        return nodes[::-1]
 
     def _ids_for_draft(self, node: Node) -> tuple[int, ...]:
         """The draft's tokens of a node's last step; of its own steps they are those that it wrote."""
@@ -369,9 +406,9 @@ class _Driver:
         if written.stream is self._followed and not written.live:
             self._leave_shadow()  # the draft has the next step to write
         if written.stream.source is Source.DRAFT:
-            ids, _ = self._reply_until(written.node)
             self._draft_ids[job] = step.token_ids
-            step = self._vocabularies.from_draft(step, self._request.sampling.max_tokens - len(ids))
+            left = self._request.sampling.max_tokens - self._length_until(written.node)
+            step = self._vocabularies.from_draft(step, left)
         written.complete = step
         written.ended = self._now()
         self._tell("drafted" if written.stream.source is Source.DRAFT else "written", job, written)
@@ -410,7 +447,7 @@ class _Driver:
         if stream is self._followed:
             self._shadow.follow(stream.unread)
         elif written.node is self._machine.front and self._has_left_draft(written):
-            self._shadow_follows(written, self._reply_until(written.node)[0])
+            self._shadow_follows(written)
 
     def _has_left_draft(self, written: WriteJob) -> bool:
         """Whether the draft's candidate for a step cannot tell the target any more what follows."""
@@ -428,12 +465,13 @@ class _Driver:
         written.as_drafted = both
         return False
 
-    def _shadow_follows(self, written: WriteJob, reply: Sequence[int]) -> None:
+    def _shadow_follows(self, written: WriteJob) -> None:
         """Have the shadow follow a step of the target from where it is."""
         if self._shadow is None or self._shadow.failure is not None:
             return
         stream = written.stream
         self._followed = stream
+        reply = self._reply_until(written.node)
         self._shadow.begin([*self._request.prompt_ids, *reply, *written.segmenter.token_ids, *stream.unread])
 
     def _leave_shadow(self) -> None:
@@ -467,10 +505,9 @@ class _Driver:
     async def _verify(self, job: int, draft: Node, target: Node | None) -> Event:
         assert draft.step is not None
         assert draft.parent is not None
-        ids, before = self._reply_until(draft.parent)
         started = self._now()
         with self._at_work("verifier"):
-            work = self._verdict(before, ids, draft.step, target.step if target is not None else None)
+            work = self._verdict(draft.parent, draft.step, target.step if target is not None else None)
             verdict = await self._within(self._settings.verifier_timeout, "the verifier", work)
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
@@ -480,10 +517,10 @@ class _Driver:
         logger.debug("%s: %r for %r", verdict, draft.step.text, target.step.text if target and target.step else None)
         return Judged(job, verdict.accepted)
 
-    async def _verdict(self, before: str, ids: list[int], draft: Step, target: Step | None) -> Verdict:
-        question = self._request.question
+    async def _verdict(self, node: Node, draft: Step, target: Step | None) -> Verdict:
+        question, before = self._request.question, self._text_until(node)
         if isinstance(self._verifier, DraftVerifier):
-            prefix = (*self._request.prompt_ids, *ids)
+            prefix = (*self._request.prompt_ids, *self._reply_until(node))
             return await self._verifier.verify_draft(DraftStep(question, before, draft, prefix))
         assert self._verifier is not None
         assert target is not None

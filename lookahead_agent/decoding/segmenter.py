@@ -47,24 +47,46 @@ class Segmentation:
         return max((len(text) for text in (*self.stop, *self.action_markers, *tags)), default=1) - 1
 
 
+@dataclass(frozen=True)
+class Before:
+    """What a step's segmentation must know of the reply before it, however long that is.
+
+    Attributes:
+        room: How many characters may be the beginning of a marker that ends in the step: `Segmentation.lookback`.
+        tail: That many of the reply's last characters.
+        line: Its last line. A mark may be cut in two where a step is cut, so it is looked at again with what follows.
+        block: What would close the block that is open where that line begins; None outside of any.
+    """
+
+    room: int = 0
+    tail: str = ""
+    line: str = ""
+    block: str | None = None
+
+    def then(self, text: str) -> Before:
+        """The same after more text."""
+        line = self.line + text
+        begins = line.rfind("\n") + 1
+        tail = (self.tail + text)[-self.room :] if self.room else ""
+        return Before(self.room, tail, line[begins:], open_block(line[:begins], self.block))
+
+
 class Segmenter:
     """Collects the tokens of one step.
 
     Args:
         rules: What ends a step.
         text: Decodes the tokens; may have decoded earlier steps of the same stream.
-        before: The reply's text before the step.
+        before: The reply before the step.
         budget: Tokens that the reply may still have, this step's included.
     """
 
-    def __init__(self, rules: Segmentation, text: TextStream, before: str, budget: int) -> None:
+    def __init__(self, rules: Segmentation, text: TextStream, before: Before, budget: int) -> None:
         self._rules = rules
         self._stream = text
-        self._before = before[-rules.lookback :] if rules.lookback else ""
-        # A mark may be cut in two where the step before was cut, so the last line is looked at again with what follows.
-        lines = before.rfind("\n") + 1
-        self._line = before[lines:]
-        self._block = open_block(before[:lines])
+        self._before = before.tail[-rules.lookback :] if rules.lookback else ""
+        self._line = before.line
+        self._block = before.block
         self._budget = budget
         self._ids: list[int] = []
         self._text = ""

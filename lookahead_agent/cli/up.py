@@ -1,0 +1,212 @@
+"""`lookahead-agent up`, `status` and `down`: engines that stay between commands."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lookahead_agent import background
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.cli import options
+from lookahead_agent.cli.bars import Bars
+from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
+from lookahead_agent.running.address import listening, log_path, private_folder
+from lookahead_agent.running.client import ask_keeper
+from lookahead_agent.running.keeper import Keeper
+from lookahead_agent.running.report import StartReport, follow
+
+_COMMAND = "from lookahead_agent.cli.app import main; main()"
+_NOT_RUNNING = 3
+"""Exit status of `status` where nothing runs, as service managers have it."""
+
+
+def up(
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    policy: options.Policy = options.DEFAULT_POLICY,
+    depth: options.Depth = None,
+    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
+    engine_arg: options.EngineArgument = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground, as for a service manager.")
+    ] = False,
+    grace: Annotated[int, typer.Option("--grace", min=0, help="Seconds that running replies have at `down`.")] = 60,
+    report: Annotated[int | None, typer.Option("--report", hidden=True)] = None,
+) -> None:
+    """Keep engines running in the background: `ask`, `agent` and scripts with the same models answer at once.
+
+    They are this user's alone, and stay until `lookahead-agent down`.
+    """
+    llm = options.chat_model(
+        model=model,
+        draft=draft,
+        engine_args=engine_arg,
+        policy=options.policy_of(policy, depth),
+        token_speculation=token_speculation,
+        precision=precision,
+        draft_precision=draft_precision,
+        use_running=False,
+    )
+    folder = private_folder()
+    if (status := background.run(ask_keeper("status"))) is not None:
+        _already(status, llm)
+        return
+    if foreground:
+        with _only_one(folder):
+            _keep(llm, StartReport(report), grace)
+        return
+    words = ["up", "--foreground", "--model", model, "--policy", policy, "--token-speculation", token_speculation]
+    words += ["--precision", precision, "--draft-precision", draft_precision, "--grace", str(grace)]
+    words += ["--draft", draft] if draft is not None else []
+    words += ["--depth", str(depth)] if depth is not None else []
+    words += [word for pair in engine_arg or () for word in ("--engine-arg", pair)]
+    pid = _start(words)
+    Console(stderr=True).print(
+        f"Running in the background (process {pid}): ask, agent and scripts with these models use it.\n"
+        "lookahead-agent status tells of it, lookahead-agent down ends it.",
+        highlight=False,
+    )
+
+
+def _already(status: dict[str, Any], llm: ChatLookahead) -> None:
+    if status["engines"] != llm.engines_digest:
+        raise ConfigurationError(
+            f"other engines run in the background ({status['models']}): end them with `lookahead-agent down` first"
+        )
+    Console(stderr=True).print(f"Running already, in process {status['pid']}.", highlight=False)
+
+
+def _start(words: list[str]) -> int:
+    """Start a keeper as a process of its own session; returns its id once it can be used."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as lines, log_path().open("wb") as log:
+        try:
+            process = subprocess.Popen(
+                # -P: what lies in the current folder is not imported.
+                [sys.executable, "-P", "-c", _COMMAND, *words, "--report", str(writer)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[writer],
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+        try:
+            pid = follow(lines, Bars())
+        except BaseException:  # Ctrl-C while it loads
+            process.terminate()
+            process.wait()
+            raise
+    if pid is None:
+        process.wait()
+        said = log_path().read_text(errors="replace").strip().splitlines()
+        reason = said[-1].removeprefix("Error: ") if said else f"exit status {process.returncode}"
+        raise EngineStartError(f"the engines did not start: {reason} (all that they said: {log_path()})")
+    return pid
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                "engines are being started or ended in the background: see `lookahead-agent status`"
+            ) from None
+        yield
+
+
+def _keep(llm: ChatLookahead, report: StartReport, grace: int) -> None:
+    with llm:
+        llm.start(report)
+        context_length = llm.context_length()
+
+        def about() -> dict[str, Any]:
+            return {
+                "engines": llm.engines_digest,
+                "models": llm.models_described,
+                "reason": llm.explain(),
+                "context_length": context_length,
+            }
+
+        async def serve(listener: socket.socket) -> None:
+            keeper = Keeper(llm.carry_out, llm.engines_digest, about, grace=grace)
+            await keeper.serve(listener, ready=lambda: report.ready(os.getpid()))
+
+        with listening() as listener:
+            background.run(serve(listener))
+
+
+def status(as_json: options.AsJson = False) -> None:
+    """Tell which engines run in the background; exit status 3 if none do."""
+    told = background.run(ask_keeper("status"))
+    if told is None:
+        if as_json:
+            typer.echo("null")
+        else:
+            Console(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
+        raise typer.Exit(_NOT_RUNNING)
+    told["memory_bytes"] = _memory(told["pid"])
+    told["log"] = str(log_path())
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False))
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_row("models", told["models"])
+    table.add_row("process", f"{told['pid']}, for {_ago(told['since'])}, {told['memory_bytes'] / 2**30:.1f} GiB")
+    table.add_row("replies", f"{told['replies']} written, {told['running']} running")
+    table.add_row("engines", told["reason"])
+    table.add_row("log", told["log"])
+    Console().print(table, highlight=False)
+
+
+def down() -> None:
+    """End the engines that run in the background, once the replies that they write are complete."""
+    console = Console(stderr=True)
+    told = background.run(ask_keeper("stop"))
+    if told is None:
+        console.print("No engines run in the background.")
+        return
+    if told["running"]:
+        console.print(f"Waiting for {told['running']} replies …", highlight=False)
+    try:
+        psutil.Process(told["pid"]).wait()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.Error as error:
+        raise EngineError(f"process {told['pid']} cannot be waited for: {error}") from error
+
+
+def _memory(pid: int) -> int:
+    """Bytes that a process and those that it started hold, each page counted once where the system can tell."""
+    total = 0
+    try:
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            full = process.memory_full_info()
+            total += getattr(full, "pss", full.rss)
+    except psutil.Error:  # it ends just now
+        return total
+    return total
+
+
+def _ago(since: float) -> str:
+    minutes = int(time.time() - since) // 60
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

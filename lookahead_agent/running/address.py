@@ -1,0 +1,86 @@
+"""Where the keeper of running engines is found: a Unix socket in a folder that only this user can enter."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import cache_dir
+
+FOLDER_VARIABLE = "LOOKAHEAD_AGENT_RUNNING"
+_LONGEST = 100
+"""Bytes of a socket's path; the system takes 107."""
+
+
+def running_folder() -> Path:
+    """Folder of socket and log: `$LOOKAHEAD_AGENT_RUNNING`, else one of this session's or this user's."""
+    if chosen := os.environ.get(FOLDER_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    if session := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(session) / "lookahead-agent"
+    return cache_dir() / "running"
+
+
+def socket_path() -> Path:
+    """The keeper's socket."""
+    return running_folder() / "engines.sock"
+
+
+def log_path() -> Path:
+    """What the keeper logs."""
+    return running_folder() / "log"
+
+
+def private_folder() -> Path:
+    """The folder, made if it is missing, for this user only.
+
+    Raises:
+        ConfigurationError: It is another user's, or its path is too long for a socket.
+    """
+    folder = running_folder()
+    if len(os.fsencode(socket_path())) > _LONGEST:
+        raise ConfigurationError(f"{folder} is too long a path for a socket: set {FOLDER_VARIABLE} to a shorter one")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid():
+        raise ConfigurationError(f"{folder} is another user's: set {FOLDER_VARIABLE} to a folder of your own")
+    folder.chmod(0o700)
+    return folder
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    """A socket that listens there while the context lasts, in place of what a keeper that was killed has left."""
+    path = socket_path()
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        try:
+            path.chmod(0o600)
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def is_private(path: Path) -> bool:
+    """Whether nobody but this user can have put a socket there."""
+    try:
+        folder, itself = path.parent.stat(), path.lstat()
+    except OSError:
+        return False
+    mine = folder.st_uid == itself.st_uid == os.getuid()
+    return mine and stat.S_ISSOCK(itself.st_mode) and not folder.st_mode & 0o077
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket is this user's; yes, where the system cannot tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True  # the folder's permissions are what there is
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", told)
+    return bool(user == os.getuid())

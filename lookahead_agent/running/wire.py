@@ -1,0 +1,174 @@
+"""What goes over the keeper's socket: frames of JSON, each after its length in four bytes.
+
+A connection carries one order (`ReplyOrder`, "status" or "stop") and what comes of it. Closing it takes the order back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from pydantic import TypeAdapter
+
+from lookahead_agent import errors
+from lookahead_agent.call_options import CallOptions
+from lookahead_agent.chat_call import ChatRequest, Piece
+from lookahead_agent.decoding import StepEvent
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.policy_choice import NodePath
+
+Frame = dict[str, Any]
+
+LONGEST = 64 << 20
+"""Bytes of a frame."""
+
+_SAMPLING = TypeAdapter(Sampling)
+
+
+@dataclass(frozen=True)
+class ReplyOrder:
+    """A reply that is asked for.
+
+    Attributes:
+        engines: Which engines are meant: `RuntimeSpec.digest`.
+        request: What to reply to.
+        model: The model's name in the reply's metadata.
+        tool_parser: See `ChatLookahead`.
+        with_token_ids: Whether the metadata list the reply's tokens.
+    """
+
+    engines: str
+    request: ChatRequest
+    model: str
+    tool_parser: str | None = None
+    with_token_ids: bool = False
+
+
+async def receive(reader: asyncio.StreamReader) -> Frame | None:
+    """The next frame; None at the end.
+
+    Raises:
+        EngineError: What comes is no frame, or half a one.
+    """
+    try:
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        if length > LONGEST:
+            raise EngineError(f"a frame of {length} bytes")
+        frame = json.loads(await reader.readexactly(length))
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise EngineError("the connection ended within a frame") from None
+        return None
+    except ConnectionError:
+        return None
+    except ValueError as error:
+        raise EngineError(f"a frame that is not JSON: {error}") from None
+    if not isinstance(frame, dict):
+        raise EngineError("a frame that is no JSON object")
+    return frame
+
+
+def send(writer: asyncio.StreamWriter, frame: Frame) -> None:
+    """Send a frame.
+
+    Raises:
+        ConfigurationError: It holds what JSON cannot say, or is too long.
+    """
+    try:
+        content = json.dumps(frame, ensure_ascii=False).encode()
+    except TypeError as error:
+        raise ConfigurationError(f"{error}: use_running=False takes engines of this process") from None
+    if len(content) > LONGEST:
+        raise ConfigurationError(f"{len(content)} bytes are too long: use_running=False takes engines of this process")
+    writer.write(len(content).to_bytes(4, "big") + content)
+
+
+def order_to_frame(order: ReplyOrder) -> Frame:
+    """An order, to be sent."""
+    request = order.request
+    return {
+        "order": "reply",
+        "engines": order.engines,
+        "model": order.model,
+        "tool_parser": order.tool_parser,
+        "with_token_ids": order.with_token_ids,
+        "messages": request.messages,
+        "question": request.question,
+        "sampling": asdict(request.sampling),
+        "policy": _policy_to_frame(request.policy),
+        "path": list(request.path.names),
+        # The policy was chosen where the call was made.
+        "options": request.options.model_dump(exclude={"policy"}, exclude_unset=True),
+        "target_timeout": request.target_timeout,
+        "longest_prompt": request.longest_prompt,
+        "id": request.id,
+    }
+
+
+def order_from_frame(frame: Frame) -> ReplyOrder:
+    """An order that was sent."""
+    request = ChatRequest(
+        messages=frame["messages"],
+        question=frame["question"],
+        sampling=_SAMPLING.validate_python(frame["sampling"]),
+        policy=_policy_from_frame(frame["policy"]),
+        path=NodePath(tuple(frame["path"])),
+        options=CallOptions.model_validate(frame["options"]),
+        target_timeout=frame["target_timeout"],
+        longest_prompt=frame["longest_prompt"],
+        id=frame["id"],
+    )
+    return ReplyOrder(frame["engines"], request, frame["model"], frame["tool_parser"], frame["with_token_ids"])
+
+
+def _policy_to_frame(policy: VerifierPolicy) -> Frame:
+    fields = policy.model_dump(exclude_unset=True)
+    pattern = policy.delimiter if isinstance(policy.delimiter, re.Pattern) else None
+    if pattern is not None:
+        fields["delimiter"] = [pattern.pattern, pattern.flags]
+    return {"fields": fields, "rule": policy.rule}
+
+
+def _policy_from_frame(frame: Frame) -> VerifierPolicy:
+    fields = dict(frame["fields"])
+    if isinstance(delimiter := fields.get("delimiter"), list):
+        fields["delimiter"] = re.compile(*delimiter)
+    policy = VerifierPolicy(**fields)
+    return policy.chosen_by(frame["rule"]) if frame["rule"] is not None else policy
+
+
+def event_to_frame(event: Piece | StepEvent) -> Frame:
+    """What is told of a reply while it is written, to be sent."""
+    return {"piece" if isinstance(event, Piece) else "step": asdict(event)}
+
+
+def event_from_frame(frame: Frame) -> Piece | StepEvent | None:
+    """What was told of a reply; None for a frame of another kind."""
+    if "piece" in frame:
+        return Piece(**frame["piece"])
+    if "step" in frame:
+        return StepEvent(**frame["step"])
+    return None
+
+
+def message_to_frame(message: AIMessage) -> Frame:
+    """A reply, to be sent."""
+    return {"message": message.model_dump()}
+
+
+def error_to_frame(error: LookaheadError) -> Frame:
+    """Why there is none, to be sent."""
+    return {"error": {"type": type(error).__name__, "text": str(error)}}
+
+
+def error_from_frame(frame: Frame) -> LookaheadError:
+    """Why there is none: the same error as in the keeper."""
+    kind = getattr(errors, str(frame["error"]["type"]), EngineError)
+    known = isinstance(kind, type) and issubclass(kind, LookaheadError)
+    return (kind if known else EngineError)(frame["error"]["text"])

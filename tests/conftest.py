@@ -1,0 +1,11 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from lookahead_agent.running.address import FOLDER_VARIABLE
+
+# Engines that whoever runs the tests keeps in the background are not what is tested. A short path: it is a socket's.
+os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="lookahead-")

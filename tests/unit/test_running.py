@@ -1,0 +1,297 @@
+"""Engines that another process keeps: the socket between, with scripted engines behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+
+from lookahead_agent import ChatLookahead, background
+from lookahead_agent.call_options import CallOptions
+from lookahead_agent.chat_call import Emit
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.running.address import (
+    FOLDER_VARIABLE,
+    is_private,
+    listening,
+    private_folder,
+    socket_path,
+)
+from lookahead_agent.running.client import ask_keeper
+from lookahead_agent.running.keeper import Keeper, Writes
+from lookahead_agent.running.report import StartReport, follow
+from lookahead_agent.running.wire import ReplyOrder, order_from_frame, order_to_frame
+from tests.unit.chat import scripted_chat
+from tests.waiting import becomes
+
+
+@tool
+def look_up(word: str) -> str:
+    """Look a word up."""
+    return word
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "running"))
+    private_folder()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> ChatLookahead:
+    """A model whose engines could not start: a folder with nothing in it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return ChatLookahead(model=str(tmp_path / "model"), policy="off", max_tokens=50)
+
+
+@contextmanager
+def keeping(write: Writes, digest: str, grace: float = 60.0) -> Iterator[Keeper]:
+    """A keeper in the background loop."""
+    keeper = Keeper(write, digest, lambda: {"engines": digest, "models": "these", "reason": "so", "context_length": 7})
+    keeper._grace = grace
+    ready = threading.Event()
+    with listening() as listener:
+        serving = background.submit(keeper.serve(listener, ready.set))
+        assert ready.wait(10)
+        try:
+            yield keeper
+        finally:
+            background.background_loop().call_soon_threadsafe(keeper.stop)
+            serving.result(10)
+
+
+def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> None:
+    behind = scripted_chat("One.\n\nTwo.\n\nThree.", policy="exact")
+    own: Any = behind.invoke("?", policy="exact")
+    with keeping(behind.carry_out, client.engines_digest) as keeper:
+        reply: Any = client.bind(policy="exact").invoke("?")
+        assert (reply.text, reply.usage_metadata) == (own.text, own.usage_metadata)
+        told, expected = reply.response_metadata["lookahead"], own.response_metadata["lookahead"]
+        assert {name: told[name] for name in ("policy", "steps", "accepted", "tokens")} == {
+            name: expected[name] for name in ("policy", "steps", "accepted", "tokens")
+        }
+        assert told["chosen_by"] == "the call's own argument"
+        assert "".join(chunk.text for chunk in client.stream("?")) == own.text
+        assert "".join(chunk.text for chunk in behind.stream("?")) == own.text
+        assert client.context_length() == 7
+        assert client.explain() == "so"
+        client.start()
+        assert keeper._replies == 2
+    assert not socket_path().exists()
+
+
+def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) -> None:
+    calling = scripted_chat('<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>')
+    with keeping(calling.carry_out, client.engines_digest):
+        assert client.bind_tools([look_up]).invoke("?").tool_calls[0]["args"] == {"word": "a"}
+    structured = scripted_chat('{"number": 4}')
+    with keeping(structured.carry_out, client.engines_digest):
+        schema = {"title": "a", "type": "object", "properties": {"number": {"type": "integer"}}}
+        assert client.with_structured_output(schema).invoke("?") == {"number": 4}
+    stepwise = scripted_chat("One.\n\nTwo.")
+    with keeping(stepwise.carry_out, client.engines_digest):
+        listener = _Listener()
+        client.invoke("?", {"callbacks": [listener]}, policy="exact")
+        assert listener.kinds >= {"drafted", "accepted"}
+
+    async def refuse(order: ReplyOrder, emit: Emit) -> AIMessage:
+        raise ContextLengthError("too long by 3")
+
+    with keeping(refuse, client.engines_digest), pytest.raises(ContextLengthError, match="too long by 3"):
+        client.invoke("?")
+
+
+class _Listener(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+
+    def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+        self.kinds.add(data["kind"])
+
+
+def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def write(order: ReplyOrder, emit: Emit) -> AIMessage:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async def leave() -> None:
+        call = asyncio.create_task(client.ainvoke("?"))
+        await asyncio.to_thread(started.wait, 10)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with keeping(write, client.engines_digest) as keeper:
+        asyncio.run(leave())
+        assert ended.wait(10)
+        asyncio.run(becomes(lambda: not keeper._running))
+
+
+def test_replies_that_take_too_long_at_the_end_are_ended(client: ChatLookahead) -> None:
+    started = threading.Event()
+
+    async def write(order: ReplyOrder, emit: Emit) -> AIMessage:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with keeping(write, client.engines_digest, grace=0.01):
+        future = background.submit(client.ainvoke("?"))
+        assert started.wait(10)
+    with pytest.raises(EngineError, match="stopped"):
+        future.result(10)
+
+
+def test_other_engines_are_not_taken(
+    client: ChatLookahead, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write(order: ReplyOrder, emit: Emit) -> AIMessage:
+        raise AssertionError("these are other engines")
+
+    with keeping(write, "others"):
+        assert background.run(client._kept()) is None
+        assert client.explain() == "the engines are not running: call start()"
+
+        async def write_here(*_: Any, **__: Any) -> AIMessage:
+            return AIMessage("My own.")
+
+        monkeypatch.setattr(ChatLookahead, "_write", write_here)
+        assert client.invoke("?").text == "My own."
+        assert "are not these" in caplog.text
+    without = client.model_copy(update={"use_running": False})
+    with keeping(write, client.engines_digest):
+        assert background.run(without._kept()) is None
+
+
+def test_nobody_there() -> None:
+    assert background.run(ask_keeper("status")) is None
+    socket_path().touch()
+    assert not is_private(socket_path()), "a file is no socket"
+    assert background.run(ask_keeper("status")) is None
+    with listening():
+        assert is_private(socket_path())
+    with listening():  # in place of what was left
+        os.chmod(socket_path().parent, 0o755)
+        assert not is_private(socket_path()), "others could have put it there"
+
+
+def test_bad_frames_end_their_connection_only(client: ChatLookahead) -> None:
+    behind = scripted_chat("Fine.")
+
+    async def send(content: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(socket_path())
+        writer.write(content)
+        writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    with keeping(behind.carry_out, client.engines_digest):
+        for content in (
+            b"",
+            b"\x00",
+            b"\xff\xff\xff\xff",
+            b"\x00\x00\x00\x02[]",
+            b"\x00\x00\x00\x02{}",
+            b"\x00\x00\x00\x02{[",
+        ):
+            answer = asyncio.run(send(content))
+            assert b"accepted" not in answer
+        assert client.invoke("?").text == "Fine."
+
+
+def test_orders_arrive_as_they_were(client: ChatLookahead) -> None:
+    for policy in (
+        VerifierPolicy(verifier="exact", delimiter=re.compile(r"\n+", re.MULTILINE)),
+        VerifierPolicy(verifier="off").chosen_by("a rule"),
+        VerifierPolicy(verifier="cascade", similarity=0.9, depth=3),
+    ):
+        request = client.request([HumanMessage("?")], ["stop"], _options(policy))
+        order = ReplyOrder("digest", request, "name", "hermes", True)
+        arrived = order_from_frame(_through_json(order_to_frame(order)))
+        assert arrived.request.policy == request.policy
+        assert arrived.request.policy.rule == request.policy.rule
+        assert arrived.request.sampling == request.sampling
+        assert (arrived.engines, arrived.model, arrived.tool_parser) == ("digest", "name", "hermes")
+        assert arrived.request.options.tools == request.options.tools
+        assert arrived.request.options.template_arguments == {"enable_thinking": False}
+
+
+def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
+    behind = scripted_chat("Fine.")
+    with keeping(behind.carry_out, client.engines_digest), pytest.raises(ConfigurationError, match="use_running"):
+        client.bind(template_arguments={"now": object()}).invoke("?")
+
+
+def _options(policy: VerifierPolicy) -> Any:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    return CallOptions(policy=policy, tools=tools, template_arguments={"enable_thinking": False}, seed=3)
+
+
+def _through_json(frame: dict[str, Any]) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(json.dumps(frame))
+    return read
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    @contextmanager
+    def task(self, description: str, total: float | None = None) -> Iterator[Any]:
+        self.told.append(f"{description} of {total}")
+        yield self
+        self.told.append(f"{description} done")
+
+    def advance(self, done: float) -> None:
+        self.told.append(str(done))
+
+
+def test_a_start_is_followed() -> None:
+    reader, writer = os.pipe()
+    report = StartReport(writer)
+    with report.task("Loading", 3) as task:
+        task.advance(2)
+    report.ready(42)
+    with report.task("later"):  # nobody listens, and nobody minds
+        pass
+    seen = _Seen()
+    with os.fdopen(reader) as lines:
+        assert follow(lines, seen) == 42
+    assert seen.told == ["Loading of 3", "2", "Loading done"]
+    assert follow(io.StringIO('{"task": 0, "begins": "Loading", "total": null}\n'), _Seen()) is None
+
+
+def test_a_start_that_nobody_follows_goes_on() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    report = StartReport(writer)
+    with report.task("Loading"):
+        pass
+    report.ready(1)
+
+
+def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / ("long" * 40)))
+    with pytest.raises(ConfigurationError, match=FOLDER_VARIABLE):
+        private_folder()
