@@ -40,7 +40,8 @@ from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.policy_choice import POLICY_KEY, NodePath, check_policies, choose_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.regions import ThinkingTags
-from lookahead_agent.running.client import ask_keeper, reply_of_running
+from lookahead_agent.running.client import reply_of_running
+from lookahead_agent.running.connection import ask_keeper
 from lookahead_agent.running.wire import ReplyOrder
 from lookahead_agent.runtime import Runtime, RuntimeSpec
 from lookahead_agent.step_callbacks import StepEvents

@@ -70,6 +70,47 @@ def token_speculation_speedup(alpha: float, c: float, depth: int) -> float:
     return synchronous_speedup(alpha, c, depth)
 
 
+def guided_speedup(alpha: float, c: float) -> float:
+    """Speedup of a guided target, whose guesses a draft writes beside it: an upper bound.
+
+    It is the asynchronous variant with tokens in place of steps, draft-bound: the next token takes c after one that the
+    draft had right, and 1 after one that it had not. A pass is not divisible, as a step of many tokens is: what the
+    target takes up in the middle of a pass is lost, for which `guided_simulation` gives 0.7 to 1 of this.
+
+    In contrast to `token_speculation_speedup` the draft writes while the target does, so that guesses cost no time; in
+    return no target is faster than its draft, 1/c.
+
+    Args:
+        alpha: Probability that a guessed token is accepted, in [0, 1].
+        c: Time of a draft token over that of a target token, in (0, 1].
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+    _check(alpha, c, 1)
+    return 1 / (c + (1 - c) * (1 - alpha))
+
+
+def guided_lookahead_speedup(alpha: float, c: float, depth: int, token_alpha: float) -> float:
+    """Speedup of lookahead whose target steps are guided by the same draft: an upper bound.
+
+    The steps' cost ratio grows with the target's speed as in `combined_speedup`, to c·S₂ ≤ 1 here: where every token
+    is guessed right, target and draft are equally fast and steps have nothing left to win. They win where steps mean
+    the same in other words.
+
+    Args:
+        alpha: Probability that a step is accepted, in [0, 1].
+        c: Time of a draft step over that of a target step, in (0, 1].
+        depth: Steps in flight at the front, γ ≥ 1.
+        token_alpha: Probability that a guessed token is accepted, in [0, 1].
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+    tokens = guided_speedup(token_alpha, c)
+    return tokens * asynchronous_speedup(alpha, min(1.0, c * tokens), depth)
+
+
 def combined_speedup(alpha: float, c: float, depth: int, token_alpha: float, token_c: float, token_depth: int) -> float:
     """Speedup of lookahead whose target steps are written with token-level speculation.
 

@@ -5,47 +5,70 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from difflib import get_close_matches
+from importlib import import_module
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from typer.core import TyperGroup
 
 from lookahead_agent import __version__
-from lookahead_agent.cli.agent import agent
-from lookahead_agent.cli.ask import ask
-from lookahead_agent.cli.bench import bench
-from lookahead_agent.cli.machine import machine
-from lookahead_agent.cli.models import models
-from lookahead_agent.cli.new import new
-from lookahead_agent.cli.plan import plan
-from lookahead_agent.cli.serve import serve
-from lookahead_agent.cli.trace import trace
-from lookahead_agent.cli.up import down, status, up
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
 
 _INTERRUPTED = 130
 
+_COMMANDS = {
+    "ask": "ask",
+    "agent": "agent",
+    "up": "up",
+    "status": "running",
+    "down": "running",
+    "serve": "serve",
+    "new": "new",
+    "trace": "trace",
+    "plan": "plan",
+    "machine": "machine",
+    "bench": "bench",
+    "models": "models",
+}
+"""In which module of this folder each command is."""
+
+
+class _Commands(TyperGroup):
+    """The commands, each imported when it is called: importing all of them takes longer than a short reply."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in _COMMANDS and (close := get_close_matches(args[0], _COMMANDS)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        found = getattr(import_module(f"lookahead_agent.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
+            single.command(cmd_name)(found)
+            found = single
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="lookahead-agent",
     help="Lookahead Reasoning for LangGraph agents, on vLLM engines of this machine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(ask)
-app.command()(agent)
-app.command()(up)
-app.command()(status)
-app.command()(down)
-app.command()(serve)
-app.command()(new)
-app.command()(trace)
-app.command()(plan)
-app.command()(machine)
-app.add_typer(bench, name="bench")
-app.add_typer(models, name="models")
 
 
 def _version(wanted: bool) -> None:

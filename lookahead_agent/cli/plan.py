@@ -12,14 +12,20 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from lookahead_agent.bench.plots import as_svg
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.plan.borders import MeasuredPoint, picture
+from lookahead_agent.plan.borders import borders as find_borders
 from lookahead_agent.plan.costs import MachineCosts
 from lookahead_agent.plan.measuring import measure_acceptance, measure_machine
 from lookahead_agent.plan.planner import Acceptance, Setting
 from lookahead_agent.plan.planner import plan as best_settings
+
+_RATIOS = (0.1, 0.3, 0.5)
+_RATES = tuple(eighth / 8 for eighth in range(9))
 
 
 def plan(
@@ -52,6 +58,15 @@ def plan(
     costs: Annotated[
         Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")
     ] = None,
+    borders: Annotated[
+        Path | None,
+        typer.Option(
+            "--borders",
+            dir_okay=False,
+            help="Draw which way is fastest for every acceptance of steps and tokens, at three cost ratios (.svg; "
+            "minutes).",
+        ),
+    ] = None,
     engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -61,6 +76,8 @@ def plan(
     """
     if tokens_by not in ("draft_model", "ngram"):
         raise typer.BadParameter(f"{tokens_by!r} is neither draft_model nor ngram", param_hint="--token-speculation")
+    if borders is not None and borders.suffix != ".svg":
+        raise typer.BadParameter(f"{borders.name} is not .svg", param_hint="--borders")
     known = alpha is not None and token_alpha is not None
     if dummy_weights and not known:
         raise typer.BadParameter("made-up weights accept nothing: give --alpha and --token-alpha")
@@ -93,6 +110,8 @@ def plan(
     )
     method: Literal["draft_model", "ngram"] = "ngram" if tokens_by == "ngram" else "draft_model"
     settings = best_settings(measured, acceptance, tokens_by=method)
+    if borders is not None:
+        _draw_borders(borders, measured, acceptance)
     if as_json:
         result = {
             "settings": [asdict(setting) for setting in settings],
@@ -119,6 +138,16 @@ def _write(file: Path, measured: MachineCosts) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _draw_borders(file: Path, measured: MachineCosts, acceptance: Acceptance) -> None:
+    cells = find_borders(measured, _RATIOS, _RATES)
+    point = MeasuredPoint(acceptance.steps, acceptance.tokens, measured.c, f"this pair, c = {measured.c:.2f}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(as_svg(picture(cells, [point])), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
@@ -162,4 +191,5 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
 def _options(setting: Setting, method: str) -> str:
     policy = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
     policy += f":width={setting.width}" if setting.width > 1 else ""
-    return policy + (f" --token-speculation {method}" if setting.token_depth > 1 else "")
+    by = "guided" if setting.mode in ("guided", "lr+guided") else method
+    return policy + (f" --token-speculation {by}" if setting.token_depth > 1 else "")

@@ -1,37 +1,32 @@
-"""`lookahead-agent up`, `status` and `down`: engines that stay between commands."""
+"""`lookahead-agent up`: engines that stay between commands."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from lookahead_agent import background
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
-from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
+from lookahead_agent.engines.processes import leave_running
+from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.running.address import listening, log_path, private_folder
-from lookahead_agent.running.client import ask_keeper
+from lookahead_agent.running.connection import ask_keeper
 from lookahead_agent.running.keeper import Keeper
 from lookahead_agent.running.report import StartReport, follow
 
 _COMMAND = "from lookahead_agent.cli.app import main; main()"
-_NOT_RUNNING = 3
-"""Exit status of `status` where nothing runs, as service managers have it."""
 
 
 def up(
@@ -119,6 +114,7 @@ def _start(words: list[str]) -> int:
         said = log_path().read_text(errors="replace").strip().splitlines()
         reason = said[-1].removeprefix("Error: ") if said else f"exit status {process.returncode}"
         raise EngineStartError(f"the engines did not start: {reason} (all that they said: {log_path()})")
+    leave_running(pid)
     return pid
 
 
@@ -153,60 +149,3 @@ def _keep(llm: ChatLookahead, report: StartReport, grace: int) -> None:
 
         with listening() as listener:
             background.run(serve(listener))
-
-
-def status(as_json: options.AsJson = False) -> None:
-    """Tell which engines run in the background; exit status 3 if none do."""
-    told = background.run(ask_keeper("status"))
-    if told is None:
-        if as_json:
-            typer.echo("null")
-        else:
-            Console(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
-        raise typer.Exit(_NOT_RUNNING)
-    told["memory_bytes"] = _memory(told["pid"])
-    told["log"] = str(log_path())
-    if as_json:
-        typer.echo(json.dumps(told, ensure_ascii=False))
-        return
-    table = Table.grid(padding=(0, 2))
-    table.add_row("models", told["models"])
-    table.add_row("process", f"{told['pid']}, for {_ago(told['since'])}, {told['memory_bytes'] / 2**30:.1f} GiB")
-    table.add_row("replies", f"{told['replies']} written, {told['running']} running")
-    table.add_row("engines", told["reason"])
-    table.add_row("log", told["log"])
-    Console().print(table, highlight=False)
-
-
-def down() -> None:
-    """End the engines that run in the background, once the replies that they write are complete."""
-    console = Console(stderr=True)
-    told = background.run(ask_keeper("stop"))
-    if told is None:
-        console.print("No engines run in the background.")
-        return
-    if told["running"]:
-        console.print(f"Waiting for {told['running']} replies …", highlight=False)
-    try:
-        psutil.Process(told["pid"]).wait()
-    except psutil.NoSuchProcess:
-        return
-    except psutil.Error as error:
-        raise EngineError(f"process {told['pid']} cannot be waited for: {error}") from error
-
-
-def _memory(pid: int) -> int:
-    """Bytes that a process and those that it started hold, each page counted once where the system can tell."""
-    total = 0
-    try:
-        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-            full = process.memory_full_info()
-            total += getattr(full, "pss", full.rss)
-    except psutil.Error:  # it ends just now
-        return total
-    return total
-
-
-def _ago(since: float) -> str:
-    minutes = int(time.time() - since) // 60
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

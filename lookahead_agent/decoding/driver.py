@@ -34,6 +34,7 @@ from lookahead_agent.decoding.output import ReplyText
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
 from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
 from lookahead_agent.decoding.shadow import Shadow
+from lookahead_agent.decoding.silence import Silence
 from lookahead_agent.decoding.step_events import OnStep, StepEvent, StepEventKind
 from lookahead_agent.decoding.tree import Node, Source
 from lookahead_agent.decoding.vocabulary import Vocabularies
@@ -134,9 +135,8 @@ class _Driver:
         self._refused_request: ConfigurationError | None = None
         self._report = ReplyReport()
         self._busy = {name: BusyClock(self._loop.time) for name in ("draft", "target", "verifier", "any")}
-        # How long the draft has been waited for in all, and how long when it last wrote something.
-        self._draft_waits = BusyClock(self._loop.time)
-        self._draft_waits_before = 0.0
+        # It goes on from one request to the next: the target may finish each step before the draft does.
+        self._draft_silence = Silence(settings.draft_timeout, "the draft model")
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._writing: dict[int, WriteJob] = {}
@@ -421,18 +421,15 @@ class _Driver:
         Raises:
             EngineError: The engine wrote nothing for too long.
         """
-        if stream.source is Source.TARGET:
-            return await self._within(self._settings.target_timeout, "the target model", stream.read())
-        # The draft's silence goes on from one request to the next: the target may finish each step before it.
-        silence = self._draft_waits.seconds - self._draft_waits_before
-        with self._draft_waits.busy():
-            more = await self._within(self._settings.draft_timeout, "the draft model", stream.read(), silence)
-        self._draft_waits_before = self._draft_waits.seconds
-        return more
+        if stream.source is Source.DRAFT:
+            return await self._draft_silence.until(stream.read())
+        return await self._within(self._settings.target_timeout, "the target model", stream.read())
 
-    async def _within(self, limit: float | None, who: str, work: Coroutine[Any, Any, T], used: float = 0.0) -> T:
+    async def _within(self, limit: float | None, who: str, work: Coroutine[Any, Any, T]) -> T:
+        if limit is None:
+            return await work
         try:
-            async with asyncio.timeout(None if limit is None else max(0.0, limit - used)):
+            async with asyncio.timeout(limit):
                 return await work
         except TimeoutError as error:
             raise EngineError(f"{who} gave no sign of life for {limit:g} s") from error
@@ -487,11 +484,13 @@ class _Driver:
         target = self._writing.get(node.target_job or 0)
         if self._early is None or node.target_job is None or target is None or target.complete or not target.generated:
             return
+        targets: Writing | None = None
         for candidate in node.open_candidates:
             draft = self._writing.get(candidate.node.job if candidate.node is not None else candidate.job or 0)
             if draft is None or not draft.generated or candidate.rank in target.refuted:
                 continue
-            if self._early.refutes(self._so_far(draft), self._so_far(target)):
+            targets = targets or self._so_far(target)
+            if self._early.refutes(self._so_far(draft), targets):
                 target.refuted |= {candidate.rank}
                 self._report.refuted += 1
                 self._events.put_nowait(Refuted(node.target_job, candidate.rank))
@@ -591,6 +590,7 @@ class _Driver:
 
     async def _clean(self) -> None:
         """End every job and every engine request, and count what they had written."""
+        self._draft_silence.close()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)

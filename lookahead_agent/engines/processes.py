@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.process import BaseProcess
 
 import psutil
@@ -13,6 +13,14 @@ logger = logging.getLogger(__name__)
 
 WAIT_WITHOUT_A_CORE = "LOOKAHEAD_AGENT_WAIT_WITHOUT_A_CORE"
 """Environment variable of the processes of engines on a CPU: see `worker_main`."""
+
+
+_staying: set[int] = set()
+
+
+def leave_running(pid: int) -> None:
+    """Say that a process which this one has started is to outlive it."""
+    _staying.add(pid)
 
 
 def end_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
@@ -56,9 +64,20 @@ def families(parents: Iterable[BaseProcess]) -> set[psutil.Process]:
 def child_processes() -> set[psutil.Process]:
     """Processes that this one has started, and theirs, but for Python's resource tracker.
 
-    The tracker ends by itself after the others; ended before them it complains about what they did not give back.
+    The tracker ends by itself after the others; ended before them it complains about what they did not give back. And
+    what is to outlive this process is left out.
     """
-    return {process for process in psutil.Process().children(recursive=True) if not _is_resource_tracker(process)}
+    own = [child for child in psutil.Process().children() if child.pid not in _staying]
+    return {process for process in _with_children(own) if not _is_resource_tracker(process)}
+
+
+def _with_children(processes: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        yield process
+        try:
+            yield from process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            logger.debug("process %d had already ended", process.pid)
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.guided_simulation import simulate_guided
 from lookahead_agent.plan.costs import MachineCosts
 from lookahead_agent.simulation import Durations, always, simulate
 
 DEPTHS = (1, 2, 4, 6, 8)
 WIDTHS = (1, 2)
 TOKEN_DEPTHS = (2, 3, 5, 7)
+GUIDED_DEPTHS = (3, 5, 9, 17)
 
 _STEPS = 200
+_TOKENS = 3000
 
-ModeName = Literal["off", "sd", "lr", "lr+sd"]
+ModeName = Literal["off", "sd", "guided", "lr", "lr+sd", "lr+guided"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Setting:
     """A way to write replies, and how fast it is predicted to be.
 
     Attributes:
-        mode: "off", "sd", "lr" or "lr+sd".
+        mode: "off", "sd", "guided", "lr", "lr+sd" or "lr+guided".
         speedup: Against the target by itself.
         depth: γ₁; 0 without lookahead.
         width: w; 0 without lookahead.
@@ -73,7 +76,8 @@ def plan(
 
     Steps are simulated on the decoder's own machine, with the measured cost of as many target steps at once as there
     are at each moment. With token-level speculation a pass of the target looks at γ₂ tokens for each step that is
-    written, which costs what a batch of so many replies costs, and gains (1-α₂^γ₂)/(1-α₂) tokens.
+    written, which costs what a batch of so many replies costs, and gains (1-α₂^γ₂)/(1-α₂) tokens. A guided target's
+    passes are simulated too: they look at what the draft, which has cores of its own, has written by then.
 
     Args:
         costs: What the pair costs here.
@@ -81,6 +85,7 @@ def plan(
         tokens_by: Who guesses tokens: the draft model on the target's cores, or the text so far ("ngram", for nothing).
     """
     speed = partial(_token_speed, costs, acceptance, tokens_by)
+    guided = partial(_guided_speed, costs, acceptance)
     best = [Setting("off", 1.0)]
     best.append(_best(Setting("sd", speed(alone=True, depth=depth)(1), token_depth=depth) for depth in TOKEN_DEPTHS))
     best.append(_best(_lookahead(costs, acceptance, speed(alone=False, depth=1), "lr", 1)))
@@ -89,6 +94,14 @@ def plan(
             setting
             for depth in TOKEN_DEPTHS
             for setting in _lookahead(costs, acceptance, speed(alone=False, depth=depth), "lr+sd", depth)
+        )
+    )
+    best.append(_best(Setting("guided", guided(depth)(1), token_depth=depth) for depth in GUIDED_DEPTHS))
+    best.append(
+        _best(
+            setting
+            for depth in GUIDED_DEPTHS
+            for setting in _lookahead(costs, acceptance, guided(depth), "lr+guided", depth)
         )
     )
     return sorted(best, key=lambda setting: -setting.speedup)
@@ -138,5 +151,31 @@ def _token_speed(
     def speed(steps: int) -> float:
         seconds = target.at(steps * depth) + guess * (depth - 1)
         return committed * costs.target.at(1) / seconds
+
+    return speed
+
+
+def _guided_speed(costs: MachineCosts, acceptance: Acceptance, depth: int) -> Callable[[int], float]:
+    """The same of a target that is guided by the draft beside it.
+
+    Args:
+        costs: What the pair costs here.
+        acceptance: What is guessed right.
+        depth: γ₂: tokens of a step that a pass looks at, at most.
+    """
+
+    @cache
+    def speed(steps: int) -> float:
+        alone = costs.beside.at(steps)
+        # With steps ahead the draft writes one while the target writes its copies of those before.
+        ratio = min(1.0, costs.draft.at(1) / alone)
+        found = simulate_guided(
+            acceptance.tokens,
+            ratio,
+            depth - 1,
+            lambda tokens: costs.beside.at(steps * tokens) / alone,
+            tokens=_TOKENS,
+        )
+        return found.speedup * costs.target.at(1) / alone
 
     return speed

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.bench.plots import as_svg
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cli import plan as plan_command
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.plan.borders import MeasuredPoint, borders, picture
 from lookahead_agent.plan.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.measuring import measure_acceptance
 from lookahead_agent.plan.planner import Acceptance, plan
+from lookahead_agent.theory import guided_speedup
 from tests.unit.chat import replying, scripted_engines
 from tests.unit.test_cli import run
 
@@ -121,6 +124,29 @@ def test_on_two_cores_token_level_speculation_wins() -> None:
     assert by_mode["sd"].speedup > 1.3
     assert by_mode["lr"].speedup < 1
     assert max(by_mode.values(), key=lambda setting: setting.speedup).mode == "sd"
+
+
+def test_a_guided_target_pays_where_the_draft_costs_it_nothing() -> None:
+    free = {setting.mode: setting for setting in plan(FREE, Acceptance(0.0, 0.8))}
+    assert free["guided"].speedup > free["sd"].speedup > 1
+    assert free["guided"].speedup <= guided_speedup(0.8, FREE.c)
+    assert free["lr+guided"].speedup <= 1.05 * free["guided"].speedup, "no step is accepted"
+    small = {setting.mode: setting for setting in plan(SMALL, Acceptance(0.0, 0.8))}
+    assert small["guided"].speedup < small["sd"].speedup, "a core for the draft is missing to the target"
+    paraphrased = {setting.mode: setting.speedup for setting in plan(FREE, Acceptance(0.9, 0.3))}
+    assert paraphrased["lr+guided"] > 1.5 * paraphrased["guided"]
+
+
+def test_borders_say_which_way_is_fastest_where() -> None:
+    cells = {(cell.steps, cell.tokens): cell for cell in borders(FREE, [0.2], [0.0, 0.5, 1.0])}
+    assert cells[0.0, 0.0].mode == "off"
+    assert cells[0.0, 1.0].mode == "guided"
+    assert cells[1.0, 0.0].mode == "lr"
+    assert cells[0.0, 0.0].speedup == 1
+    assert cells[0.0, 1.0].speedup == pytest.approx(5, rel=0.05), "no guided target is faster than its draft"
+    drawn = as_svg(picture(list(cells.values()), [MeasuredPoint(0.5, 0.5, 0.25, "a pair")]))
+    assert "<svg" in drawn
+    assert len(drawn) > 5000
 
 
 def test_guesses_that_cost_nothing_are_worth_more() -> None:

@@ -30,7 +30,7 @@ from lookahead_agent.running.address import (
     private_folder,
     socket_path,
 )
-from lookahead_agent.running.client import ask_keeper
+from lookahead_agent.running.connection import ask_keeper
 from lookahead_agent.running.keeper import Keeper, Writes
 from lookahead_agent.running.report import StartReport, follow
 from lookahead_agent.running.wire import ReplyOrder, order_from_frame, order_to_frame

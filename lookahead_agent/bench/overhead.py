@@ -1,0 +1,164 @@
+"""What the decoder itself costs: its CPU time per token of a reply, on engines that need no time at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.tokenizer import ScriptedTokenizer, Tokenizer
+from lookahead_agent.verifiers import ExactVerifier
+
+_PROMPT = 200
+_PARTS = 10
+"""Of a reply, to hold its beginning against its end."""
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The decoder's CPU time.
+
+    Attributes:
+        requests: Replies at once.
+        accepted: The share of draft steps that were accepted.
+        microseconds: Per token of a reply, over the whole of all replies.
+        at_first: The same over the first tenth of them.
+        at_last: Over the last tenth.
+    """
+
+    requests: int
+    accepted: float
+    microseconds: float
+    at_first: float
+    at_last: float
+
+    def share(self, pass_seconds: float) -> float:
+        """The part that it has of a pass that brings each reply one token; with steps ahead a pass brings more."""
+        spent = self.microseconds * 1e-6 * self.requests
+        return spent / (pass_seconds + spent)
+
+
+class _Ready:
+    """An engine whose tokens are all there: each request goes on in its reply from where its prompt ends."""
+
+    def __init__(self, tokenizer: ScriptedTokenizer, reply: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._reply = reply
+        self._in_flight = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        return 1 << 20
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def healthy(self) -> bool:
+        return True
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        self._in_flight += 1
+        try:
+            begin = len(prompt_ids) - _PROMPT
+            for index in range(begin, min(begin + sampling.max_tokens, len(self._reply))):
+                await asyncio.sleep(0)  # the others' turn, as in a batch
+                last = index == len(self._reply) - 1
+                yield Delta((self._reply[index],), finish_reason="stop" if last else None)
+        finally:
+            self._in_flight -= 1
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def measure(requests: int, tokens: int, steps: int, *, refused: float = 0.0, depth: int = 4) -> Overhead:
+    """Measure replies that are written at once.
+
+    Args:
+        requests: How many.
+        tokens: Of each.
+        steps: Of each; `tokens` is a multiple of it.
+        refused: The share of draft steps that the target has otherwise.
+        depth: Steps ahead (γ); 0: the target alone.
+    """
+    return asyncio.run(_measure(requests, tokens, steps, refused, depth))
+
+
+async def _measure(requests: int, tokens: int, steps: int, refused: float, depth: int) -> Overhead:
+    tokenizer = ScriptedTokenizer()
+    words = tokens // steps - 1
+    every = round(1 / refused) if refused else 0
+    texts = [" ".join(f"word{number}" for number in range(words)) + "\n\n" for _ in range(steps)]
+    others = [
+        text.replace("word1", "other", 1) if every and index % every == every - 1 else text
+        for index, text in enumerate(texts)
+    ]
+    replies = [[*tokenizer.encode("".join(both)), ScriptedTokenizer.EOS] for both in (texts, others)]
+    target, draft = (_Ready(tokenizer, reply) for reply in replies)
+    engine_only = await _of_engine(_Ready(tokenizer, replies[0]), requests)
+    progress = _Progress(requests * len("".join(texts)), requests * len(replies[0]))
+    verifier = ExactVerifier() if depth else None
+    request = ReplyRequest((1,) * _PROMPT, Sampling(max_tokens=1 << 20))
+    begun = time.thread_time()
+    written = await asyncio.gather(
+        *(
+            lookahead(request, target, draft, verifier, DecodingSettings(depth=depth), progress.count)
+            for _ in range(requests)
+        )
+    )
+    spent = time.thread_time() - begun
+    # Target and draft write each token once, and that is the engines' time.
+    own = engine_only * (2 if depth else 1)
+    total = sum(len(reply.token_ids) for reply in written)
+    judged = sum(reply.report.steps for reply in written)
+    return Overhead(
+        requests,
+        sum(reply.report.accepted for reply in written) / judged,
+        (spent / total - own) * 1e6,
+        (progress.rate(0) - own) * 1e6,
+        (progress.rate(_PARTS - 1) - own) * 1e6,
+    )
+
+
+async def _of_engine(engine: _Ready, requests: int) -> float:
+    """CPU seconds per token of reading an engine to its end, and nothing else."""
+
+    async def read() -> int:
+        return sum([len(delta.token_ids) async for delta in engine.generate((1,) * _PROMPT, Sampling(1 << 20))])
+
+    begun = time.thread_time()
+    tokens = sum(await asyncio.gather(*(read() for _ in range(requests))))
+    return (time.thread_time() - begun) / tokens
+
+
+class _Progress:
+    """When each tenth of the text was there.
+
+    Args:
+        characters: Of all replies.
+        tokens: Of all replies.
+    """
+
+    def __init__(self, characters: int, tokens: int) -> None:
+        self._characters = characters
+        self._tokens = tokens
+        self._seen = 0
+        self._times = [time.thread_time()]
+
+    def count(self, text: str) -> None:
+        self._seen += len(text)
+        while self._seen * _PARTS >= len(self._times) * self._characters:
+            self._times.append(time.thread_time())
+
+    def rate(self, part: int) -> float:
+        """CPU seconds per token in one of the parts."""
+        return (self._times[part + 1] - self._times[part]) * _PARTS / self._tokens

@@ -1,0 +1,145 @@
+"""Where the borders lie: which way of writing is fastest, by c and by what of the draft's steps and tokens is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.plan.costs import BatchCosts, MachineCosts
+from lookahead_agent.plan.planner import Acceptance, ModeName, plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS: dict[ModeName, str] = {
+    "off": "#bbbbbb",
+    "sd": "#9ecae1",
+    "guided": "#3182bd",
+    "lr": "#fdae6b",
+    "lr+sd": "#a1d99b",
+    "lr+guided": "#31a354",
+}
+_NAMES: dict[ModeName, str] = {
+    "off": "nothing: the target alone",
+    "sd": "tokens, guessed by the draft in turn",
+    "guided": "tokens, guided by the draft beside",
+    "lr": "steps",
+    "lr+sd": "steps, tokens in turn",
+    "lr+guided": "steps, tokens guided",
+}
+_SIMPLER = 1.02
+"""A way that needs less is taken within this factor."""
+_BY_NEEDS: tuple[ModeName, ...] = ("off", "sd", "guided", "lr", "lr+sd", "lr+guided")
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """Where a pair of models was found to be.
+
+    Attributes:
+        steps: α.
+        tokens: α₂.
+        c: The cost ratio.
+        label: What was measured.
+    """
+
+    steps: float
+    tokens: float
+    c: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The fastest way at one place.
+
+    Attributes:
+        steps: α.
+        tokens: α₂.
+        c: The cost ratio.
+        mode: The way.
+        speedup: Against the target alone.
+    """
+
+    steps: float
+    tokens: float
+    c: float
+    mode: ModeName
+    speedup: float
+
+
+def borders(costs: MachineCosts, ratios: Iterable[float], rates: Sequence[float]) -> list[Cell]:
+    """The fastest way at every α and α₂ of a grid, for each cost ratio.
+
+    Args:
+        costs: Of batches, on this machine. The draft's are scaled to each cost ratio.
+        ratios: Cost ratios c.
+        rates: Acceptance rates, of steps and of tokens.
+    """
+    cells = []
+    for c in ratios:
+        scaled = _with_ratio(costs, c)
+        for steps in rates:
+            for tokens in rates:
+                settings = {setting.mode: setting.speedup for setting in plan(scaled, Acceptance(steps, tokens))}
+                best = max(settings.values())
+                mode = next(mode for mode in _BY_NEEDS if settings[mode] * _SIMPLER >= best)
+                cells.append(Cell(steps, tokens, c, mode, settings[mode]))
+    return cells
+
+
+def _with_ratio(costs: MachineCosts, c: float) -> MachineCosts:
+    factor = c / costs.c
+    draft, alone = (
+        BatchCosts(seconds={size: seconds * factor for size, seconds in of.seconds.items()})
+        for of in (costs.draft, costs.draft_alone)
+    )
+    return costs.model_copy(update={"draft": draft, "draft_alone": alone})
+
+
+def picture(cells: Sequence[Cell], points: Sequence[MeasuredPoint] = ()) -> Figure:
+    """A picture of `borders`: one square of α × α₂ for each c, with measured points in the nearest.
+
+    Raises:
+        MissingExtraError: Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise MissingExtraError("pictures need Matplotlib: pip install 'lookahead-agent[bench]'") from error
+    ratios = sorted({cell.c for cell in cells})
+    rates = sorted({cell.steps for cell in cells})
+    size = rates[1] - rates[0] if len(rates) > 1 else 1.0
+    figure = Figure(figsize=(3.6 * len(ratios), 4.4), layout="constrained")
+    squares: Any = figure.subplots(1, len(ratios), squeeze=False)[0]
+    for c, axes in zip(ratios, squares, strict=True):
+        for cell in cells:
+            if cell.c == c:
+                corner = cell.steps - size / 2, cell.tokens - size / 2
+                axes.add_patch(_square(corner, size, COLOURS[cell.mode]))
+                axes.text(cell.steps, cell.tokens, f"{cell.speedup:.1f}", ha="center", va="center", fontsize=6)
+        for point in points:
+            if min(ratios, key=lambda ratio: abs(ratio - point.c)) == c:
+                axes.plot(point.steps, point.tokens, "k*", markersize=11)
+                axes.annotate(point.label, (point.steps, point.tokens), (4, 6), textcoords="offset points", fontsize=7)
+        axes.set(title=f"c = {c:g}", xlabel="α: steps accepted", aspect="equal")
+        axes.set(xlim=(rates[0] - size / 2, rates[-1] + size / 2), ylim=(rates[0] - size / 2, rates[-1] + size / 2))
+    squares[0].set_ylabel("α₂: guessed tokens accepted")
+    used = [mode for mode in _BY_NEEDS if any(cell.mode == mode for cell in cells)]
+    figure.legend(
+        handles=[Patch(color=COLOURS[mode], label=_NAMES[mode]) for mode in used],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
+
+
+def _square(corner: tuple[float, float], size: float, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, size, size, facecolor=colour, edgecolor="white", linewidth=0.4)
