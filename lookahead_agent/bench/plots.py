@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lookahead_agent.bench.prediction import Prediction
@@ -75,6 +75,13 @@ def pictures(
     nodes = [node for node in nodes if node.task == task]
     if nodes:
         made[f"{task}-nodes"] = (f"{task}: seconds in the calls of each node", _latency_per_node(nodes))
+    alone = [sample for sample in results.samples if sample.task == task and sample.concurrency == 1 and sample.calls]
+    if alone:
+        made[f"{task}-profile"] = (
+            f"{task}: where the time of a reply goes, one reply at a time; verdicts and our own Python run beside the "
+            "engines",
+            _profile(alone, {name: turn.own_cpu_seconds for name, turn in results.turns.items()}),
+        )
     predictions = [prediction for prediction in predictions if prediction.task == task]
     if len({prediction.depth for prediction in predictions}) > 1:
         made[f"{task}-depth"] = (f"{task}: speed by depth, measured and in theory", _speedup_by_depth(predictions))
@@ -210,6 +217,45 @@ def _latency_per_node(nodes: Sequence[NodeSummary]) -> Figure:
         left = [sum(both) for both in zip(left, seconds, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("seconds in calls, per task (calls at the same time count each)")
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _plain(axes, "x")
+    return figure
+
+
+_PARTS = {
+    "until the first word": "#9ecae1",
+    "engines write": "#1f77b4",
+    "nobody has work": "#dddddd",
+    "verdicts": "#9467bd",
+    "our own Python": "#d62728",
+}
+
+
+def _profile(samples: Sequence[Sample], own: Mapping[str, float | None]) -> Figure:
+    """Seconds of a reply by what they go to, for each way; below, what runs meanwhile."""
+    by_arm: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_arm.setdefault(sample.arm, []).append(sample)
+    figure, ((axes,),) = _figure(8, 0.8 * len(by_arm) + 1.4)
+    for row, of_arm in enumerate(by_arm.values()):
+        calls = [call for sample in of_arm for call in sample.calls]
+        per_call = 1 / len(calls)
+        first = sum(call.first_token or 0.0 for call in calls) * per_call
+        idle = sum(call.busy.get("waiting", 0.0) for call in calls) * per_call
+        total = sum(call.seconds for call in calls) * per_call
+        left = 0.0
+        for name, seconds in zip(_PARTS, (first, max(0.0, total - first - idle), idle), strict=False):
+            axes.barh(row, seconds, left=left, height=0.42, color=_PARTS[name])
+            left += seconds
+        verdicts = sum(call.busy.get("verifier", 0.0) for call in calls) * per_call
+        known = [spent for sample in of_arm if (spent := own.get(sample.turn or "")) is not None]
+        axes.barh(row + 0.3, verdicts, height=0.12, color=_PARTS["verdicts"])
+        axes.barh(row + 0.42, sum(known) * per_call, height=0.12, color=_PARTS["our own Python"])
+    for name, colour in _PARTS.items():
+        axes.barh(0, 0, color=colour, label=name)
+    axes.set_yticks(range(len(by_arm)), list(by_arm))
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of a reply")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _plain(axes, "x")
     return figure

@@ -49,7 +49,7 @@ class TurnMeter:
 
     def __enter__(self) -> TurnMeter:
         self._joules = self._energy()
-        self._cpu = self._cpu_seconds()
+        self._cpu, self._own_cpu = self._cpu_seconds(), time.process_time()
         self._started = time.monotonic()
         self._watcher.start()
         return self
@@ -58,7 +58,7 @@ class TurnMeter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = time.monotonic() - self._started
-        cpu = self._cpu_seconds() - self._cpu
+        cpu, own_cpu = self._cpu_seconds() - self._cpu, time.process_time() - self._own_cpu
         joules = self._energy()
         self._ended.set()
         self._watcher.join()
@@ -66,6 +66,7 @@ class TurnMeter:
             id=self._id,
             seconds=seconds,
             cpu_seconds=cpu,
+            own_cpu_seconds=own_cpu,
             gpu_seconds=self._gpu_seconds if self._gpus is not None else None,
             peak_memory=self._peak,
             joules=joules - self._joules if joules is not None and self._joules is not None else None,

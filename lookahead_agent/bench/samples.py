@@ -92,6 +92,7 @@ class TurnRecord(_Row):
         id: That its samples name.
         seconds: Wall-clock time.
         cpu_seconds: Processor time of this process and the engines that were used.
+        own_cpu_seconds: Of that, this process's: the decoder, tokenizers, the embedding model, and the benchmark.
         gpu_seconds: Time that GPUs were busy; None: unknown.
         peak_memory: Most memory that these processes had at once, in bytes.
         joules: Energy that the machine says it used; None: it does not say.
@@ -102,6 +103,7 @@ class TurnRecord(_Row):
     id: str
     seconds: float
     cpu_seconds: float | None = None
+    own_cpu_seconds: float | None = None
     gpu_seconds: float | None = None
     peak_memory: int | None = None
     joules: float | None = None

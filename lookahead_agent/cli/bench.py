@@ -14,6 +14,7 @@ from lookahead_agent.bench.samples import Sample
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.bench_datasets import datasets, fetch
+from lookahead_agent.cli.bench_overhead import overhead
 from lookahead_agent.cli.bench_report import compare, report, show_summary
 
 bench = typer.Typer(
@@ -24,6 +25,7 @@ bench.command()(report)
 bench.command()(compare)
 bench.command()(datasets)
 bench.command()(fetch)
+bench.command()(overhead)
 
 
 @bench.callback()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -48,6 +49,21 @@ class Cores(str):
 def _bound_to(cores: str) -> Cores:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
     return Cores(cores)
+
+
+class Imported(str):
+    """Name of a module that a process which unpickles it imports, for what the module makes known to vLLM."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _imported, (str(self),)
+
+    def __deepcopy__(self, _: object) -> Imported:
+        return self
+
+
+def _imported(module: str) -> Imported:
+    import_module(module)
+    return Imported(module)
 
 
 class Starts:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.spawning import Cores, Starts
+from lookahead_agent.engines.spawning import Cores, Imported, Starts
 from lookahead_agent.engines.token_speculation import is_guided
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import (
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 INT8_WEIGHTS = "lookahead_int8_weights"
 """The `quantization` of an engine on a CPU that keeps weights as integers: see `int8_weights`."""
 
+_INT8_WEIGHTS_MODULE = "lookahead_agent.engines.int8_weights"
 _SHUT_DOWN = "the engine was shut down"
 
 _STARTS = Starts()
@@ -286,10 +288,11 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     known = AsyncEngineArgs.__dataclass_fields__
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
-    if INT8_WEIGHTS in (arguments.get("quantization"), (arguments.get("speculative_config") or {}).get("quantization")):
-        # Imported for vLLM to know the method; its processes import it with the configuration that they are sent.
-        import lookahead_agent.engines.int8_weights  # noqa: F401
     more: dict[str, Any] = {}
+    if INT8_WEIGHTS in (arguments.get("quantization"), (arguments.get("speculative_config") or {}).get("quantization")):
+        # Imported for vLLM to know the method, here and in its processes.
+        import_module(_INT8_WEIGHTS_MODULE)
+        more[_INT8_WEIGHTS_MODULE] = Imported(_INT8_WEIGHTS_MODULE)
     if config.cores is not None and runs_on_cpu():
         more["cores"] = Cores(config.cores, when_sent)
     if board is not None:

@@ -268,14 +268,19 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
         "questions-acceptance",
         "questions-depth",
         "questions-prediction",
+        "questions-profile",
         "questions-timeline",
     }
     assert set(again) == {
         "questions-again-speedup-accuracy",
         "questions-again-acceptance",
         "questions-again-nodes",
+        "questions-again-profile",
         "questions-again-timeline",
     }
+    _, profile = drawn["questions-profile"]
+    assert len(profile.axes[0].get_yticks()) == 4
+    assert sum(patch.get_width() for patch in profile.axes[0].patches) > 0
     _, depth = drawn["questions-depth"]
     measured = next(line for line in depth.axes[0].lines if line.get_label() == "measured")
     assert list(measured.get_xdata()) == [1, 2, 4]
