@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from lookahead_agent.engines.cores import available_cores
 from lookahead_agent.machine.choice import REPLY_TOKENS
-from lookahead_agent.machine.kernels import processor, versions
+from lookahead_agent.machine.kernels import FORM, processor, versions
 from lookahead_agent.models.cache import cache_dir
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Observed:
     """
 
     def __init__(self, models: Sequence[str]) -> None:
-        known = json.dumps([processor(), len(available_cores()), versions(), list(models)])
+        known = json.dumps([processor(), len(available_cores()), versions(), list(models), FORM])
         digest = hashlib.sha256(known.encode()).hexdigest()[:16]
         self._file = cache_dir() / "machine" / f"observed-{digest}.json"
 
