@@ -10,6 +10,7 @@ from rich.table import Table
 
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
+from lookahead_agent.models.quantize import kept_precisions
 
 models = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
 
@@ -18,18 +19,22 @@ Name = Annotated[str, typer.Argument(help="A catalogue name, a folder or a Hub i
 
 @models.command("list")
 def list_models() -> None:
-    """List the catalogue."""
+    """List the catalogue: of models that are here also the precisions of their weights, target / draft.
+
+    In which precision they run is chosen when they start, or said with --precision: see `lookahead-agent machine`."""
     table = Table(box=None)
-    for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "NOTE"):
+    for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "NOTE"):
         table.add_column(heading)
     for known in CATALOGUE.values():
-        here = all(locate(facts) is not None for facts in (known.target, known.draft))
+        folders = [locate(facts) for facts in (known.target, known.draft)]
+        here = None not in folders
         table.add_row(
             known.name + (" (default)" if known.name == DEFAULT_SET else ""),
             known.target.hub_id,
             known.draft.hub_id,
             str(known.context_length),
             "yes" if here else "no",
+            " / ".join(", ".join(kept_precisions(folder)) if folder is not None else "–" for folder in folders),
             known.note,
         )
     Console(width=None if Console().is_terminal else 200).print(table)

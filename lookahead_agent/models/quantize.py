@@ -56,6 +56,18 @@ def is_quantized(model: Path) -> bool:
     return "quantization_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))
 
 
+def kept_precisions(model: Path) -> list[str]:
+    """In which precisions a model's weights are on this machine, its own first."""
+    import json
+
+    written = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    if "quantization_config" in written:
+        return [str(written["quantization_config"].get("quant_method", "quantized"))]
+    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    own = str(written.get("dtype") or written.get("torch_dtype") or "float32")
+    return [names.get(own, own), *(["int8"] if int8_folder(model).is_dir() else [])]
+
+
 def _state(model: Path) -> str:
     """Changes when the model's weights or configuration do; a digest of gigabytes at every start would take seconds."""
     import hashlib

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from lookahead_agent.decoding import ReplyRequest, lookahead
+from lookahead_agent.engines import ScriptedTokenizer
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.modes import TRY_AFTER, Mode, ModeChooser
+from lookahead_agent.verifiers import ExactVerifier
 
 MODES: tuple[Mode, ...] = ("sd", "lr+sd", "off")
 
@@ -63,3 +71,63 @@ def test_the_reason_names_the_figures() -> None:
     assert "sd 100" in chooser.choose("planner", MODES).reason
     chooser.learn("planner", "sd", 0.1)
     assert chooser.choose("planner", MODES).reason == "tried again"
+
+
+class Crowded:
+    """An engine whose every token takes longer, the more requests there are: what a reply is, follows its prompt."""
+
+    def __init__(self, tokenizer: ScriptedTokenizer, reply: Sequence[int], seconds: float) -> None:
+        self.tokenizer = tokenizer
+        self.context_length = 1 << 16
+        self.healthy = True
+        self.in_flight = 0
+        self._reply = reply
+        self._seconds = seconds
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        self.in_flight += 1
+        try:
+            for index in range(len(prompt_ids) - 1, len(self._reply)):
+                await asyncio.sleep(self._seconds * (1 + 0.25 * (self.in_flight - 1)))
+                last = index == len(self._reply) - 1
+                yield Delta((self._reply[index],), finish_reason="stop" if last else None)
+        finally:
+            self.in_flight -= 1
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def seconds_of_a_reply(mode: Mode, *, draft_is_right: bool) -> float:
+    """What a reply of ten steps takes in virtual time: written by the decoder, with draft steps or without."""
+
+    async def write() -> float:
+        tokenizer = ScriptedTokenizer()
+        steps = [f"step {number} says so and so\n\n" for number in range(10)]
+        wrong = [step.replace("and so", "and thus") for step in steps]
+        texts = "".join(steps), "".join(steps if draft_is_right else wrong)
+        ids = [[*tokenizer.encode(text), ScriptedTokenizer.EOS] for text in texts]
+        target, draft = Crowded(tokenizer, ids[0], 0.1), Crowded(tokenizer, ids[1], 0.03)
+        verifier = ExactVerifier() if mode == "lr+sd" else None
+        started = asyncio.get_running_loop().time()
+        reply = await lookahead(ReplyRequest((1,), Sampling(max_tokens=500)), target, draft, verifier)
+        assert reply.token_ids == tuple(ids[0])
+        return (asyncio.get_running_loop().time() - started) / len(reply.token_ids)
+
+    return run_in_virtual_time(write())
+
+
+def test_steps_go_off_when_acceptance_collapses_and_on_again_when_it_is_back() -> None:
+    both: tuple[Mode, Mode] = ("sd", "lr+sd")
+    took = {(mode, right): seconds_of_a_reply(mode, draft_is_right=right) for mode in both for right in (True, False)}
+    assert took["lr+sd", True] < 0.8 * took["sd", True]
+    assert took["lr+sd", False] > took["sd", False], "what is refused was in the way"
+    modes, used = ModeChooser(), []
+    for number in range(120):
+        mode = modes.choose("planner", both).mode
+        modes.learn("planner", mode, took[mode, not 40 <= number < 80])
+        used.append(mode)
+    late = [used[end - 15 : end] for end in (40, 80, 120)]
+    assert late[0].count("lr+sd") >= 12
+    assert late[1].count("lr+sd") <= 3
+    assert late[2].count("lr+sd") >= 12

@@ -12,6 +12,7 @@ from lookahead_agent.errors import DiskSpaceError, DownloadError, IntegrityError
 from lookahead_agent.models import cache
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.packaged import fetch_packaged, fetched
+from lookahead_agent.models.quantize import int8_folder, kept_precisions
 from lookahead_agent.models.resolve import choose_models, fetch, locate
 from lookahead_agent.progress import LogProgress
 
@@ -158,3 +159,15 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_offline_without_packages_is_one_clear_error(index: Path) -> None:
     with pytest.raises((DownloadError, ModelNotFoundError), match="owner/target"):
         fetch(ModelFacts("owner/target"))
+
+
+def test_precisions_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"torch_dtype": "bfloat16"}')
+    assert kept_precisions(model) == ["bf16"]
+    int8_folder(model).mkdir(parents=True)
+    assert kept_precisions(model) == ["bf16", "int8"]
+    (model / "config.json").write_text('{"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}')
+    assert kept_precisions(model) == ["awq"]

@@ -14,6 +14,9 @@ import uvicorn
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli import plan as plan_command
+from lookahead_agent.cli import running as running_commands
+from lookahead_agent.cli import up as up_command
+from lookahead_agent.plan.borders import borders
 from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.testing import scripted_chat
 from tests.unit.test_cli import run
@@ -45,11 +48,17 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("lookahead_agent.bench.arms.ChatLookahead", Scripted)
     monkeypatch.setattr(plan_command, "measure_machine", lambda *_, **__: SMALL)
     monkeypatch.setattr(plan_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
+    monkeypatch.setattr(plan_command, "find_borders", lambda costs, *_: borders(costs, [0.3], [0.0, 1.0]))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
+    monkeypatch.setattr(up_command, "_start", lambda _: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     problem = '{"id": "a", "question": "How many?", "answer": "36"}\n'
     (tmp_path / "problems.jsonl").write_text(problem)
+
+
+async def _ended_keeper(order: str) -> dict[str, Any]:
+    return {"models": "a pair", "pid": 1 << 22, "since": 0, "replies": 1, "running": 0, "reason": "fastest"}
 
 
 @pytest.mark.parametrize("line", lines("lookahead-agent"))
@@ -59,6 +68,8 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         Path("results").mkdir()
         for name in ("agents", "before", "after"):
             shutil.copy(ROOT / "docs" / "measurements" / "templates-own-6.jsonl", f"results/{name}.jsonl")
+    if arguments[0] in ("status", "down"):
+        monkeypatch.setattr(running_commands, "ask_keeper", _ended_keeper)
     if arguments[0] == "serve":
         arguments += ["--port", "0"]  # the documented one may be taken
     if arguments[0] == "bench" and arguments[1].startswith("--") and "--dataset" not in arguments:
