@@ -15,6 +15,7 @@ from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.bench_datasets import datasets, fetch
 from lookahead_agent.cli.bench_overhead import overhead
+from lookahead_agent.cli.bench_precision import precision as precision_command
 from lookahead_agent.cli.bench_report import compare, report, show_summary
 
 bench = typer.Typer(
@@ -26,6 +27,7 @@ bench.command()(compare)
 bench.command()(datasets)
 bench.command()(fetch)
 bench.command()(overhead)
+bench.command()(precision_command)
 
 
 @bench.callback()
