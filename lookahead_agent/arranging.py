@@ -104,66 +104,93 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
     """
     alike = target is not None and draft is not None and _one_vocabulary(target, draft)
     ways = _ways(wanted, here=target is not None, draft=draft, alike=alike)
-    with_draft = wanted.draft_engine
     choice: Choice | None = None
+    observed: Observed | None = None
     if target is not None and runs_on_cpu():
         choice, observed = _measured_choice(wanted, target, draft if alike else None, ways, progress)
-    else:
-        observed = None
-    if choice is not None:
-        arrangement = choice.arrangement
-        guessing: str = arrangement.guessing
-        precision: dict[str, Kernel | None] = {"target": arrangement.target, "draft": arrangement.draft}
-    else:
-        guessing = ways[-1] if ways else "none"
-        arrangement = None
-        precision = {
-            "target": _given(wanted.precision, wanted.target_arguments),
-            "draft": _given(wanted.draft_precision, wanted.draft_arguments),
-        }
-    method: str | Mapping[str, Any] = wanted.token_speculation
-    if method == "auto":
-        method = guessing
-    if guessing == "guided" and draft is not None:
-        with_draft = True
-    if draft is not None and precision["draft"] is None and runs_on_cpu():
-        precision["draft"] = _best_alone(wanted, draft, progress)
-    folders: dict[str, Path | None] = {"target": target, "draft": draft}
-    arguments: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
-    for role, folder in folders.items():
-        kernel = precision[role]
-        if folder is None or kernel is None:
-            continue
-        if kernel == "int8":
-            folders[role] = quantized(folder, progress)
-        if kernel == "int8-weights":
-            if not runs_on_cpu():
-                raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
-            arguments[role]["quantization"] = INT8_WEIGHTS
-        if runs_on_cpu() or kernel != "int8":
-            arguments[role]["dtype"] = _ARGUMENT[kernel]
-    config = speculative_config(_with_guesses(method, arrangement), folders["draft"], on_cpu=runs_on_cpu())
-    if config is not None and target is not None:
-        if config["method"] == "draft_model" and precision["draft"] == "int8-weights":
-            config["quantization"] = INT8_WEIGHTS
-        arguments["target"]["speculative_config"] = config
-        if guessing == "draft_model" and arrangement is not None and isinstance(method, str) and draft is not None:
-            config |= _by_load(arrangement, target, draft, progress)
-        if guessing == "guided" and arrangement is not None:
-            costs = _pass_costs(arrangement, target, progress)
-            if costs is not None:
-                arguments["target"]["additional_config"] = {COSTS: costs}
+    arrangement = choice.arrangement if choice is not None else None
+    guessing: str = arrangement.guessing if arrangement is not None else ways[-1]
+    method = guessing if wanted.token_speculation == "auto" else wanted.token_speculation
+    precision = _precision_of_each(wanted, arrangement, draft, progress)
+    targets = _as_precision(target, precision["target"], progress)
+    drafts = _as_precision(draft, precision["draft"], progress)
+    more: dict[str, Any] = {}
+    if target is not None:
+        config = speculative_config(_with_guesses(method, arrangement), drafts[0], on_cpu=runs_on_cpu())
+        if config is not None:
+            if config["method"] == "draft_model" and precision["draft"] == "int8-weights":
+                config["quantization"] = INT8_WEIGHTS
+            chosen = arrangement if isinstance(method, str) else None
+            more = _measured_guesses(guessing, chosen, config, target, draft, progress)
     return Arranged(
-        folders["target"],
-        folders["draft"] if with_draft else None,
-        arguments["target"],
-        arguments["draft"],
+        targets[0],
+        drafts[0] if wanted.draft_engine or guessing == "guided" else None,
+        targets[1] | more,
+        drafts[1],
         method if isinstance(method, str) else str(method.get("method", "custom")),
-        {role: kernel for role, kernel in precision.items() if kernel is not None and folders[role] is not None},
+        {
+            role: kernel
+            for role, kernel, folder in (("target", precision["target"], target), ("draft", precision["draft"], draft))
+            if kernel is not None and folder is not None
+        },
         choice.reason if choice is not None else "",
         arrangement,
         observed,
     )
+
+
+def _precision_of_each(
+    wanted: Wanted, arrangement: Arrangement | None, draft: Path | None, progress: Progress
+) -> dict[str, Kernel | None]:
+    """Each model's precision, by role; None where its folder says."""
+    if arrangement is not None:
+        precision = {"target": arrangement.target, "draft": arrangement.draft}
+    else:
+        precision = {
+            "target": _given(wanted.precision, wanted.target_arguments),
+            "draft": _given(wanted.draft_precision, wanted.draft_arguments),
+        }
+    if draft is not None and precision["draft"] is None and runs_on_cpu():
+        precision["draft"] = _best_alone(wanted, draft, progress)
+    return precision
+
+
+def _as_precision(folder: Path | None, kernel: Kernel | None, progress: Progress) -> tuple[Path | None, dict[str, Any]]:
+    """The folder and the engine arguments of a model in a precision.
+
+    Raises:
+        ConfigurationError: The precision is for CPUs only.
+        ModelError: The weights could not be written.
+    """
+    if folder is None or kernel is None:
+        return folder, {}
+    arguments: dict[str, Any] = {}
+    if kernel == "int8":
+        folder = quantized(folder, progress)
+    if kernel == "int8-weights":
+        if not runs_on_cpu():
+            raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
+        arguments["quantization"] = INT8_WEIGHTS
+    if runs_on_cpu() or kernel != "int8":
+        arguments["dtype"] = _ARGUMENT[kernel]
+    return folder, arguments
+
+
+def _measured_guesses(
+    guessing: str,
+    arrangement: Arrangement | None,
+    config: dict[str, Any],
+    target: Path,
+    draft: Path | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Engine arguments of a target that guesses tokens, with what was measured where the way was chosen by that."""
+    if arrangement is None:
+        return {"speculative_config": config}
+    if guessing == "draft_model" and draft is not None:
+        return {"speculative_config": config | _by_load(arrangement, target, draft, progress)}
+    costs = _pass_costs(arrangement, target, progress) if guessing == "guided" else None
+    return {"speculative_config": config} | ({"additional_config": {COSTS: costs}} if costs is not None else {})
 
 
 def _ways(wanted: Wanted, *, here: bool, draft: Path | None, alike: bool) -> tuple[Guessing, ...]:

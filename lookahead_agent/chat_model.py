@@ -226,7 +226,7 @@ class ChatLookahead(BaseChatModel):
 
     @model_validator(mode="after")
     def _check(self) -> ChatLookahead:
-        policies = [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
+        policies = self._every_policy()
         if self.engines is not None:
             return self
         check_tool_parser(self.tool_parser)
@@ -263,6 +263,10 @@ class ChatLookahead(BaseChatModel):
         self._runtime = Runtime.shared(spec, expects_draft=any(steps))
         self._runtime.use(self._user)
         return self
+
+    def _every_policy(self) -> list[VerifierPolicy]:
+        """The model's policies, its own and those of nodes; raises PolicyError if one does not exist."""
+        return [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
 
     def _check_engine_settings(self, remote: Mapping[str, RemoteModel]) -> None:
         if "target" not in remote:
@@ -328,8 +332,7 @@ class ChatLookahead(BaseChatModel):
             self._runtime.progress = progress
         if background.run(self._kept()) is not None:
             return
-        policies = [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
-        for policy in policies:
+        for policy in self._every_policy():
             background.run(self._start(policy))
 
     async def _start(self, policy: VerifierPolicy) -> None:
