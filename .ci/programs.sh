@@ -16,3 +16,4 @@ debian() {
 command -v chromium google-chrome chrome > /dev/null || debian pages chromium Chromium
 command -v initdb > /dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" > /dev/null \
     || debian checkpoints postgresql PostgreSQL
+command -v bwrap > /dev/null || debian isolation bubblewrap Bubblewrap

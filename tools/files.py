@@ -1,28 +1,27 @@
-"""Reads and writes text files inside one folder, and nowhere else."""
+"""Reads and writes text files inside one folder, and nowhere else.
+
+Every part of a name is opened from the folder's own descriptor, and no link is followed: a folder that is swapped for a
+link meanwhile changes nothing. Only regular files are opened, so none is waited for. A file is written beside the old
+one and put in its place, so that it is there whole or not at all, and another name of the old one keeps what it had.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from pathlib import Path
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 
 from langchain_core.tools import BaseTool, ToolException, tool
 
 _LARGEST = 1 << 20
-
-
-def inside(root: Path, name: str) -> Path:
-    """The path of a file in `root`, by its name there.
-
-    Raises:
-        ValueError: It would be outside, also by way of a link.
-    """
-    if not name.strip() or "\0" in name:
-        raise ValueError("the file needs a name")
-    base = root.resolve()
-    path = (base / name).resolve()
-    if path == base or not path.is_relative_to(base):
-        raise ValueError(f"{name!r} is outside of the folder: only names inside it are possible")
-    return path
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a fifo would wait for somebody at its other end.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_SHOWN = 50
 
 
 def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200) -> str:
@@ -35,21 +34,34 @@ def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200) -> s
         lines: How many at most.
 
     Raises:
-        ValueError: There is no such text file, or it is outside.
+        ValueError: There is no such text file, it is outside or behind a link, or it is too long.
     """
-    path = inside(root, name)
-    if path.is_dir():
-        raise ValueError(f"{name!r} is a folder; it has {_listing(path)}")
-    if not path.is_file():
-        raise ValueError(f"there is no file {name!r}; the folder has {_listing(root)}")
-    if path.stat().st_size > _LARGEST:
+    with _parent(root, name) as (parent, last):
+        try:
+            descriptor = os.open(last, _FILE, dir_fd=parent)
+        except FileNotFoundError:
+            raise ValueError(f"there is no file {name!r}; its folder has {_listing(parent)}") from None
+        except OSError as error:
+            raise ValueError(_refused(name, error)) from None
+        try:
+            kind = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(kind):
+                raise ValueError(f"{name!r} is a folder; it has {_listing(descriptor)}")
+            if not stat.S_ISREG(kind):
+                raise ValueError(f"{name!r} is no regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(_LARGEST + 1)
+        finally:
+            os.close(descriptor)
+    if len(data) > _LARGEST:
         raise ValueError(f"{name!r} is longer than {_LARGEST} bytes")
     try:
-        found = path.read_text(encoding="utf-8").splitlines()
+        found = data.decode("utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{name!r} is not a text file") from None
-    shown = found[max(0, first_line - 1) : max(0, first_line - 1) + lines]
-    rest = len(found) - max(0, first_line - 1) - len(shown)
+    start = max(0, first_line - 1)
+    shown = found[start : start + lines]
+    rest = len(found) - start - len(shown)
     return "\n".join(shown) + (f"\n({rest} more lines)" if rest > 0 else "")
 
 
@@ -62,22 +74,17 @@ def write_text(root: Path, name: str, text: str) -> str:
         text: What it says.
 
     Raises:
-        ValueError: It would be outside, or is too long.
+        ValueError: It would be outside or behind a link, in place of something that is no file, or is too long.
     """
-    path = inside(root, name)
-    data = text.encode()
+    data = text.encode(errors="replace")
     if len(data) > _LARGEST:
         raise ValueError(f"the text is longer than {_LARGEST} bytes")
-    if path.is_dir():
-        raise ValueError(f"{name!r} is a folder")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A link that was put there meanwhile is not followed.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise ValueError(f"{name!r} cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    with _parent(root, name, make=True) as (parent, last):
+        try:
+            mode = _mode_of(parent, last, name)
+            _replace(parent, last, data, mode)
+        except OSError as error:
+            raise ValueError(_refused(name, error)) from None
     return f"wrote {len(data)} bytes to {name}"
 
 
@@ -111,6 +118,79 @@ def make_file_tools(root: str | Path) -> tuple[BaseTool, BaseTool]:
     return read_file, write_file
 
 
-def _listing(folder: Path) -> str:
-    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir())
-    return ", ".join(names[:50]) or "nothing in it"
+@contextmanager
+def _parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """A descriptor of the folder that a file is in, and the file's own name there.
+
+    Raises:
+        ValueError: The name leads outside or over a link, or there is no such folder.
+    """
+    if not name.strip() or "\0" in name:
+        raise ValueError("the file needs a name")
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or parts[0].startswith("/"):
+        raise ValueError(f"{name!r} is outside of the folder: only names inside it are possible, without '..'")
+    # The folder itself may be reached over a link: its maker chose it.
+    current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=current)
+            below = os.open(part, _FOLDER, dir_fd=current)
+            os.close(current)
+            current = below
+        yield current, parts[-1]
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no file {name!r}; the last of its folders that is there has {_listing(current)}"
+        ) from None
+    except OSError as error:
+        raise ValueError(_refused(name, error)) from None
+    finally:
+        os.close(current)
+
+
+def _mode_of(parent: int, name: str, asked: str) -> int:
+    """The permissions of the file that is replaced, or of a new one."""
+    try:
+        there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0o644
+    if stat.S_ISDIR(there.st_mode):
+        raise ValueError(f"{asked!r} is a folder")
+    if stat.S_ISLNK(there.st_mode):
+        raise ValueError(f"{asked!r} is a link, and may lead outside: links are not followed")
+    if not stat.S_ISREG(there.st_mode):
+        raise ValueError(f"{asked!r} is no regular file")
+    return stat.S_IMODE(there.st_mode)
+
+
+def _replace(parent: int, name: str, data: bytes, mode: int) -> None:
+    new = f".{secrets.token_hex(8)}.new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            # Without set-user-id and its like: the text is another's.
+            os.fchmod(descriptor, mode & 0o777)
+        os.replace(new, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=parent)
+        raise
+
+
+def _refused(name: str, error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return f"{name!r} leads over a link or a file, and may be outside: links are not followed"
+    if error.errno == errno.ENXIO:
+        return f"{name!r} is no regular file"
+    return f"{name!r} cannot be opened or written: {error.strerror}"
+
+
+def _listing(folder: int) -> str:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "") for entry in entries)
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more or "nothing in it"

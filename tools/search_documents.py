@@ -2,11 +2,19 @@
 
 Passages are cited by file and line, PDF pages by page. Words are ranked by BM25 (bm25s); with sentence embeddings too,
 the two rankings are fused, so that a passage that either finds is found.
+
+Documents may be somebody else's: links are not followed, only regular files are read, as far as 20 MiB, and a PDF is
+read in a process of its own, which has 20 seconds and 512 MiB.
 """
 
 from __future__ import annotations
 
+import importlib.resources
+import json
 import logging
+import os
+import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +22,18 @@ from typing import Any
 
 from langchain_core.tools import BaseTool, ToolException, tool
 
+from lookahead_agent import isolation
+
 logger = logging.getLogger(__name__)
 
 _TEXTS = frozenset({".txt", ".md", ".markdown", ".rst", ".csv"})
 _LINES = 12
 _OVERLAP = 3
 _LARGEST = 20 << 20
+_MOST_DOCUMENTS = 10_000
+_PDF_SECONDS = 20.0
+_PDF_MEMORY = 512 << 20
+_PDF_TEXT = 16 << 20
 # Of reciprocal rank fusion: how little the very first ranks count for more than the next.
 _FUSION = 60
 
@@ -44,7 +58,8 @@ class DocumentIndex:
     """Passages of a folder, ready to be searched.
 
     Args:
-        folder: Read with all folders in it; files that are no text, and links that lead outside, are left out.
+        folder: Read with all folders in it, up to 10,000 documents. Files that are no text, links, and what is no
+            regular file are left out.
         embed: Makes vectors of texts; None: by words alone.
 
     Raises:
@@ -130,24 +145,31 @@ def _tokens(texts: list[str]) -> Any:
 
 
 def _documents(root: Path) -> Iterator[Path]:
-    for path in sorted(root.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-        known = path.suffix.lower() in _TEXTS or path.suffix.lower() == ".pdf"
-        if hidden or not known or not path.is_file() or not path.resolve().is_relative_to(root):
-            continue
-        if path.stat().st_size > _LARGEST:
-            logger.warning("%s is left out: it is longer than %d bytes", path.name, _LARGEST)
-            continue
-        yield path
+    found = 0
+    for parent, folders, files in os.walk(root, followlinks=False):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(parent, name)
+            known = path.suffix.lower() in _TEXTS or path.suffix.lower() == ".pdf"
+            if name.startswith(".") or not known:
+                continue
+            if found == _MOST_DOCUMENTS:
+                logger.warning("%s has more than %d documents: the others are left out", root.name, found)
+                return
+            found += 1
+            yield path
 
 
 def _passages(root: Path, path: Path) -> Iterator[Passage]:
     name = path.relative_to(root).as_posix()
+    data = _content(path, name)
+    if data is None:
+        return
     if path.suffix.lower() == ".pdf":
-        yield from _pages(path, name)
+        yield from _pages(data, name)
         return
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = data.decode("utf-8").splitlines()
     except UnicodeDecodeError:
         logger.warning("%s is left out: it is no UTF-8 text", name)
         return
@@ -157,13 +179,35 @@ def _passages(root: Path, path: Path) -> Iterator[Passage]:
             yield Passage(f"{name}:{first + 1}-{first + len(part)}", "\n".join(part).strip())
 
 
-def _pages(path: Path, name: str) -> Iterator[Passage]:
-    from pypdf import PdfReader
-    from pypdf.errors import PyPdfError
-
+def _content(path: Path, name: str) -> bytes | None:
+    """What a regular file has; None for all else, which is not waited for."""
     try:
-        for number, page in enumerate(PdfReader(path).pages, 1):
-            if text := page.extract_text().strip():
-                yield Passage(f"{name}, page {number}", text)
-    except PyPdfError as error:
-        logger.warning("%s is left out: %s", name, error)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        logger.warning("%s is left out: %s", name, error.strerror)
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            logger.warning("%s is left out: it is no regular file", name)
+            return None
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        logger.warning("%s is left out: it is longer than %d bytes", name, _LARGEST)
+        return None
+    return data
+
+
+def _pages(data: bytes, name: str) -> Iterator[Passage]:
+    source = importlib.resources.files(isolation).joinpath("pdf_inside.py").read_text(encoding="utf-8")
+    command = [sys.executable, "-I", "-c", source, str(_PDF_MEMORY)]
+    finished = isolation.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
+    *lines, last = finished.output.decode("utf-8", errors="replace").split("\n")
+    for line in lines:
+        if line.startswith("["):  # all else is what the parser remarks
+            number, text = json.loads(line)
+            yield Passage(f"{name}, page {number}", text)
+    if finished.stopped is not None or finished.status != 0:
+        why = {"time": f"it takes more than {_PDF_SECONDS:g} s", "output": "it has too much text"}
+        remarks = [line for line in (*lines, last) if line and not line.startswith("[")]
+        said = why.get(finished.stopped or "") or (remarks or [f"status {finished.status}"])[-1]
+        logger.warning("%s is left out from where it cannot be read: %s", name, said)

@@ -1,19 +1,28 @@
-"""Lets a model ask a SQLite database, and only ask: it can change nothing."""
+"""Lets a model ask a SQLite database, and only ask: it can change nothing.
+
+A statement runs in a process of its own, with 64 MiB of memory, that is ended when its time is over, also inside a
+function of SQLite that takes long.
+"""
 
 from __future__ import annotations
 
+import importlib.resources
+import json
+import signal
 import sqlite3
-import time
+import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from langchain_core.tools import BaseTool, ToolException, tool
 
-# What a statement may do; everything else (writing, ATTACH, PRAGMA, loading extensions) is refused by SQLite itself.
-_ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-_FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
-_LONGEST_CELL = 500
+from lookahead_agent import isolation
+
+_MEMORY = 64 << 20
+_LONGEST_ANSWER = 50_000
+# For the start of the process, which is no time of the statement's.
+_START = 10.0
 
 
 @dataclass(frozen=True)
@@ -51,30 +60,38 @@ def query(database: Path, statement: str, limits: SqlLimits | None = None) -> st
         limits: What it may cost.
 
     Returns:
-        A header and a line for each row, cells parted by " | ".
+        A header and a line for each row, cells parted by " | ", at most 50,000 characters.
 
     Raises:
-        ValueError: The statement is wrong, wants to change something, or takes too long; the message says which.
+        ValueError: The statement is wrong, wants to change something, or takes too much time or memory; the message
+            says which.
     """
     limits = limits or SqlLimits()
-    end = time.monotonic() + limits.seconds
-    with closing(_connect(database)) as connection:
-        connection.set_authorizer(_authorise)
-        connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
-        try:
-            cursor = connection.execute(statement)
-            rows = cursor.fetchmany(limits.rows + 1)
-        except (sqlite3.Error, sqlite3.Warning) as error:
-            raise ValueError(_explained(error, limits)) from error
-        if cursor.description is None:
-            raise ValueError("only SELECT statements are carried out")
-        header = [column[0] for column in cursor.description]
-    lines = [" | ".join(_cell(value) for value in row) for row in ([*header], *rows[: limits.rows])]
-    if len(rows) > limits.rows:
-        lines.append(f"(more than {limits.rows} rows: ask for fewer, or count and sum them in SQL)")
-    elif not rows:
-        lines.append("(no rows)")
-    return "\n".join(lines)
+    _connect(database).close()
+    given = {
+        "database": str(database.resolve()),
+        "statement": statement,
+        "rows": limits.rows,
+        "seconds": limits.seconds,
+        "memory": _MEMORY,
+        "characters": _LONGEST_ANSWER,
+    }
+    source = importlib.resources.files(isolation).joinpath("sqlite_inside.py").read_text(encoding="utf-8")
+    finished = isolation.run_child(
+        [sys.executable, "-I", "-S", "-c", source],
+        json.dumps(given).encode(),
+        seconds=limits.seconds + _START,
+        output=12 * _LONGEST_ANSWER,
+    )
+    if finished.stopped == "time" or finished.status == -signal.SIGALRM:
+        raise ValueError(f"the statement took more than {limits.seconds:g} s")
+    try:
+        answer = json.loads(finished.output)
+    except ValueError:
+        raise ValueError("the statement used more than it may and was stopped") from None
+    if answer["problem"] is not None:
+        raise ValueError(answer["problem"])
+    return str(answer["text"])
 
 
 def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> BaseTool:
@@ -107,25 +124,3 @@ def _connect(database: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise ValueError(f"{database.name} is not a SQLite database: {error}") from error
     return connection
-
-
-def _authorise(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FORBIDDEN_FUNCTIONS:
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
-
-
-def _explained(error: Exception, limits: SqlLimits) -> str:
-    if "not authorized" in str(error) or "prohibited" in str(error):
-        return "only SELECT statements are carried out: nothing can be changed or attached"
-    if "interrupted" in str(error):
-        return f"the statement took more than {limits.seconds:g} s"
-    if "one statement at a time" in str(error):
-        return "one statement at a time"
-    return f"SQLite says: {error}"
-
-
-def _cell(value: object) -> str:
-    text = "NULL" if value is None else f"({len(value)} bytes)" if isinstance(value, bytes) else str(value)
-    text = " ".join(text.splitlines())
-    return text if len(text) <= _LONGEST_CELL else text[:_LONGEST_CELL] + "…"

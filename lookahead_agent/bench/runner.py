@@ -30,6 +30,7 @@ from lookahead_agent.bench.tasks import do
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.isolation import choose
 from lookahead_agent.policy import as_policy
 from lookahead_agent.policy_choice import POLICY_KEY
 from lookahead_agent.progress import Progress
@@ -78,6 +79,7 @@ class Bench:
 
     Raises:
         ConfigurationError: A dataset, policy or model cannot work, or `out` has results of other settings.
+        IsolationError: Answers are code, and nothing here can keep a program inside.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class Bench:
     ) -> None:
         self.config = config
         self.out = RowFile(out)
+        if any(task.answer == "code" for task in config.tasks):
+            choose("auto")
         blocks = config.blocks or (MODES,)
         parts = [(task, arms_of(task), _problems(task)) for task in config.tasks]
         self._turns = [

@@ -148,6 +148,7 @@ def _token_speed(
     guess = costs.draft_alone.at(1) / share if tokens_by == "draft_model" else 0.0
     committed = sum(acceptance.tokens**position for position in range(depth))
 
+    @cache
     def speed(steps: int) -> float:
         seconds = target.at(steps * depth) + guess * (depth - 1)
         return committed * costs.target.at(1) / seconds

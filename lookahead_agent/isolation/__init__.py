@@ -1,0 +1,16 @@
+"""Programs that nobody trusts, behind boundaries of the operating system."""
+
+from lookahead_agent.isolation.boundaries import Isolation, IsolationError, available, choose
+from lookahead_agent.isolation.child import Finished, run_child
+from lookahead_agent.isolation.python import PythonLimits, run_isolated
+
+__all__ = [
+    "Finished",
+    "Isolation",
+    "IsolationError",
+    "PythonLimits",
+    "available",
+    "choose",
+    "run_child",
+    "run_isolated",
+]

@@ -1,0 +1,227 @@
+"""What runs in the child: it goes behind the boundary, gives up what it may do, and only then runs the code.
+
+The text of this file is handed to another interpreter (`python -I -S -c`), so it imports the standard library only. Its
+argument is a JSON object, see `_Plan` in `python.py`; the code comes by standard input.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import resource
+import struct
+import sys
+from typing import Any
+
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
+    0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+KEPT_BY_REMOUNT = 2 | 4 | 8 | 1024 | 2048  # nosuid, nodev, noexec, noatime, nodiratime: locked in a user namespace
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 8, 22, 24, 38
+CAP_DAC_READ_SEARCH = 2
+NOBODY = 65534
+STOPPED = 201
+"""Exit status: the code was killed."""
+NO_BOUNDARY = 202
+"""Exit status: the boundary could not be made."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments: object) -> None:
+    """A function of the C library; raises OSError if it fails."""
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """mount(2)."""
+    texts = [None if text is None else text.encode() for text in (source, target, kind, options)]
+    call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+
+
+def new_namespaces() -> int:
+    """Leave the machine's namespaces. Returns the user that the code is to have."""
+    rest = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
+    user, group = os.geteuid(), os.getegid()
+    if user == 0 and libc.unshare(rest) == 0:
+        return NOBODY
+    call("unshare", NEWUSER | rest)
+    for name, line in (("setgroups", "deny"), ("uid_map", f"1000 {user} 1"), ("gid_map", f"1000 {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
+    return 1000
+
+
+def new_root(plan: dict[str, Any], user: int) -> None:
+    """A root that has what may be read, and a folder of the code's own in memory."""
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    root = plan["folder"]
+    mount("tmpfs", root, "tmpfs", MS_NOSUID, "size=1m,mode=755")
+    for path in [*plan["readable"], "/dev/null", "/dev/zero", "/dev/urandom"]:
+        there = root + path
+        if os.path.isdir(path):
+            os.makedirs(there, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(there), exist_ok=True)
+            if not os.path.exists(there):
+                os.close(os.open(there, os.O_CREAT | os.O_WRONLY, 0o644))
+        mount(path, there, None, MS_BIND | MS_REC)
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        below = [line.split()[4].encode().decode("unicode_escape") for line in file]
+    for path in below:
+        if path.startswith(root + "/") and not path.startswith(root + "/dev/"):
+            kept = os.statvfs(path).f_flag & KEPT_BY_REMOUNT
+            mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
+    own = root + plan["inside"]
+    os.makedirs(own)
+    options = f"size={plan['files']},nr_inodes=4096,mode=700,uid={user},gid={user}"
+    mount("tmpfs", own, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    os.chdir(root)
+    call("pivot_root", b".", b".") if hasattr(libc, "pivot_root") else None
+    call("umount2", b".", MNT_DETACH)
+    mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
+    os.chdir(plan["inside"])
+
+
+def capabilities(kept: int = 0) -> None:
+    """Keep these of what root may do, and no program that is started gets any."""
+    header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this process
+    call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))
+
+
+def no_longer_root(user: int, kept: int = 0) -> None:
+    """Become a user who may do nothing, but for some capabilities."""
+    if os.geteuid() == 0:
+        for capability in range(64):
+            if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+                break  # beyond the last that this kernel has
+        call("prctl", PR_SET_KEEPCAPS, int(kept != 0), 0, 0, 0)
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    capabilities(kept)
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def in_new_process() -> None:
+    """Go on in the first process of the new namespace; this one waits and ends as that one does."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        os._exit(STOPPED if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+def landlock(plan: dict[str, Any]) -> None:
+    """Close all files but what may be read and the own folder, see landlock(7)."""
+    create, add, restrict = 444, 445, 446
+    version = libc.syscall(create, None, 0, 1)
+    if version < 3:
+        raise OSError(f"Landlock is of version {max(0, version)}, and 3 or newer is needed (Linux 6.2)")
+    every = (1 << (16 if version >= 5 else 15)) - 1
+    attributes = struct.pack("<QQQ", every, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    ruleset = libc.syscall(create, attributes, len(attributes), 0)
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
+    execute, write, read, listing = 1, 2, 4, 8
+    no_devices = every & ~((1 << 6) | (1 << 9) | (1 << 11) | (1 << 15))
+    rules = [(path, execute | read | (listing if os.path.isdir(path) else 0)) for path in plan["readable"]]
+    rules += [(plan["folder"], no_devices), ("/dev/null", read | write), ("/dev/urandom", read)]
+    for path, allowed in rules:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        if libc.syscall(add, ruleset, 1, struct.pack("<Qi", allowed, descriptor), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"landlock_add_rule for {path}")
+        os.close(descriptor)
+    if libc.syscall(restrict, ruleset, 0) != 0:
+        raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+    os.close(ruleset)
+
+
+def limits(plan: dict[str, Any]) -> None:
+    """What the code may use."""
+    for limit, value in (
+        (resource.RLIMIT_CPU, plan["seconds"] + 1),
+        (resource.RLIMIT_AS, plan["memory"]),
+        (resource.RLIMIT_FSIZE, plan["file"]),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_NPROC, plan["threads"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+
+
+def filtered(program: bytes) -> None:
+    """Refuse system calls from here on, see seccomp(2)."""
+    instructions = ctypes.create_string_buffer(program, len(program))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    whole = Program(len(program) // 8, ctypes.cast(instructions, ctypes.c_void_p))
+    call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(whole), 0, 0)
+
+
+def confined(plan: dict[str, Any]) -> None:
+    """Go behind the boundary."""
+    kind = plan["isolation"]
+    if kind == "namespaces":
+        user = new_namespaces()
+        in_new_process()
+        new_root(plan, user)
+        no_longer_root(user)
+        # After the change of user, which would forget it.
+        call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
+    elif kind == "landlock":
+        if os.geteuid() == 0:
+            os.chown(plan["folder"], NOBODY, NOBODY)
+        # Folders above Python's library may be closed to others; what it may read is Landlock's to say.
+        no_longer_root(NOBODY, 1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
+        call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
+        landlock(plan)
+    elif kind == "bubblewrap":
+        os.chdir(plan["inside"])
+        call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if kind != "none":
+        assert os.geteuid() != 0
+    limits(plan)
+    if plan["filter"]:
+        filtered(base64.b64decode(plan["filter"]))
+
+
+def run(code: str) -> None:
+    """Run it as a script, and say in one line what failed."""
+    import traceback
+
+    try:
+        exec(compile(code, "code.py", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    except BaseException as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "code.py"]
+        where = f" in line {lines[-1]}" if lines else ""
+        print(f"{type(error).__name__}{where}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def main() -> None:
+    """Everything."""
+    try:
+        confined(json.loads(sys.argv[1]))
+    except (OSError, AssertionError) as error:
+        print(f"no boundary: {error}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(NO_BOUNDARY)
+    run(sys.stdin.read())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Python code that somebody else wrote, run behind a boundary."""
+
+from __future__ import annotations
+
+import base64
+import importlib.resources
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+from lookahead_agent.isolation.boundaries import Isolation, IsolationError, choose
+from lookahead_agent.isolation.child import Finished, run_child
+from lookahead_agent.isolation.inside import NO_BOUNDARY
+from lookahead_agent.isolation.seccomp import system_call_filter
+
+_INSIDE = "/work"
+_LARGEST_FILE = 16 << 20
+_THREADS = 64
+# Beside Python's own: what its extension modules are linked with, and the time zones.
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+
+@dataclass(frozen=True)
+class PythonLimits:
+    """What code may use.
+
+    Attributes:
+        seconds: Wall-clock time, Python's start included.
+        memory: Address space in bytes.
+        output: Bytes of what it prints.
+        files: Bytes that its files may come to. They are in memory, beside `memory`, but for "landlock" and "none".
+    """
+
+    seconds: int = 10
+    memory: int = 512 << 20
+    output: int = 10_000
+    files: int = 64 << 20
+
+
+class _Plan(TypedDict):
+    """What `inside.py` is told."""
+
+    isolation: Isolation
+    readable: list[str]
+    folder: str
+    inside: str
+    seconds: int
+    memory: int
+    file: int
+    files: int
+    threads: int
+    filter: str
+
+
+def run_isolated(code: str, limits: PythonLimits | None = None, isolation: Isolation = "auto") -> str:
+    """Run code, and return what it prints on both streams.
+
+    Args:
+        code: Python. It has the standard library, no arguments, and an empty folder to write to.
+        limits: What it may use.
+        isolation: What stands between it and this machine, see `Isolation`.
+
+    Raises:
+        ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
+        IsolationError: There is no such boundary here.
+    """
+    limits = limits or PythonLimits()
+    finished = start(code, limits, choose(isolation))
+    output = finished.output.decode(errors="replace")
+    problem = {
+        "time": f"the code took more than {limits.seconds} s",
+        "output": f"the code printed more than {limits.output} bytes",
+        "files": f"the code wrote more than {limits.files} bytes",
+        None: None,
+    }[finished.stopped]
+    if problem is None and finished.status != 0:
+        failed = 0 < finished.status < 128
+        problem = "the code failed" if failed else "the code used more than it may and was stopped"
+        if finished.status == NO_BOUNDARY:
+            problem = "the boundary could not be made"
+    if problem is not None:
+        raise ValueError(f"{problem}:\n{output}" if output else problem)
+    return output
+
+
+def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
+    """Run code behind a boundary that is known to be one.
+
+    Args:
+        code: Python.
+        limits: What it may use.
+        isolation: Not "auto".
+    """
+    given = code.encode(errors="replace")
+    with tempfile.TemporaryDirectory(prefix="isolated-", ignore_cleanup_errors=True) as folder:
+        own_disk = isolation in ("bubblewrap", "namespaces")
+        plan = _Plan(
+            isolation=isolation,
+            readable=list(_readable()),
+            folder=os.path.realpath(folder),
+            inside=_INSIDE if own_disk else folder,
+            seconds=limits.seconds,
+            memory=limits.memory,
+            file=min(_LARGEST_FILE, limits.files),
+            files=limits.files,
+            threads=_THREADS if isolation != "none" else _all_threads(),
+            filter=_filter(isolation),
+        )
+        home = plan["inside"]
+        return run_child(
+            [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", _source(), json.dumps(plan)],
+            given,
+            seconds=limits.seconds,
+            output=limits.output,
+            environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
+            folder=Path("/") if own_disk else Path(folder),
+            files=None if own_disk else limits.files,
+        )
+
+
+def _bubblewrap(plan: _Plan) -> list[str]:
+    """The beginning of the command, for that boundary."""
+    if plan["isolation"] != "bubblewrap":
+        return []
+    program = shutil.which("bwrap")
+    if program is None:
+        raise IsolationError("bwrap is not installed any more")
+    who = [
+        "--unshare-user",
+        "--unshare-all",
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
+        "--cap-drop",
+        "ALL",
+        "--die-with-parent",
+    ]
+    reads = [word for path in plan["readable"] for word in ("--ro-bind", path, path)]
+    devices = [word for path in ("/dev/null", "/dev/zero", "/dev/urandom") for word in ("--dev-bind", path, path)]
+    own = ["--size", str(plan["files"]), "--perms", "0700", "--tmpfs", plan["inside"]]
+    return [program, *who, *reads, *devices, *own, "--remount-ro", "/", "--chdir", plan["inside"], "--"]
+
+
+def _filter(isolation: Isolation) -> str:
+    """The filter of system calls, in base64; "" for none."""
+    if isolation == "none":
+        return ""
+    program = system_call_filter(landlock=isolation == "landlock")
+    if program is None:
+        raise IsolationError(
+            "system calls are known here for x86_64 and aarch64 only: isolation='none' is what is left"
+        )
+    return base64.b64encode(program).decode()
+
+
+def _all_threads() -> int:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NPROC)[1]
+
+
+@cache
+def _source() -> str:
+    return importlib.resources.files(__package__).joinpath("inside.py").read_text(encoding="utf-8")
+
+
+@cache
+def _interpreter() -> str:
+    """The interpreter that virtual environments stand on, without their packages."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@cache
+def _readable() -> tuple[str, ...]:
+    """What a Python program needs to read: existing paths, none inside of another."""
+    base = os.path.realpath(sys.base_prefix)
+    candidates = [_interpreter(), os.path.realpath(sysconfig.get_path("stdlib")), *_SYSTEM]
+    if base != "/usr":
+        candidates.append(os.path.join(base, "lib"))
+    found: list[str] = []
+    for path in sorted(dict.fromkeys(candidates), key=len):
+        if os.path.exists(path) and not any(path == kept or path.startswith(kept + os.sep) for kept in found):
+            found.append(path)
+    return tuple(found)

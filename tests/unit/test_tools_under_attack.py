@@ -1,0 +1,495 @@
+"""Statements, files, pages and documents of somebody who means harm."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import logging
+import os
+import socket
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, StreamObject
+
+from tools import search_documents
+from tools.calculator import calculate
+from tools.files import read_text, write_text
+from tools.http_get import HttpLimits, fetch
+from tools.search_documents import DocumentIndex
+from tools.sql import SqlLimits, make_sql_tool, query
+
+# --- sql ---
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE items (name TEXT, price REAL)")
+        connection.executemany("INSERT INTO items VALUES (?, ?)", [(f"item {n}", n * 1.5) for n in range(1000)])
+        connection.commit()
+    return path
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n)"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT length(hex(randomblob(400000000)))",
+        "SELECT randomblob(2000000000)",
+        "SELECT zeroblob(1 << 40)",
+        "SELECT replace(hex(zeroblob(4000000)), '0', hex(zeroblob(4000000)))",
+        f"{ENDLESS} SELECT count(*) FROM n",
+        f"{ENDLESS} SELECT group_concat(x || hex(zeroblob(1000))) FROM n",
+        f"{ENDLESS} SELECT x FROM n ORDER BY -x",
+        f"{ENDLESS} SELECT count(DISTINCT hex(randomblob(5000))) FROM n",
+        # A function that takes hours, and asks nobody meanwhile.
+        "SELECT instr(zeroblob(8000000), CAST(zeroblob(4000000) || x'01' AS BLOB))",
+        "SELECT instr(hex(zeroblob(4000000)), hex(zeroblob(2000000)) || '1')",
+        "SELECT count(*) FROM items a, items b, items c, items d",
+        "SELECT a.name FROM items a, items b, items c ORDER BY random()",
+        "SELECT replace(replace(hex(zeroblob(500000)), '00', '0000000'), '0', 'aaaaaaa') GLOB '*a*a*a*a*a*b'",
+        "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+        "SELECT " + "+".join("1" * 5000),
+        "SELECT " + ", ".join("1" * 5000),
+        " UNION ALL ".join(["SELECT 1"] * 600),
+        "SELECT '" + "x" * 200_000 + "'",
+        "SELECT max(" + ", ".join("1" * 200) + ")",
+    ],
+)
+def test_statements_that_take_too_much(database: Path, statement: str) -> None:
+    """Each ends with what a model can do something with; none is answered."""
+    with pytest.raises(ValueError, match=r"more than 1 s|more memory|used more|SQLite says"):
+        query(database, statement, SqlLimits(seconds=1))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT hex(randomblob(4000000)) FROM items",
+        f"{ENDLESS} SELECT x, hex(randomblob(400)) FROM n",
+        f"{ENDLESS} SELECT DISTINCT hex(randomblob(5000)) FROM n",
+        "SELECT a.name, b.name FROM items a, items b",
+    ],
+)
+def test_results_are_cut_while_they_are_read(database: Path, statement: str) -> None:
+    said = query(database, statement, SqlLimits(rows=1000, seconds=5))
+    assert len(said) < 60_000 + 1000
+    assert "rows: ask for fewer" in said
+
+
+def test_the_agents_own_memory_and_process_stay(database: Path) -> None:
+    """The statement is another process, and the database is as it was."""
+    before = database.read_bytes()
+    tool = make_sql_tool(database, SqlLimits(seconds=1))
+    assert "took more than 1 s" in tool.invoke({"statement": f"{ENDLESS} SELECT count(*) FROM n"})
+    assert tool.invoke({"statement": "SELECT count(*) FROM items"}) == "count(*)\n1000"
+    assert database.read_bytes() == before
+    assert sorted(os.listdir(database.parent)) == ["shop.sqlite"]
+
+
+def test_a_database_with_a_write_ahead_log(database: Path) -> None:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("INSERT INTO items VALUES ('new', 1)")
+        connection.commit()
+        assert query(database, "SELECT count(*) FROM items") == "count(*)\n1001"
+
+
+def test_bytes_that_are_no_text(database: Path) -> None:
+    assert query(database, "SELECT CAST(x'ff61' AS TEXT) AS t") == "t\n\ufffda"
+
+
+# --- calculator ---
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "round(2.5, 10**9)", "round(2.5, -(10**9))", "round(1, 0.5)", "1e999", "1e-999", "1e999999999", "9**9**9",
+        "2**100000", "(2**900)**900", "2**0.5**0.0001**-9", "10**1000 ** 10", "sqrt(10**900)**900",
+        "(10**400)**0.5 * 1.5**0.3",
+        "-" * 990 + "1", "(" * 400 + "1" + ")" * 400, "+".join(["9**999"] * 120) + "1", "abs(" * 200 + "1" + ")" * 200,
+        "9" * 999 + "**99", "1\0", "1e5000 * 0", "max(" + "9**999," * 100 + "1)" + "()", "1" + "*9**999" * 120,
+    ],
+)  # fmt: skip
+def test_expressions_end(expression: str) -> None:
+    said = outcome(expression)
+    assert len(said) > 10 or Decimal(said)
+    assert "Invalid literal" not in said
+    assert "integer string conversion" not in said
+
+
+def outcome(expression: str) -> str:
+    """The number, or the error."""
+    try:
+        return calculate(expression)
+    except ValueError as error:
+        return f"error: {error}"
+
+
+def test_decimals_are_what_is_written() -> None:
+    assert calculate("0.12345678901234567890 * 10**20") == "12345678901234567890"
+    assert calculate("1_000.5 + 0") == "1000.5"
+    assert calculate("10**-40") == "1E-40"
+    assert calculate("1e400 / 1e399") == "10"
+
+
+numbers = st.one_of(
+    st.integers(0, 10**30).map(str),
+    st.floats(0, allow_nan=False, allow_infinity=False).map(str),
+    st.tuples(st.integers(0, 999), st.integers(-99999, 99999)).map(lambda parts: f"{parts[0]}e{parts[1]}"),
+)
+expressions = st.recursive(
+    numbers,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "^"]), inner).map(
+            lambda parts: f"({parts[0]}{parts[1]}{parts[2]})"
+        ),
+        st.tuples(
+            st.sampled_from(["abs", "ceil", "floor", "max", "min", "round", "sqrt"]), st.lists(inner, max_size=3)
+        ).map(lambda parts: f"{parts[0]}({', '.join(parts[1])})"),
+        inner.map(lambda text: f"-{text}"),
+        inner.map(lambda text: f"{text}%"),
+    ),
+    max_leaves=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(expressions)
+def test_every_expression_is_a_number_or_a_clear_error(expression: str) -> None:
+    """One that does not come back would be ended by the test's own time-out."""
+    said = outcome(expression)
+    if said.startswith("error: "):
+        assert len(said) > len("error: ") + 10
+    else:
+        Decimal(said)
+
+
+# --- files ---
+
+
+def refused(attempt: Callable[[], str], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        attempt()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "real").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("hidden")
+    return root
+
+
+def test_what_is_no_regular_file_is_not_waited_for(root: Path) -> None:
+    os.mkfifo(root / "fifo")
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(root / "socket"))
+    for name in ("fifo", "socket"):
+        refused(lambda name=name: read_text(root, name), "no regular file")  # type: ignore[misc]
+        refused(lambda name=name: write_text(root, name, "x"), "no regular file")  # type: ignore[misc]
+    server.close()
+
+
+@pytest.mark.parametrize("name", ["link/secret", "real/../../outside/secret", "direct", "loop", "real/deep/secret"])
+def test_links_are_not_followed(root: Path, name: str) -> None:
+    outside = root.parent / "outside"
+    (root / "link").symlink_to(outside)
+    (root / "direct").symlink_to(outside / "secret")
+    (root / "loop").symlink_to("loop")
+    (root / "real" / "deep").symlink_to("../../outside")
+    refused(lambda: read_text(root, name), "outside")
+    refused(lambda: write_text(root, name, "overwritten"), "outside")
+    assert (outside / "secret").read_text() == "hidden"
+    assert os.listdir(outside) == ["secret"]
+
+
+def test_a_folder_that_is_swapped_for_a_link_meanwhile(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its folder was opened, nothing about the name is looked up again."""
+    outside = root.parent / "outside"
+    real_open = os.open
+
+    def swap(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path != "real" and dir_fd is not None and not (root / "real").is_symlink():
+            (root / "real").rename(root / "moved")
+            (root / "real").symlink_to(outside)
+        return real_open(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", swap)
+    write_text(root, "real/secret", "mine")
+    assert (root / "real").is_symlink(), "it was swapped before the file was opened"
+    assert (outside / "secret").read_text() == "hidden"
+    assert (root / "moved" / "secret").read_text() == "mine"
+
+
+def test_another_name_of_a_file_keeps_what_it_has(root: Path) -> None:
+    os.link(root.parent / "outside" / "secret", root / "same")
+    (root / "same").chmod(0o4755)
+    write_text(root, "same", "overwritten")
+    assert (root.parent / "outside" / "secret").read_text() == "hidden"
+    assert (root / "same").read_text() == "overwritten"
+    assert (root / "same").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "a").write_text("before")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    refused(lambda: write_text(root, "a", "after"), "No space left")
+    assert (root / "a").read_text() == "before"
+    assert sorted(os.listdir(root)) == ["a", "real"]
+
+
+def test_a_file_without_end(root: Path) -> None:
+    with (root / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    refused(lambda: read_text(root, "sparse"), "longer than")
+
+
+# --- http_get ---
+
+
+class Server:
+    """Answers on a port of this machine with what a function writes to the connection."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._answer = answer
+        self._over = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self._over.is_set():
+                connection, _ = self._listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    self._answer(connection)
+
+    def close(self) -> None:
+        self._over.set()
+        self._listener.close()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
+    servers: list[Server] = []
+    # The one address that a test can serve is private: here it counts as public.
+    monkeypatch.setattr("ipaddress.IPv4Address.is_global", property(lambda _: True))
+
+    def start(answer: Callable[[socket.socket], None]) -> str:
+        servers.append(Server(answer))
+        return f"http://127.0.0.1:{servers[-1].port}/"
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+BRIEF = HttpLimits(seconds=1.0, size=100_000)
+
+
+def dripping(beginning: bytes) -> Callable[[socket.socket], None]:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(beginning)
+        for _ in range(400):
+            connection.sendall(b"x")
+            time.sleep(0.05)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"HTTP/1.1 200 OK\r\nX: ", HEAD + b"\r\n", HEAD + b"Content-Length: 9999\r\n\r\n"],
+    ids=["status", "header", "page", "page of known length"],
+)
+def test_a_byte_now_and_then(beginning: bytes, serve: Callable[[Callable[[socket.socket], None]], str]) -> None:
+    """Each byte comes in time, and the whole does not."""
+    seen: list[float] = []
+
+    def answer(connection: socket.socket) -> None:
+        begun = time.monotonic()
+        try:
+            dripping(beginning)(connection)
+        finally:
+            seen.append(time.monotonic() - begun)
+
+    with pytest.raises(ValueError, match="the time is over"):
+        fetch(serve(answer), ["127.0.0.1"], BRIEF)
+
+
+def test_pages_come_over_a_real_connection(serve: Callable[[Callable[[socket.socket], None]], str]) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(4096)
+        page = gzip.compress(b"hello")
+        connection.sendall(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+
+    assert fetch(serve(answer), ["127.0.0.1"], BRIEF) == "hello"
+
+
+def test_redirects_share_one_deadline(serve: Callable[[Callable[[socket.socket], None]], str]) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(4096)
+        time.sleep(0.4)
+        connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    with pytest.raises(ValueError, match="the time is over"):
+        fetch(serve(answer), ["127.0.0.1"], BRIEF)
+
+
+def test_a_name_that_is_not_found_in_time() -> None:
+    over = threading.Event()
+
+    def slow(host: str, port: int) -> list[str]:
+        over.wait(30)
+        return ["93.184.216.34"]
+
+    with pytest.raises(ValueError, match="not found in time"):
+        fetch("http://example.org/", ["example.org"], HttpLimits(seconds=0.2), resolving=slow)
+    over.set()
+
+
+def page(response: httpx.Response, limits: HttpLimits = BRIEF) -> str:
+    transport = httpx.MockTransport(lambda _: response)
+    return fetch(
+        "http://example.org/", ["example.org"], limits, resolving=lambda *_: ["93.184.216.34"], transport=transport
+    )
+
+
+def html_page(html: str) -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Type": "text/html"}, stream=httpx.ByteStream(html.encode()))
+
+
+def packed(kind: str, data: bytes) -> httpx.Response:
+    """An answer as it comes over the wire: httpx unpacks what it is given as content."""
+    stream = httpx.ByteStream(data)
+    return httpx.Response(200, headers={"Content-Encoding": kind, "Content-Type": "text/plain"}, stream=stream)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "deflate"])
+def test_pages_that_are_bombs(kind: str) -> None:
+    pack = gzip.compress if kind == "gzip" else zlib.compress
+    assert page(packed(kind, pack(b"hello"))) == "hello"
+    with pytest.raises(ValueError, match="longer than 100000 bytes"):
+        page(packed(kind, pack(bytes(50_000_000))))
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        page(packed(kind, b"this is neither"))
+
+
+def test_pages_that_are_packed_as_something_else() -> None:
+    for kind in ("br", "zstd", "gzip, gzip"):
+        with pytest.raises(ValueError, match="not asked for"):
+            page(packed(kind, b"x"))
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<div>" * 20_000,
+        "<b><p>" * 15_000,
+        "<a " + "x=1 " * 20_000,
+        "<!--" * 20_000,
+        "<svg><math>" * 9_000,
+        "</p>" * 20_000,
+    ],
+    ids=lambda html: html[:8],
+)
+def test_html_that_is_a_bomb(html: str) -> None:
+    assert len(page(html_page(html))) <= len(html)
+
+
+def test_html_hides_what_a_reader_does_not_see() -> None:
+    html = "<?xml version='1.0' encoding='utf-16'?><p>a<!-- b --><script>c</script><style>d</style>f</p>"
+    assert page(html_page(html)) == "af"
+    assert page(html_page("")) == ""
+    stream = httpx.ByteStream(b"x")
+    assert page(httpx.Response(200, stream=stream, headers={"Content-Type": "text/plain; charset=rot13"})) == "x"
+
+
+# --- search_documents ---
+
+
+def pdf_of(stream: StreamObject, path: Path) -> None:
+    writer = PdfWriter()
+    font = DictionaryObject(
+        {
+            NameObject("/Type"): NameObject("/Font"),
+            NameObject("/Subtype"): NameObject("/Type1"),
+            NameObject("/BaseFont"): NameObject("/Helvetica"),
+        }
+    )
+    page = writer.add_blank_page(200, 200)
+    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
+    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    page[NameObject("/Contents")] = writer._add_object(stream)
+    writer.write(path)
+
+
+def test_pdfs_that_are_bombs(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are left out, and what is beside them is found."""
+    monkeypatch.setattr(search_documents, "_PDF_SECONDS", 5.0)
+    (tmp_path / "tea.txt").write_text("Green tea is brewed at 80 degrees.")
+    bomb = StreamObject()
+    bomb._data = zlib.compress(b"BT /F1 9 Tf (x) Tj ET\n" * 6_000_000, 9)
+    bomb[NameObject("/Filter")] = NameObject("/FlateDecode")
+    pdf_of(bomb, tmp_path / "great.pdf")
+    long = DecodedStreamObject()
+    long.set_data(b"BT /F1 9 Tf (x) Tj ET\n" * 500_000)
+    pdf_of(long, tmp_path / "long.pdf")
+    (tmp_path / "loop.pdf").write_bytes(
+        b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n"
+        b"2 0 obj<</Type/Pages/Count 999999999/Kids[2 0 R]>>endobj\n"
+        b"trailer<</Root 1 0 R/Size 3>>\n%%EOF"
+    )
+    with caplog.at_level(logging.WARNING):
+        index = DocumentIndex(tmp_path)
+    assert index.search("green tea")[0].source == "tea.txt:1-1"
+    assert sum("is left out" in line for line in caplog.messages) >= 2
+
+
+def test_folders_with_what_is_no_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "tea.md").write_text("Green tea.")
+    os.mkfifo(root / "fifo.txt")
+    (tmp_path / "secret.txt").write_text("hidden words")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "secret.txt").write_text("hidden words")
+    (root / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (root / "folder").symlink_to(tmp_path / "more")
+    (root / "round").symlink_to(root)
+    (root / "device.txt").symlink_to("/dev/zero")
+    with (root / "sparse.txt").open("wb") as file:
+        file.truncate(1 << 40)
+    index = DocumentIndex(root)
+    assert [passage.source for passage in index.passages] == ["tea.md:1-1"]
+    assert index.search("hidden words") == []
+    assert any("fifo.txt is left out: it is no regular file" in line for line in caplog.messages)
+
+
+def test_more_documents_than_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_documents, "_MOST_DOCUMENTS", 2)
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("green tea")
+    assert [passage.source for passage in DocumentIndex(tmp_path).passages] == ["a.txt:1-1", "b.txt:1-1"]
