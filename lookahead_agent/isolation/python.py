@@ -6,10 +6,12 @@ import base64
 import importlib.resources
 import json
 import os
+import resource
 import shutil
 import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TypedDict
 
 from lookahead_agent.isolation.boundaries import Isolation, IsolationError, choose
 from lookahead_agent.isolation.child import Finished, run_child
-from lookahead_agent.isolation.inside import NO_BOUNDARY
+from lookahead_agent.isolation.inside import NO_BOUNDARY, NOBODY
 from lookahead_agent.isolation.seccomp import system_call_filter
 
 _INSIDE = "/work"
@@ -110,7 +112,7 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
             memory=limits.memory,
             file=min(_LARGEST_FILE, limits.files),
             files=limits.files,
-            threads=_THREADS if isolation != "none" else _all_threads(),
+            threads=_threads(isolation),
             filter=_filter(isolation),
         )
         home = plan["inside"]
@@ -161,10 +163,19 @@ def _filter(isolation: Isolation) -> str:
     return base64.b64encode(program).decode()
 
 
-def _all_threads() -> int:
-    import resource
-
-    return resource.getrlimit(resource.RLIMIT_NPROC)[1]
+def _threads(isolation: Isolation) -> int:
+    """How many threads the user who runs the code may have, for the kernel counts by user."""
+    if isolation == "none":
+        return resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if isolation != "landlock":
+        return _THREADS  # a user of its own
+    user = NOBODY if os.geteuid() == 0 else os.geteuid()
+    others = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            others += int(fields["Threads"]) if int(fields["Uid"].split()[0]) == user else 0
+    return _THREADS + others
 
 
 @cache
