@@ -29,7 +29,7 @@ def test_a_pair_is_planned_from_its_configurations_alone(tiny_pair: tuple[Path, 
     process = subprocess.run(plan, capture_output=True, text=True, timeout=600, check=False)
     assert process.returncode == 0, process.stderr
     planned = json.loads(process.stdout)
-    assert {setting["mode"] for setting in planned["settings"]} == {"off", "sd", "lr", "lr+sd"}
+    assert {setting["mode"] for setting in planned["settings"]} == {"off", "sd", "guided", "lr", "lr+sd", "lr+guided"}
     assert planned["costs"]["dummy_weights"] is True
     assert all(seconds > 0 for seconds in planned["costs"]["target"]["seconds"].values())
     assert costs.is_file()
