@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lookahead_agent.isolation import folders
+
 _OFTEN = 0.05
 """Seconds between two looks at the folder of a program that has no disk of its own."""
 
@@ -102,7 +104,7 @@ def _talk(
             if remaining <= 0:
                 return bytes(printed), "time"
             ready = selector.select(remaining if folder is None else min(remaining, _OFTEN))
-            if folder is not None and _size(folder) > files:
+            if folder is not None and folders.size(folder, files) > files:
                 return bytes(printed), "files"
             for key, _ in ready:
                 if key.fileobj is process.stdin:
@@ -136,16 +138,6 @@ def _ended(process: subprocess.Popen[bytes], end: float, folder: Path | None, fi
         with suppress(subprocess.TimeoutExpired):
             process.wait(remaining if folder is None else min(remaining, _OFTEN))
             return None
-        if folder is not None and _size(folder) > files:
+        if folder is not None and folders.size(folder, files) > files:
             return "files"
     return "time"
-
-
-def _size(folder: Path) -> int:
-    """Bytes of the files below a folder that is being written to."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-    return total

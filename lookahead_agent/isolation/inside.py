@@ -78,15 +78,19 @@ def new_root(plan: dict[str, Any], user: int) -> None:
         if path.startswith(root + "/") and not path.startswith(root + "/dev/"):
             kept = os.statvfs(path).f_flag & KEPT_BY_REMOUNT
             mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
-    own = root + plan["inside"]
-    os.makedirs(own)
-    options = f"size={plan['files']},nr_inodes=4096,mode=700,uid={user},gid={user}"
-    mount("tmpfs", own, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    os.makedirs(root + plan["inside"])
+    own_folder(plan, root + plan["inside"], user)
     os.chdir(root)
     call("pivot_root", b".", b".") if hasattr(libc, "pivot_root") else None
     call("umount2", b".", MNT_DETACH)
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     os.chdir(plan["inside"])
+
+
+def own_folder(plan: dict[str, Any], path: str, user: int) -> None:
+    """The code's own folder, in memory."""
+    options = f"size={plan['files']},nr_inodes=4096,mode=700,uid={user},gid={user}"
+    mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def capabilities(kept: int = 0) -> None:
@@ -130,9 +134,10 @@ def landlock(plan: dict[str, Any]) -> None:
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
     execute, write, read, listing = 1, 2, 4, 8
-    no_devices = every & ~((1 << 6) | (1 << 9) | (1 << 11) | (1 << 15))
+    # No devices and sockets; and nothing is moved into another folder, so that none is nested without end.
+    own = every & ~((1 << 6) | (1 << 9) | (1 << 11) | (1 << 13) | (1 << 15))
     rules = [(path, execute | read | (listing if os.path.isdir(path) else 0)) for path in plan["readable"]]
-    rules += [(plan["folder"], no_devices), ("/dev/null", read | write), ("/dev/urandom", read)]
+    rules += [(plan["folder"], own), ("/dev/null", read | write), ("/dev/urandom", read)]
     for path, allowed in rules:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if libc.syscall(add, ruleset, 1, struct.pack("<Qi", allowed, descriptor), 0) != 0:
@@ -187,8 +192,9 @@ def confined(plan: dict[str, Any]) -> None:
         call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
         landlock(plan)
     elif kind == "bubblewrap":
+        own_folder(plan, plan["inside"], NOBODY)
         os.chdir(plan["inside"])
-        call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        no_longer_root(NOBODY)
     if kind != "none":
         assert os.geteuid() != 0
     limits(plan)

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
+from lookahead_agent.isolation import folders
 from lookahead_agent.isolation.boundaries import Isolation, IsolationError, choose
 from lookahead_agent.isolation.child import Finished, run_child
 from lookahead_agent.isolation.inside import NO_BOUNDARY, NOBODY
@@ -101,7 +102,8 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
         isolation: Not "auto".
     """
     given = code.encode(errors="replace")
-    with tempfile.TemporaryDirectory(prefix="isolated-", ignore_cleanup_errors=True) as folder:
+    folder = tempfile.mkdtemp(prefix="isolated-")
+    try:
         own_disk = isolation in ("bubblewrap", "namespaces")
         plan = _Plan(
             isolation=isolation,
@@ -125,6 +127,8 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
             folder=Path("/") if own_disk else Path(folder),
             files=None if own_disk else limits.files,
         )
+    finally:
+        folders.remove(Path(folder))
 
 
 def _bubblewrap(plan: _Plan) -> list[str]:
@@ -134,21 +138,12 @@ def _bubblewrap(plan: _Plan) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
         raise IsolationError("bwrap is not installed any more")
-    who = [
-        "--unshare-user",
-        "--unshare-all",
-        "--uid",
-        "65534",
-        "--gid",
-        "65534",
-        "--cap-drop",
-        "ALL",
-        "--die-with-parent",
-    ]
+    who = ["--unshare-user", "--unshare-all", "--uid", "65534", "--gid", "65534", "--die-with-parent"]
     reads = [word for path in plan["readable"] for word in ("--ro-bind", path, path)]
     devices = [word for path in ("/dev/null", "/dev/zero", "/dev/urandom") for word in ("--dev-bind", path, path)]
-    own = ["--size", str(plan["files"]), "--perms", "0700", "--tmpfs", plan["inside"]]
-    return [program, *who, *reads, *devices, *own, "--remount-ro", "/", "--chdir", plan["inside"], "--"]
+    # It mounts the folder itself, for bwrap sets no limit to the number of files, and then gives that up.
+    own = ["--dir", plan["inside"], "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
+    return [program, *who, *reads, *devices, *own, "--remount-ro", "/", "--"]
 
 
 def _filter(isolation: Isolation) -> str:

@@ -17,6 +17,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _CLONE_THREAD = 0x00010000
 _AF_UNIX = 1
 _PR_SET_PDEATHSIG = 1
+_AT_FDCWD = 0xFFFFFF9C
 _X32 = 0x40000000
 _NEWEST = 456  # futex_requeue, Linux 6.7: the same number on every architecture
 
@@ -63,7 +64,8 @@ _NEVER = {
     },
 }  # fmt: skip
 
-# What Landlock leaves open: other processes of the user, and the owners, modes and times of the user's files.
+# What Landlock leaves open: other processes of the user, and the owners, modes and times of the user's files. And what
+# would make its folder, which is on disk, deeper than can be looked at.
 _NEVER_IN_LANDLOCK = {
     "x86_64": {
         "kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
@@ -72,7 +74,7 @@ _NEVER_IN_LANDLOCK = {
         "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199,
         "inotify_init": 253, "inotify_init1": 294, "inotify_add_watch": 254, "setpriority": 141, "ioprio_set": 251,
         "sched_setaffinity": 203, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setattr": 314, "mknod": 133,
-        "mknodat": 259, "flock": 73,
+        "mknodat": 259, "flock": 73, "chdir": 80, "fchdir": 81,
     },
     "aarch64": {
         "kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240,
@@ -80,6 +82,7 @@ _NEVER_IN_LANDLOCK = {
         "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "inotify_init1": 26,
         "inotify_add_watch": 27, "setpriority": 140, "ioprio_set": 30, "sched_setaffinity": 122, "sched_setparam": 118,
         "sched_setscheduler": 119, "sched_setattr": 274, "mknodat": 33, "flock": 32,
+        "chdir": 49, "fchdir": 50,
     },
 }  # fmt: skip
 
@@ -94,11 +97,12 @@ class _Numbers:
     socketpair: int
     prctl: int
     prlimit64: int
+    mkdirat: int
 
 
 _ARCHITECTURES = {
-    "x86_64": _Numbers(0xC000003E, clone=56, clone3=435, socketpair=53, prctl=157, prlimit64=302),
-    "aarch64": _Numbers(0xC00000B7, clone=220, clone3=435, socketpair=199, prctl=167, prlimit64=261),
+    "x86_64": _Numbers(0xC000003E, clone=56, clone3=435, socketpair=53, prctl=157, prlimit64=302, mkdirat=258),
+    "aarch64": _Numbers(0xC00000B7, clone=220, clone3=435, socketpair=199, prctl=167, prlimit64=261, mkdirat=34),
 }
 
 
@@ -135,6 +139,8 @@ def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes |
         *_when(numbers.socketpair, _argument(0, _EQUAL, _AF_UNIX, refuse)),
         # Its parent's death stays its own.
         *_when(numbers.prctl, _argument(0, _EQUAL, _PR_SET_PDEATHSIG, _ALLOW, otherwise=refuse)),
+        # Folders by their names from the own folder only: so none is deeper than a name is long.
+        *(_when(numbers.mkdirat, _argument(0, _EQUAL, _AT_FDCWD, refuse)) if landlock else ()),
         # Limits of its own only.
         *_when(numbers.prlimit64, _argument(0, _EQUAL, 0, refuse)),
         *(line for number in never.values() for line in _when(number, [(_RETURN, 0, 0, refuse)])),

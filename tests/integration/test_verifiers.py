@@ -54,7 +54,9 @@ def test_draft_first_verifiers_leave_the_target_nothing_to_write(real: ChatLooka
 
 @pytest.mark.timeout(1200)
 def test_a_tree_on_the_real_pair(real: ChatLookahead) -> None:
-    figures = real.invoke(PROBLEMS[0], policy="balanced:width=2:depth=2", max_tokens=90).response_metadata["lookahead"]
+    # Which steps mean the same is the models' affair: here every pair may stand.
+    policy = "random:probability=1:width=2:depth=2"
+    figures = real.invoke(PROBLEMS[0], policy=policy, max_tokens=90).response_metadata["lookahead"]
     assert figures["speculation_off"] is None
     assert figures["accepted"] > 0
     fates = figures["tokens"]["draft"]

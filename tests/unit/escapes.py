@@ -134,6 +134,16 @@ EXHAUSTIONS = {
     "a great file": "f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))",
     "many files": "n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(bytes(1 << 20))",
     "many files without output": "import os\nos.close(1)\nos.close(2)\nn = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(bytes(1 << 20))",
+    "empty files": "n = 0\nwhile True:\n  n += 1\n  open(str(n), 'w').close()",
+    "long links": "import os\nn = 0\nwhile True:\n  n += 1\n  os.symlink('x' * 4000, str(n))",
+    "folders in folders": "import os\nwhile True:\n  os.mkdir('d')\n  os.chdir('d')",
+    "folders in folders by descriptors": "import os\nd = os.open('.', 0)\nwhile True:\n  os.mkdir('d', dir_fd=d)\n  e = os.open('d', 0, dir_fd=d)\n  "
+    "os.close(d)\n  d = e",
+    "folders in folders by moving": "import os\nos.mkdir('c')\nwhile True:\n  os.mkdir('n')\n  os.rename('c', 'n/c')\n  os.rename('n', 'c')",
+    "folders as deep as names go": "import os\nfor n in range(1, 2040): os.mkdir('d/' * n)\nraise SystemExit('as deep as that')",
+    "folders that nobody may look into": "import os\nos.mkdir('d', 0o300)\nos.mkdir('d/e', 0o700)\nopen('d/e/f', 'w').write('x')\nos.mkdir('g', 0)\n"
+    "raise SystemExit('closed')",
+    "attributes of files": "import os\nopen('f', 'w')\nn = 0\nwhile True:\n  n += 1\n  os.setxattr('f', f'user.{n}', bytes(4000))",
     "files without names": "import os, tempfile\nwhile True:\n  f = tempfile.TemporaryFile()\n  f.write(bytes(1 << 20))\n  f.flush()\n  os.dup(f.fileno())",
     "break the interpreter": "import ctypes\nctypes.string_at(0)",
 }
