@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -82,9 +83,15 @@ def test_supervisor(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["self_consistency"], indirect=True)
 def test_self_consistency(llm: ChatLookahead) -> None:
-    # What is sampled depends on when draft steps come: warm enough to differ, long enough to reach an answer.
-    sampling = llm.model_copy(update={"temperature": 0.3, "seed": 1, "max_tokens": 250})
-    graph = build_self_consistency(sampling, samples=3, limits=BUDGET)
+    # A 1.5B model often leaves the line with the answer out: its last number is what it came to.
+    sampling = llm.model_copy(update={"temperature": 0.2, "seed": 1})
+    graph = build_self_consistency(sampling, samples=3, read=last_number, limits=BUDGET)
     state, policies = run(graph, {"question": QUESTION})
     assert state["answer"] == "18"
+    assert state["votes"]["18"] >= 2
     assert policies == {"sampler": "fast"}
+
+
+def last_number(text: str) -> str | None:
+    found = re.findall(r"\d+(?:\.\d+)?", text)
+    return f"{float(found[-1]):g}" if found else None
