@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -83,12 +84,14 @@ def test_supervisor(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["self_consistency"], indirect=True)
 def test_self_consistency(llm: ChatLookahead) -> None:
-    # A 1.5B model often leaves the line with the answer out: its last number is what it came to.
-    sampling = llm.model_copy(update={"temperature": 0.2, "seed": 1})
+    # What a 1.5B model says to this, and with "fast" its draft of 0.5B, is not always 18: the vote is what is tested.
+    sampling = llm.model_copy(update={"temperature": 0.7, "seed": 1})
     graph = build_self_consistency(sampling, samples=3, read=last_number, limits=BUDGET)
     state, policies = run(graph, {"question": QUESTION})
-    assert state["answer"] == "18"
-    assert state["votes"]["18"] >= 2
+    assert 2 <= len(state["replies"]) <= 3
+    said = [number for number in map(last_number, state["replies"]) if number is not None]
+    assert state["votes"] == Counter(said)
+    assert state["votes"][state["answer"]] == max(state["votes"].values())
     assert policies == {"sampler": "fast"}
 
 
