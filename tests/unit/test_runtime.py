@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ class Together(Pool):
     def acquire(self, config: VLLMConfig) -> ScriptedEngine:
         self._both.wait()
         return super().acquire(config)
+
+
+@pytest.fixture(autouse=True)
+def _collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runtimes of a test let their engines go while its pool is there, and not in the middle of another test."""
+    yield
+    gc.collect()
 
 
 TOKENIZER = ScriptedTokenizer()
