@@ -23,7 +23,7 @@ from lookahead_agent.isolation.child import Finished, run_child
 from lookahead_agent.isolation.inside import NO_BOUNDARY, NOBODY
 from lookahead_agent.isolation.seccomp import system_call_filter
 
-_INSIDE = "/work"
+_INSIDE = "/own"
 _LARGEST_FILE = 16 << 20
 _THREADS = 64
 # Beside Python's own: what its extension modules are linked with, and the time zones.

@@ -19,7 +19,7 @@ _LONGEST = 100
 
 
 def running_folder() -> Path:
-    """Folder of socket and log: `$LOOKAHEAD_AGENT_RUNNING`, else one of this session's or this user's."""
+    """Folder of socket and log: `$LOOKAHEAD_AGENT_RUNNING`, else one of this login's or this user's."""
     if chosen := os.environ.get(FOLDER_VARIABLE):
         return Path(chosen).expanduser().absolute()
     if session := os.environ.get("XDG_RUNTIME_DIR"):
