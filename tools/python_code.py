@@ -44,9 +44,10 @@ def make_python_tool(limits: PythonLimits | None = None, isolation: Isolation = 
 
 
 def _tool(limits: PythonLimits | None, isolation: Isolation) -> BaseTool:
-    kept = {"auto": "", "none": " It is not isolated."}.get(isolation, f" It is isolated by {isolation}.")
+    unusual = {"auto": "There is nothing here to isolate it with.", "none": "It is not isolated."}
+    kept = unusual.get(isolation, f"It is isolated by {isolation}.")
 
-    @tool(description=f"Run Python code (standard library, no network) and return what it prints. Use print().{kept}")
+    @tool(description=f"Run Python code (standard library, no network) and return what it prints. Use print(). {kept}")
     def python(code: str) -> str:
         try:
             return run_python(code, limits, isolation) or "(nothing was printed: use print())"
@@ -57,5 +58,17 @@ def _tool(limits: PythonLimits | None, isolation: Isolation) -> BaseTool:
     return python
 
 
-# Which boundary there is, is looked at when it runs: importing this file starts nothing.
-python = _tool(None, "auto")
+python: BaseTool
+"""The tool with the usual limits and the strongest boundary that there is; without one, calls say what to install."""
+
+
+def __getattr__(name: str) -> BaseTool:
+    # Made when it is first asked for: importing this file tries no boundary.
+    if name != "python":
+        raise AttributeError(name)
+    try:
+        made = make_python_tool()
+    except IsolationError:
+        made = _tool(None, "auto")
+    globals()["python"] = made
+    return made

@@ -117,6 +117,9 @@ EXHAUSTIONS = {
     "sleep without output": "import os, time\nos.close(1)\nos.close(2)\ntime.sleep(600)",
     "ignore all signals": "import signal\nfor s in range(1, 65):\n  try: signal.signal(s, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
     "while True: pass",
+    "a fifo that nobody reads": "import os\nos.mkfifo('f')\nopen('f', 'w')",
+    "locks that nobody opens": "import threading\nl = threading.Lock()\nl.acquire()\n"
+    "[threading.Thread(target=l.acquire).start() for _ in range(20)]\nl.acquire()",
     "one great object": "x = bytearray(1 << 40)\nprint('ESCAPED')",
     "many objects": "x = []\nwhile True: x.append(bytearray(1 << 20))",
     "maps of memory": "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 64 << 20))",

@@ -29,6 +29,7 @@ from lookahead_agent.isolation import (
 )
 from lookahead_agent.isolation.seccomp import system_call_filter
 from tests.unit.escapes import ESCAPES, EXHAUSTIONS
+from tools import python_code
 from tools.python_code import make_python_tool, python
 
 HERE: list[Isolation] = [name for name, problem in available().items() if problem is None]
@@ -217,7 +218,10 @@ def test_where_there_is_no_boundary_code_does_not_run(monkeypatch: pytest.Monkey
     with pytest.raises(IsolationError, match=r"install bubblewrap.*isolation='none'"):
         run_isolated(f"open({str(tmp_path / 'x')!r}, 'w')")
     assert not (tmp_path / "x").exists()
-    assert "install bubblewrap" in python.invoke({"code": "print(1)"}), "the model is told, the agent goes on"
+    monkeypatch.setitem(vars(python_code), "python", python)  # to be put back
+    without = python_code.__getattr__("python")
+    assert "nothing here to isolate" in without.description
+    assert "install bubblewrap" in without.invoke({"code": "print(1)"}), "the model is told, the agent goes on"
     assert run_isolated("print(1)", isolation="none") == "1\n"
 
 
@@ -241,6 +245,7 @@ def test_names_that_are_none() -> None:
 
 def test_the_tool_says_what_is_in_use() -> None:
     assert f"isolated by {HERE[0]}" in make_python_tool().description
+    assert python.description == make_python_tool().description
     assert "not isolated" in make_python_tool(isolation="none").description
     assert python.invoke({"code": "x = 1"}).startswith("(nothing was printed")
     assert "NameError in line 1" in python.invoke({"code": "print(x)"})
