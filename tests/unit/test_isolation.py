@@ -32,7 +32,7 @@ from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 from tools import python_code
 from tools.python_code import make_python_tool, python
 
-HERE: list[Isolation] = [name for name, problem in available().items() if problem is None]
+BOUNDARIES: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
 SHORT = PythonLimits(seconds=2, memory=256 << 20, output=2000, files=16 << 20)
 
 
@@ -77,6 +77,20 @@ def outside() -> Iterator[Outside]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    """A boundary; those that the machine does not offer are skipped, and say why."""
+    name: Isolation = request.param
+    if name != "none" and (problem := available()[name]) is not None:
+        pytest.skip(f"{name}: {problem}")
+    return name
+
+
+def here() -> list[Isolation]:
+    """The boundaries that this machine offers, the strongest first."""
+    return [name for name, problem in available().items() if problem is None]
+
+
 def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
     """What code printed or failed with."""
     try:
@@ -94,11 +108,11 @@ def shared_objects() -> list[str]:
 
 def test_this_machine_has_a_boundary() -> None:
     """Without one, what follows would test nothing."""
-    assert HERE
-    assert choose("auto") == HERE[0]
+    assert here()
+    assert choose("auto") == here()[0]
 
 
-@pytest.mark.parametrize("isolation", HERE)
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
 @pytest.mark.parametrize("name", ESCAPES)
 def test_nothing_gets_out(name: str, isolation: Isolation, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hidden")
@@ -131,7 +145,7 @@ def test_the_attempts_are_real(name: str, outside: Outside) -> None:
     assert "ESCAPED" in attempt(code, "none")
 
 
-@pytest.mark.parametrize("isolation", HERE)
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
 @pytest.mark.parametrize("name", EXHAUSTIONS)
 def test_nothing_takes_more_than_its_limits(
     name: str, isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +170,7 @@ def running() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("isolation", [*HERE, "none"])
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
 def test_honest_code_runs(isolation: Isolation) -> None:
     assert attempt("import math\nprint(sum(range(10)), math.pi)", isolation) == "45 3.141592653589793\n"
     assert attempt("open('own.txt', 'w').write('x')\nprint(open('own.txt').read())", isolation) == "x\n"
@@ -185,7 +199,7 @@ print(open('a.csv').read().strip(), hashlib.sha256(b'').hexdigest()[:4])
     assert attempt(whole, isolation) == "4 1 2\n[(3,)] True 2026-01-01\n1,2 e3b0\n"
 
 
-@pytest.mark.parametrize("isolation", [*HERE, "none"])
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
 def test_errors_say_what_and_where(isolation: Isolation) -> None:
     assert attempt("print('before')\n1 / 0", isolation) == (
         "the code failed:\nbefore\nZeroDivisionError in line 2: division by zero\n"
@@ -195,7 +209,7 @@ def test_errors_say_what_and_where(isolation: Isolation) -> None:
     assert attempt("raise SystemExit('no')", isolation) == "the code failed:\nno\n"
 
 
-@pytest.mark.parametrize("isolation", HERE)
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
 def test_every_run_has_a_folder_of_its_own(isolation: Isolation) -> None:
     attempt("open('x', 'w').write('x')", isolation)
     assert attempt("import os\nprint(os.listdir('.'))", isolation) == "[]\n"
@@ -230,7 +244,7 @@ def test_the_best_one_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boundaries.shutil, "which", lambda _: None)
     try:
         assert boundaries.available()["bubblewrap"] == "bwrap is not installed"
-        rest = [name for name in HERE if name != "bubblewrap"]
+        rest = [name for name in here() if name != "bubblewrap"]
         if rest:
             assert choose("auto") == rest[0]
     finally:
@@ -244,7 +258,7 @@ def test_names_that_are_none() -> None:
 
 
 def test_the_tool_says_what_is_in_use() -> None:
-    assert f"isolated by {HERE[0]}" in make_python_tool().description
+    assert f"isolated by {here()[0]}" in make_python_tool().description
     assert python.description == make_python_tool().description
     assert "not isolated" in make_python_tool(isolation="none").description
     assert python.invoke({"code": "x = 1"}).startswith("(nothing was printed")
