@@ -11,6 +11,9 @@ from lookahead_agent.errors import EngineError
 
 T = TypeVar("T")
 
+_NOTHING = 1e-6
+"""Seconds. Sums of times are rounded: a timer for less than that may ring before it is seen to be over, for ever."""
+
 
 class Silence:
     """Listens to a model, over all requests to it: their silences add up until it says something.
@@ -62,15 +65,17 @@ class Silence:
             self._timer.cancel()
             self._timer = None
 
+    def _left(self) -> float:
+        return self._limit - (self._waited.seconds - self._heard)
+
     def _set_timer(self) -> None:
-        left = self._limit - (self._waited.seconds - self._heard)
-        self._timer = self._loop.call_later(max(0.0, left), self._ring)
+        self._timer = self._loop.call_later(max(0.0, self._left()), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
         if not self._listening:
             return
-        if self._waited.seconds - self._heard < self._limit:
+        if self._left() > _NOTHING:
             self._set_timer()
             return
         for task in self._listening:
