@@ -4,6 +4,7 @@ LookaheadError
 ├── ConfigurationError     a value that cannot work
 │   ├── PolicyError        an unknown or contradictory policy
 │   └── ContextLengthError the prompt does not fit the model
+├── IsolationError         there is no boundary to run a program behind
 ├── MissingExtraError      an optional dependency is not installed (also an ImportError)
 ├── ModelError             a model could not be found, fetched, checked or converted
 │   ├── ModelNotFoundError
@@ -37,6 +38,10 @@ class PolicyError(ConfigurationError):
 
 class ContextLengthError(ConfigurationError):
     """The prompt leaves no room for a reply in the model's context."""
+
+
+class IsolationError(LookaheadError):
+    """There is no boundary to run a program behind; the message says what to install."""
 
 
 class MissingExtraError(LookaheadError, ImportError):

@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from langchain_core.tools import BaseTool, ToolException, tool
 
+from lookahead_agent.isolation import folders
+from lookahead_agent.isolation.regular import read_regular
+
 _LARGEST = 1 << 20
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a fifo would wait for somebody at its other end.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _SHOWN = 50
 
 
@@ -38,23 +38,16 @@ def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200) -> s
     """
     with _parent(root, name) as (parent, last):
         try:
-            descriptor = os.open(last, _FILE, dir_fd=parent)
+            data = read_regular(last, _LARGEST, parent)
+        except IsADirectoryError:
+            with folders.opened(last, parent) as descriptor:
+                raise ValueError(f"{name!r} is a folder; it has {_listing(descriptor)}") from None
         except FileNotFoundError:
             raise ValueError(f"there is no file {name!r}; its folder has {_listing(parent)}") from None
         except OSError as error:
             raise ValueError(_refused(name, error)) from None
-        try:
-            kind = os.fstat(descriptor).st_mode
-            if stat.S_ISDIR(kind):
-                raise ValueError(f"{name!r} is a folder; it has {_listing(descriptor)}")
-            if not stat.S_ISREG(kind):
-                raise ValueError(f"{name!r} is no regular file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(_LARGEST + 1)
-        finally:
-            os.close(descriptor)
-    if len(data) > _LARGEST:
-        raise ValueError(f"{name!r} is longer than {_LARGEST} bytes")
+        except ValueError as error:
+            raise ValueError(f"{name!r} {error}") from None
     try:
         found = data.decode("utf-8").splitlines()
     except UnicodeDecodeError:
@@ -137,7 +130,7 @@ def _parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int,
             if make:
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=current)
-            below = os.open(part, _FOLDER, dir_fd=current)
+            below = os.open(part, folders.FLAGS, dir_fd=current)
             os.close(current)
             current = below
         yield current, parts[-1]

@@ -9,11 +9,9 @@ read in a process of its own, which has 20 seconds and 512 MiB.
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import logging
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Any
 from langchain_core.tools import BaseTool, ToolException, tool
 
 from lookahead_agent import isolation
+from lookahead_agent.isolation.regular import read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -162,8 +161,13 @@ def _documents(root: Path) -> Iterator[Path]:
 
 def _passages(root: Path, path: Path) -> Iterator[Passage]:
     name = path.relative_to(root).as_posix()
-    data = _content(path, name)
-    if data is None:
+    try:
+        data = read_regular(path, _LARGEST)
+    except OSError as error:
+        logger.warning("%s is left out: %s", name, error.strerror)
+        return
+    except ValueError as error:
+        logger.warning("%s is left out: it %s", name, error)
         return
     if path.suffix.lower() == ".pdf":
         yield from _pages(data, name)
@@ -179,27 +183,8 @@ def _passages(root: Path, path: Path) -> Iterator[Passage]:
             yield Passage(f"{name}:{first + 1}-{first + len(part)}", "\n".join(part).strip())
 
 
-def _content(path: Path, name: str) -> bytes | None:
-    """What a regular file has; None for all else, which is not waited for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError as error:
-        logger.warning("%s is left out: %s", name, error.strerror)
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            logger.warning("%s is left out: it is no regular file", name)
-            return None
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        logger.warning("%s is left out: it is longer than %d bytes", name, _LARGEST)
-        return None
-    return data
-
-
 def _pages(data: bytes, name: str) -> Iterator[Passage]:
-    source = importlib.resources.files(isolation).joinpath("pdf_inside.py").read_text(encoding="utf-8")
-    command = [sys.executable, "-I", "-c", source, str(_PDF_MEMORY)]
+    command = [sys.executable, "-I", "-c", isolation.program_text("pdf_inside"), str(_PDF_MEMORY)]
     finished = isolation.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
     *lines, last = finished.output.decode("utf-8", errors="replace").split("\n")
     for line in lines:

@@ -6,7 +6,6 @@ function of SQLite that takes long.
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import signal
 import sqlite3
@@ -76,9 +75,8 @@ def query(database: Path, statement: str, limits: SqlLimits | None = None) -> st
         "memory": _MEMORY,
         "characters": _LONGEST_ANSWER,
     }
-    source = importlib.resources.files(isolation).joinpath("sqlite_inside.py").read_text(encoding="utf-8")
     finished = isolation.run_child(
-        [sys.executable, "-I", "-S", "-c", source],
+        [sys.executable, "-I", "-S", "-c", isolation.program_text("sqlite_inside")],
         json.dumps(given).encode(),
         seconds=limits.seconds + _START,
         output=12 * _LONGEST_ANSWER,

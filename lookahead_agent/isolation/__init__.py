@@ -1,7 +1,8 @@
 """Programs that nobody trusts, behind boundaries of the operating system."""
 
-from lookahead_agent.isolation.boundaries import Isolation, IsolationError, available, choose
-from lookahead_agent.isolation.child import Finished, run_child
+from lookahead_agent.errors import IsolationError
+from lookahead_agent.isolation.boundaries import Isolation, available, choose
+from lookahead_agent.isolation.child import Finished, program_text, run_child
 from lookahead_agent.isolation.python import PythonLimits, run_isolated
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "PythonLimits",
     "available",
     "choose",
+    "program_text",
     "run_child",
     "run_isolated",
 ]

@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from typing import Literal, get_args
 
-from lookahead_agent.errors import ConfigurationError, LookaheadError
+from lookahead_agent.errors import ConfigurationError, IsolationError
 
 Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
 """What stands between a program and the machine.
@@ -26,10 +26,6 @@ Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
 """
 
 _BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
-
-
-class IsolationError(LookaheadError):
-    """There is no boundary to run a program behind; the message says what to install."""
 
 
 def available() -> dict[Isolation, str | None]:

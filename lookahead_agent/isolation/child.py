@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import selectors
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from lookahead_agent.isolation import folders
@@ -31,6 +33,16 @@ class Finished:
     output: bytes
     status: int
     stopped: str | None = None
+
+
+@cache
+def program_text(name: str) -> str:
+    """The text of a file here that is handed to another interpreter (`python -c`).
+
+    Args:
+        name: The file's name without `.py`.
+    """
+    return importlib.resources.files(__package__).joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 def run_child(

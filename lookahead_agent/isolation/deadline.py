@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpcore
@@ -28,7 +29,7 @@ class DeadlineTransport(httpx.BaseTransport):
         Raises:
             httpx.TransportError: The host cannot be reached, or not in time.
         """
-        try:
+        with _errors_of_httpx():
             answer = self._pool.handle_request(
                 httpcore.Request(
                     method=request.method,
@@ -43,8 +44,6 @@ class DeadlineTransport(httpx.BaseTransport):
                     extensions={key: value for key, value in request.extensions.items() if key != "timeout"},
                 )
             )
-        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            raise _as_httpx(error) from error
         assert isinstance(answer.stream, Iterable)
         return httpx.Response(
             answer.status, headers=answer.headers, stream=_Body(answer.stream), extensions=answer.extensions
@@ -60,21 +59,24 @@ class _Body(httpx.SyncByteStream):
         self._pieces = pieces
 
     def __iter__(self) -> Iterator[bytes]:
-        try:
+        with _errors_of_httpx():
             yield from self._pieces
-        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            raise _as_httpx(error) from error
 
     def close(self) -> None:
         if hasattr(self._pieces, "close"):
             self._pieces.close()
 
 
-def _as_httpx(error: Exception) -> httpx.TransportError:
-    if isinstance(error, httpcore.TimeoutException):
-        return httpx.ReadTimeout("the time is over")
-    kind = httpx.RemoteProtocolError if isinstance(error, httpcore.ProtocolError) else httpx.NetworkError
-    return kind(str(error))
+@contextmanager
+def _errors_of_httpx() -> Iterator[None]:
+    try:
+        yield
+    except httpcore.TimeoutException as error:
+        raise httpx.ReadTimeout("the time is over") from error
+    except httpcore.ProtocolError as error:
+        raise httpx.RemoteProtocolError(str(error)) from error
+    except httpcore.NetworkError as error:
+        raise httpx.NetworkError(str(error)) from error
 
 
 class _Backend(httpcore.NetworkBackend):

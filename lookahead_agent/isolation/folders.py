@@ -10,7 +10,7 @@ from pathlib import Path
 
 _ENTRY = 4096
 """Bytes that a file or folder counts at least: an empty one takes room too."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def size(folder: Path, enough: int) -> int:
@@ -21,11 +21,11 @@ def size(folder: Path, enough: int) -> int:
         enough: Counting ends once there is more.
     """
     total = 0
-    with _opened(folder) as base:
+    with opened(folder) as base:
         left = ["."]
         while left and total <= enough:
             name = left.pop()
-            with suppress(OSError), _opened(name, base) as descriptor, os.scandir(descriptor) as entries:
+            with suppress(OSError), opened(name, base) as descriptor, os.scandir(descriptor) as entries:
                 for entry in entries:
                     found = entry.stat(follow_symlinks=False)
                     total += max(_ENTRY, found.st_blocks * 512)
@@ -42,14 +42,14 @@ def remove(folder: Path) -> None:
     Raises:
         OSError: Something in it cannot be removed.
     """
-    with _opened(folder) as base:
+    with opened(folder) as base:
         folders, left = [], ["."]
         while left:
             name = left.pop()
             folders.append(name)
             # Its owner may have closed it.
             os.chmod(name, 0o700, dir_fd=base)
-            with _opened(name, base) as descriptor, os.scandir(descriptor) as entries:
+            with opened(name, base) as descriptor, os.scandir(descriptor) as entries:
                 for entry in list(entries):
                     if entry.is_dir(follow_symlinks=False):
                         left.append(f"{name}/{entry.name}")
@@ -61,8 +61,17 @@ def remove(folder: Path) -> None:
 
 
 @contextmanager
-def _opened(name: str | Path, base: int | None = None) -> Iterator[int]:
-    descriptor = os.open(name, _FOLDER, dir_fd=base)
+def opened(name: str | Path, base: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder that is no link.
+
+    Args:
+        name: The folder.
+        base: Descriptor of the folder that the name begins at; None: as usual.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(name, FLAGS, dir_fd=base)
     try:
         yield descriptor
     finally:

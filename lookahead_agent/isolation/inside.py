@@ -81,7 +81,7 @@ def new_root(plan: dict[str, Any], user: int) -> None:
     os.makedirs(root + plan["inside"])
     own_folder(plan, root + plan["inside"], user)
     os.chdir(root)
-    call("pivot_root", b".", b".") if hasattr(libc, "pivot_root") else None
+    call("pivot_root", b".", b".")
     call("umount2", b".", MNT_DETACH)
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     os.chdir(plan["inside"])

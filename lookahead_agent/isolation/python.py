@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.resources
 import json
 import os
 import resource
@@ -17,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
+from lookahead_agent.errors import IsolationError
 from lookahead_agent.isolation import folders
-from lookahead_agent.isolation.boundaries import Isolation, IsolationError, choose
-from lookahead_agent.isolation.child import Finished, run_child
+from lookahead_agent.isolation.boundaries import Isolation, choose
+from lookahead_agent.isolation.child import Finished, program_text, run_child
 from lookahead_agent.isolation.inside import NO_BOUNDARY, NOBODY
 from lookahead_agent.isolation.seccomp import system_call_filter
 
@@ -119,7 +119,7 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
         )
         home = plan["inside"]
         return run_child(
-            [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", _source(), json.dumps(plan)],
+            [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", program_text("inside"), json.dumps(plan)],
             given,
             seconds=limits.seconds,
             output=limits.output,
@@ -171,11 +171,6 @@ def _threads(isolation: Isolation) -> int:
             fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
             others += int(fields["Threads"]) if int(fields["Uid"].split()[0]) == user else 0
     return _THREADS + others
-
-
-@cache
-def _source() -> str:
-    return importlib.resources.files(__package__).joinpath("inside.py").read_text(encoding="utf-8")
 
 
 @cache

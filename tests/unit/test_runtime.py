@@ -278,7 +278,6 @@ def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it(monk
 def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_starts_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gc.collect()  # what other tests left gives its engines back to their pools, not to this one
     pool = Pool()
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
