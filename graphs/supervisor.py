@@ -14,6 +14,7 @@ The router decides who works on what: one choice by schema, the target's own. Th
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
@@ -146,10 +147,9 @@ def build_supervisor(
     return builder.compile(checkpointer=checkpointer)
 
 
-def graph() -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
+async def graph() -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
     """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
-    tools = {
-        "calculator": [template("tools", "calculator").calculator],
-        "programmer": [template("tools", "python_code").python],
-    }
+    # Which boundary there is for code is found by running a program behind each, which would hold up the server.
+    programmer = await asyncio.to_thread(lambda: template("tools", "python_code").python)
+    tools = {"calculator": [template("tools", "calculator").calculator], "programmer": [programmer]}
     return build_supervisor(default_llm(POLICIES), tools)
