@@ -74,7 +74,7 @@ class Arranged:
         precision: Of each model's weights, by role.
         reason: Why so, in a sentence.
         arrangement: What was chosen; None where there was nothing to choose.
-        observed: Where what replies took in it is kept; None where it does not matter.
+        observed: Where the pace of replies in it is kept; None where it does not matter.
     """
 
     target: Path | None
@@ -272,7 +272,7 @@ def _measured_choice(
         guessing=ways,
         target_precisions=of_target,
         draft_precisions=of_draft,
-        observed=observed.seconds(),
+        observed=observed.paces(),
     )
     return choice, observed
 

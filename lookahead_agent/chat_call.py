@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +27,7 @@ from lookahead_agent.tool_calls import ContentStream, ParsedReply, call_constrai
 from lookahead_agent.tool_parsers import ToolParser
 
 _TELLING_TOKENS = 24
-"""Tokens of a reply from which what it took says more of its node than of its prompt."""
+"""Tokens of a reply from which its pace tells something."""
 
 
 @dataclass(frozen=True)
@@ -169,24 +168,25 @@ class ChatCall:
             )
         sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
         alone = self._engines.target.in_flight == 0
-        started = time.monotonic()
         reply = await self._in_its_form(prompt, sampling)
         if alone and self._engines.target.in_flight == 0:
-            await self._learn(reply, time.monotonic() - started)
+            await self._learn(reply)
         return reply
 
-    async def _learn(self, reply: ChatReply, seconds: float) -> None:
+    async def _learn(self, reply: ChatReply) -> None:
         """Remember what the reply took, of which nothing ran beside."""
         engines, tokens = self._engines, len(reply.token_ids)
         if tokens < _TELLING_TOKENS or reply.report.speculation_off is not None:
             return
+        # Without the prompt: what it takes depends on its length, and on how much of it the engine has seen before.
+        pace = reply.report.pace(tokens)
         if not self._request.policy.commands_steps:
-            engines.modes.learn(self._kind, self._chosen.mode, seconds / tokens)
+            engines.modes.learn(self._kind, self._chosen.mode, pace)
         arranged = engines.arranged
         if arranged is None or arranged.arrangement is None or arranged.observed is None:
             return
         if self._chosen.mode == ("off" if arranged.guessing == "none" else "sd"):
-            await asyncio.to_thread(arranged.observed.learn, arranged.arrangement.name, seconds, tokens)
+            await asyncio.to_thread(arranged.observed.learn, arranged.arrangement.name, pace)
 
     async def _in_its_form(self, prompt: list[int], sampling: Sampling) -> ChatReply:
         request = self._request

@@ -74,8 +74,9 @@ class ReplyReport:
         refuted: Draft steps that were dropped before the target's step was complete.
         target_tokens: Fates of the target's tokens.
         draft_tokens: Fates of the draft's tokens.
-        seconds: Wall-clock time: `total`; the part of it in which the `draft`, the `target` and the `verifier` had
-            work (they overlap, so the parts do not add up to the total); and the part `waiting` in which none had.
+        seconds: Wall-clock time: `total`; until the target's `first` token, which is what its prompt took; the part in
+            which the `draft`, the `target` and the `verifier` had work (they overlap, so the parts do not add up to the
+            total); and the part `waiting` in which none had.
         speculation_off: Why speculation ended before the reply did; None if it did not.
     """
 
@@ -100,6 +101,14 @@ class ReplyReport:
             mine.guesses += others.guesses
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_off = self.speculation_off or other.speculation_off
+
+    def pace(self, tokens: int) -> float:
+        """Seconds per token after the first, which waits for the prompt; 0 for a reply without others.
+
+        Args:
+            tokens: Tokens of the reply.
+        """
+        return (self.seconds["total"] - self.seconds["first"]) / (tokens - 1) if tokens > 1 else 0.0
 
     @property
     def acceptance_rate(self) -> float:

@@ -135,6 +135,7 @@ class _Driver:
         self._refused_request: ConfigurationError | None = None
         self._report = ReplyReport()
         self._busy = {name: BusyClock(self._loop.time) for name in ("draft", "target", "verifier", "any")}
+        self._first: float | None = None  # when the target had read the prompt
         # It goes on from one request to the next: the target may finish each step before the draft does.
         self._draft_silence = Silence(settings.draft_timeout, "the draft model")
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -194,7 +195,9 @@ class _Driver:
             await self._close_everything()
         total = self._now()
         seconds = {name: clock.seconds for name, clock in self._busy.items()}
-        self._report.seconds = {"total": total, "waiting": max(0.0, total - seconds.pop("any"))} | seconds
+        waiting = max(0.0, total - seconds.pop("any"))
+        first = total if self._first is None else self._first
+        self._report.seconds = {"total": total, "first": first, "waiting": waiting} | seconds
         self._report.speculation_off = self._machine.speculation_off
         return Reply(
             text=self._text.finish(),
@@ -423,7 +426,10 @@ class _Driver:
         """
         if stream.source is Source.DRAFT:
             return await self._draft_silence.until(stream.read())
-        return await self._within(self._settings.target_timeout, "the target model", stream.read())
+        more = await self._within(self._settings.target_timeout, "the target model", stream.read())
+        if self._first is None:
+            self._first = self._now()
+        return more
 
     async def _within(self, limit: float | None, who: str, work: Coroutine[Any, Any, T]) -> T:
         if limit is None:

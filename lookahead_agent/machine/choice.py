@@ -1,7 +1,7 @@
 """The fastest way to run a pair of models on this machine: precision, cores, and who guesses tokens.
 
 Predicted from what the machine's kernels take (`kernels`) and from the models' shapes, for the typical reply of a node
-that plans; what replies really took (`observed`) goes before a prediction.
+that plans; the pace of real replies (`observed`) goes before a prediction.
 """
 
 from __future__ import annotations
@@ -69,13 +69,20 @@ class Candidate:
 
     Attributes:
         arrangement: The arrangement.
-        seconds: Predicted, or as observed.
+        prompt: Seconds until the reply's first token, predicted.
+        pace: Seconds for each token after it, predicted or as observed.
         observed: Whether replies were measured in it.
     """
 
     arrangement: Arrangement
-    seconds: float
+    prompt: float
+    pace: float
     observed: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Of the typical reply."""
+        return self.prompt + REPLY_TOKENS * self.pace
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ def choose_arrangement(
         guessing: Ways that may be chosen.
         target_precisions: Precisions that may be.
         draft_precisions: The same for the draft.
-        observed: Seconds of a typical reply, by `Arrangement.name`, where replies were measured.
+        observed: Seconds per token after the first, by `Arrangement.name`, where replies were measured.
 
     Raises:
         ConfigurationError: Nothing is left to choose from.
@@ -131,7 +138,7 @@ def choose_arrangement(
         raise ConfigurationError("no way of running these models is left to choose from")
     # Predictions miss what they leave out; what was seen of some tells how much, for the others too.
     missed = [
-        known[candidate.arrangement.name] / candidate.seconds
+        known[candidate.arrangement.name] / candidate.pace
         for candidate in predicted
         if candidate.arrangement.name in known
     ]
@@ -139,8 +146,8 @@ def choose_arrangement(
     best: dict[Guessing, Candidate] = {}
     for candidate in predicted:
         name = candidate.arrangement.name
-        seconds = known.get(name, candidate.seconds * bias)
-        seen = Candidate(candidate.arrangement, seconds, name in known)
+        pace = known.get(name, candidate.pace * bias)
+        seen = Candidate(candidate.arrangement, candidate.prompt, pace, name in known)
         way = candidate.arrangement.guessing
         if way not in best or seen.seconds < best[way].seconds:
             best[way] = seen
@@ -176,7 +183,7 @@ def _candidates(
         for of_target in target_precisions:
             if way == "none":
                 alone = _Pass(target, of_target, every_core)
-                yield Candidate(Arrangement(way, of_target), _seconds(alone.prompt, alone.tokens(1)))
+                yield Candidate(Arrangement(way, of_target), PROMPT_TOKENS * alone.prompt, alone.tokens(1))
                 continue
             for of_draft in draft_precisions if draft is not None else ():
                 # vLLM loads the draft of `draft_model` as it loads the target, unless its folder says how.
@@ -190,13 +197,12 @@ def _candidates(
                         drafting, writing = _Pass(draft, of_draft, every_core), _Pass(target, of_target, every_core)
                         prompt = writing.prompt + drafting.prompt
                         round_ = guesses * drafting.tokens(1) + writing.tokens(guesses + 1)
-                        yield Candidate(arrangement, _seconds(prompt, round_ / _gain(guesses)))
+                        yield Candidate(arrangement, PROMPT_TOKENS * prompt, round_ / _gain(guesses))
                     else:
                         drafting = _Pass(draft, of_draft, drafts_share)
                         writing = _Pass(target, of_target, targets_share)
-                        yield Candidate(
-                            arrangement, _seconds(max(writing.prompt, drafting.prompt), _guided(drafting, writing))
-                        )
+                        prompt = max(writing.prompt, drafting.prompt)
+                        yield Candidate(arrangement, PROMPT_TOKENS * prompt, _guided(drafting, writing))
 
 
 def _gain(guesses: int) -> float:
@@ -211,10 +217,6 @@ def _guided(drafting: _Pass, writing: _Pass) -> float:
     # In the time of a pass the draft writes so many guesses for the next.
     guesses = max(1, min(12, round(writing.tokens(6) / draft)))
     return max(draft, writing.tokens(guesses + 1) / _gain(guesses))
-
-
-def _seconds(prompt: float, token: float) -> float:
-    return PROMPT_TOKENS * prompt + REPLY_TOKENS * token
 
 
 class _Pass:

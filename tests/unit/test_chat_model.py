@@ -47,7 +47,7 @@ def test_invoke() -> None:
     assert figures["verifier_calls"] >= 3
     for role in ("target", "draft"):
         assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted", "guesses"}
-    assert set(figures["seconds"]) == {"total", "draft", "target", "verifier", "waiting"}
+    assert set(figures["seconds"]) == {"total", "first", "draft", "target", "verifier", "waiting"}
     assert figures["speculation_off"] is None
 
 

@@ -94,7 +94,7 @@ def test_a_target_that_fails_as_judge_still_writes() -> None:
 def test_time_in_which_nothing_worked_is_waiting() -> None:
     reply = Pair(STEPS, STEPS).run(ALL)
     assert reply.report.seconds["waiting"] == pytest.approx(0)
-    assert set(reply.report.seconds) == {"total", "draft", "target", "verifier", "waiting"}
+    assert set(reply.report.seconds) == {"total", "first", "draft", "target", "verifier", "waiting"}
 
 
 @dataclass

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lookahead_agent.decoding.accounting import ReplyReport
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.machine import kernels as kernels_module
 from lookahead_agent.machine.choice import (
@@ -85,8 +86,8 @@ def test_nothing_is_guessed_where_a_draft_costs_as_much_as_its_target() -> None:
 
 def test_what_replies_took_goes_before_what_was_predicted() -> None:
     first = chosen(PLAIN, PLAIN_ONE_CORE)
-    worse = {first.arrangement.name: 10 * first.candidates[0].seconds}
-    others = {candidate.arrangement.name: candidate.seconds for candidate in first.candidates[1:]}
+    worse = {first.arrangement.name: 10 * first.candidates[0].pace}
+    others = {candidate.arrangement.name: candidate.pace for candidate in first.candidates[1:]}
     second = chosen(PLAIN, PLAIN_ONE_CORE, observed=worse | others)
     assert second.arrangement != first.arrangement
     assert "measured" in second.reason
@@ -94,7 +95,7 @@ def test_what_replies_took_goes_before_what_was_predicted() -> None:
 
 def test_one_slow_reply_makes_all_predictions_slower_and_changes_nothing() -> None:
     first = chosen(PLAIN, PLAIN_ONE_CORE)
-    slow = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 1.3 * first.candidates[0].seconds})
+    slow = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 1.3 * first.candidates[0].pace})
     assert slow.arrangement == first.arrangement
 
 
@@ -169,15 +170,30 @@ def test_a_measurement_that_fails_says_why(cache: Path, monkeypatch: pytest.Monk
         kernel_times(LogProgress())
 
 
-def test_replies_are_remembered_by_arrangement(cache: Path) -> None:
+def test_paces_are_remembered_by_arrangement(cache: Path) -> None:
     observed = Observed(["target", "draft"])
-    assert observed.seconds() == {}
-    observed.learn("guided", seconds=10.0, tokens=100)
-    observed.learn("guided", seconds=1.0, tokens=5)  # too short to tell
-    assert observed.seconds() == {"guided": pytest.approx(0.1 * REPLY_TOKENS)}
-    observed.learn("guided", seconds=20.0, tokens=100)
-    assert Observed(["target", "draft"]).seconds()["guided"] == pytest.approx(0.12 * REPLY_TOKENS)
-    assert Observed(["target", "other"]).seconds() == {}
-    (file,) = cache.glob("machine/observed-*.json")
+    assert observed.paces() == {}
+    observed.learn("guided", 0.1)
+    assert observed.paces() == {"guided": 0.1}
+    observed.learn("guided", 0.1)
+    observed.learn("guided", 9.0)  # something else ran on the machine
+    observed.learn("none", 0.2)
+    assert Observed(["target", "draft"]).paces() == {"guided": 0.1, "none": 0.2}
+    assert Observed(["target", "other"]).paces() == {}
+    (file,) = cache.glob("machine/paces-*.json")
+    for _ in range(100):
+        observed.learn("guided", 0.3)
+    assert observed.paces()["guided"] == 0.3
+    assert len(file.read_text()) < 1000
     file.write_text("[]")
-    assert observed.seconds() == {}
+    assert observed.paces() == {}
+
+
+def test_what_a_prompt_takes_is_no_part_of_the_pace() -> None:
+    report = ReplyReport(seconds={"total": 30.0, "first": 20.0})
+    assert report.pace(101) == pytest.approx(0.1)
+    assert report.pace(1) == 0
+    first = chosen(PLAIN, PLAIN_ONE_CORE)
+    (seen, *_) = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 0.05}).candidates
+    assert seen.observed
+    assert seen.seconds == pytest.approx(first.candidates[0].prompt + 0.05 * REPLY_TOKENS)
