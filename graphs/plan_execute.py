@@ -1,8 +1,11 @@
-"""Plan and execute: a planner thinks and plans, an executor carries out each step with tools, a finisher answers.
+"""Plan and execute: a planner thinks and plans, executors carry out its steps with tools, a finisher answers.
 
-    planner ──▶ executor ──▶ executor … ──▶ finisher
+    planner ──▶ executor ×n (steps that need nothing from each other, at once) ──▶ … ──▶ finisher
        ▲            │ (a step failed: plan anew)
        └────────────┘
+
+A step waits for those before it unless it shows that it does not need them: it names the results that it needs
+("result 1"), or has nothing but numbers.
 
 The planner thinks at length, and a plan in other words is the same plan: lenient ("balanced"). The executor only calls
 tools, which are always the target's own: "off". The finisher answers: strict.
@@ -15,19 +18,19 @@ tools, which are always the target's own: "off". The finisher answers: strict.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import RetryPolicy
+from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -68,8 +71,10 @@ POLICIES = {"planner": "balanced", "executor": "off", "finisher": "strict"}
 
 
 class StepResult(TypedDict):
-    """What became of one step of the plan."""
+    """What became of a step: of which plan, its number in it, its text, and the tool that was called."""
 
+    plan: int
+    number: int
     step: str
     tool: str
     input: dict[str, Any]
@@ -77,22 +82,35 @@ class StepResult(TypedDict):
     failed: bool
 
 
+def _in_order(before: list[StepResult], more: list[StepResult]) -> list[StepResult]:
+    return sorted([*before, *more], key=lambda result: (result["plan"], result["number"]))
+
+
 class PlanExecuteState(TypedDict, total=False):
     """The graph's state.
 
-    Only `question` is given at the start. `plan` is what is still planned from the last (re)planning, `done` the
-    number of its steps that were carried out, `plans` how often the planner ran, and `results` everything that the
-    tools returned. `spent` is what the run has cost, and `stopped` says which limit ended it, if one did.
+    Only `question` is given at the start. `plan` is the latest, `plans` how often the planner ran, and `results`
+    everything that the tools returned, in the order of plans and their steps. `spent` is what the run has cost, and
+    `stopped` says which limit ended it, if one did.
     """
 
     question: str
     plan: list[str]
-    done: int
     plans: int
-    results: Annotated[list[StepResult], operator.add]
+    results: Annotated[list[StepResult], _in_order]
     spent: Annotated[Spent, add_spent]
     answer: str
     stopped: str
+
+
+class ExecutorState(TypedDict):
+    """What one executor is given: a step, and the results of those before it."""
+
+    question: str
+    plan: int
+    number: int
+    step: str
+    results: list[StepResult]
 
 
 def build_plan_execute(
@@ -133,19 +151,22 @@ def build_plan_execute(
             reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
             meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
-        return {"plan": plan, "done": 0, "plans": state.get("plans", 0) + 1, "spent": meter.spent}
+        return {"plan": plan, "plans": state.get("plans", 0) + 1, "spent": meter.spent}
 
-    def executor(state: PlanExecuteState) -> PlanExecuteState:
-        step = state["plan"][state["done"]]
-        results = state.get("results", [])
-        task = EXECUTOR_TASK.format(question=state["question"], results=_listed(results), step=step)
+    def executor(state: ExecutorState) -> PlanExecuteState:
+        step = state["step"]
+        task = EXECUTOR_TASK.format(question=state["question"], results=_listed(state["results"]), step=step)
         with Meter() as meter:
             reply = caller.invoke([SystemMessage(EXECUTOR), HumanMessage(task)])
             meter.count(reply)
-            made = [_carry_out(step, call, by_name) for call in getattr(reply, "tool_calls", [])]
+            made = [_carry_out(state, call, by_name) for call in getattr(reply, "tool_calls", [])]
         if not made:
-            made = [StepResult(step=step, tool="", input={}, output=f"no tool was called: {reply.text}", failed=True)]
-        return {"results": made, "done": state["done"] + 1, "spent": meter.spent}
+            made = [_result(state, "", {}, ToolOutcome(f"no tool was called: {reply.text}", failed=True))]
+        return {"results": made, "spent": meter.spent}
+
+    def gather(state: PlanExecuteState) -> PlanExecuteState:
+        """Waits for all executors of a round."""
+        return {}
 
     def finisher(state: PlanExecuteState) -> PlanExecuteState:
         stopped = _stop(state)
@@ -158,30 +179,40 @@ def build_plan_execute(
         return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
 
     def _stop(state: PlanExecuteState) -> str | None:
-        unfinished = state["results"][-1]["failed"] or state["done"] < len(state["plan"])
-        if not unfinished:
+        failed = _failed(state)
+        if not failed and not _left(state):
             return None
-        if len(state["results"]) >= max_steps:
+        if len(state.get("results", [])) >= max_steps:
             return f"the limit of {max_steps} steps is reached"
-        if state["results"][-1]["failed"] and state["plans"] >= max_plans:
+        if failed and state["plans"] >= max_plans:
             return f"the limit of {max_plans} plans is reached"
         return limits.reached(state.get("spent"))
 
-    def after_step(state: PlanExecuteState) -> Literal["executor", "planner", "finisher"]:
+    def next_round(state: PlanExecuteState) -> list[Send] | Literal["planner", "finisher"]:
+        """The steps that need nothing of each other, all at once."""
         if _stop(state):
             return "finisher"
-        if state["results"][-1]["failed"]:
+        if _failed(state):
             return "planner"
-        return "executor" if state["done"] < len(state["plan"]) else "finisher"
+        left, results = _left(state), state.get("results", [])
+        begun = left[0] if left else len(state["plan"]) + 1
+        room = min(max_steps - len(results), limits.steps - add_spent(state.get("spent"), None)["steps"])
+        ready = [number for number in left if needs_up_to(state["plan"][number - 1], number) < begun][:room]
+        given = {"question": state["question"], "plan": state["plans"], "results": results}
+        return [
+            Send("executor", {**given, "number": number, "step": state["plan"][number - 1]}) for number in ready
+        ] or "finisher"
 
     builder = StateGraph(PlanExecuteState)
     builder.add_node("planner", planner)
     # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
-    builder.add_node("executor", executor, retry_policy=RetryPolicy(max_attempts=2))
+    builder.add_node("executor", executor, retry_policy=RetryPolicy(max_attempts=2), input_schema=ExecutorState)
+    builder.add_node("gather", gather)
     builder.add_node("finisher", finisher)
     builder.add_edge(START, "planner")
-    builder.add_edge("planner", "executor")
-    builder.add_conditional_edges("executor", after_step)
+    builder.add_conditional_edges("planner", next_round, ["executor", "finisher"])
+    builder.add_edge("executor", "gather")
+    builder.add_conditional_edges("gather", next_round, ["executor", "planner", "finisher"])
     builder.add_edge("finisher", END)
     return builder.compile(checkpointer=checkpointer)
 
@@ -216,15 +247,55 @@ def parse_plan(text: str) -> list[str]:
     return []
 
 
-def _carry_out(step: str, call: Any, tools: dict[str, BaseTool]) -> StepResult:
-    result = StepResult(step=step, tool=call["name"], input=call["args"], output="", failed=True)
-    if call["name"] not in tools:
-        return {**result, "output": f"there is no tool {call['name']}"}
-    try:
-        message: ToolMessage = tools[call["name"]].invoke({**call, "type": "tool_call"})
-    except ValueError as error:  # arguments that do not fit the tool's schema
-        return {**result, "output": f"wrong arguments: {error}"}
-    return {**result, "output": message.text, "failed": message.status == "error"}
+def needs_up_to(step: str, number: int) -> int:
+    """Up to which step of the plan a step may need results: the highest that it names; 0 if it has only numbers.
+
+    What says something else may mean any result, so it needs all steps before it.
+
+    Args:
+        step: The step's text, as "Total cost: result 1 + result 2".
+        number: Its number in the plan, from 1.
+    """
+    named = [int(found) for found in _NAMED.findall(step)]
+    if any(found >= number for found in named):
+        return number - 1
+    calculation = _NAMED.sub("", re.split(r"[:=]", step)[-1])
+    if not re.fullmatch(r"[\s\d.,+*/×÷x()%$€£^-]*", calculation) or not (named or re.search(r"\d", calculation)):
+        return number - 1
+    return max(named, default=0)
+
+
+_NAMED = re.compile(r"\b(?:result|step)\s*#?(\d+)", re.IGNORECASE)
+
+
+def _latest(state: PlanExecuteState) -> list[StepResult]:
+    return [result for result in state.get("results", []) if result["plan"] == state["plans"]]
+
+
+def _failed(state: PlanExecuteState) -> bool:
+    return any(result["failed"] for result in _latest(state))
+
+
+def _left(state: PlanExecuteState) -> list[int]:
+    """Numbers of the plan's steps that were not carried out."""
+    done = {result["number"] for result in _latest(state)}
+    return [number for number in range(1, len(state["plan"]) + 1) if number not in done]
+
+
+def _carry_out(state: ExecutorState, call: Any, tools: dict[str, BaseTool]) -> StepResult:
+    return _result(state, call["name"], call["args"], use_tool(tools, call["name"], call["args"], call["id"]))
+
+
+def _result(state: ExecutorState, tool: str, arguments: dict[str, Any], outcome: ToolOutcome) -> StepResult:
+    return StepResult(
+        plan=state["plan"],
+        number=state["number"],
+        step=state["step"],
+        tool=tool,
+        input=arguments,
+        output=outcome.output,
+        failed=outcome.failed,
+    )
 
 
 def _listed(results: Sequence[StepResult]) -> str:

@@ -27,6 +27,7 @@ from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, interrupt
 
+from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -162,15 +163,9 @@ def _ask(call: Any) -> str | None:
 
 
 def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:
-    def failed(reason: str) -> ToolMessage:
-        return ToolMessage(reason, tool_call_id=call["id"], name=call["name"], status="error")
-
     if refusal is not None:
-        return failed(f"not carried out: {refusal}")
-    if call["name"] not in tools:
-        return failed(f"there is no tool {call['name']}; there are {', '.join(tools)}")
-    try:
-        message: ToolMessage = tools[call["name"]].invoke({**call, "type": "tool_call"})
-    except ValueError as error:  # arguments that do not fit the tool's schema
-        return failed(f"wrong arguments: {error}")
-    return message
+        reason = f"not carried out: {refusal}"
+        return ToolMessage(reason, tool_call_id=call["id"], name=call["name"], status="error")
+    outcome = use_tool(tools, call["name"], call["args"], call["id"])
+    status: Literal["success", "error"] = "error" if outcome.failed else "success"
+    return ToolMessage(outcome.output, tool_call_id=call["id"], name=call["name"], status=status)

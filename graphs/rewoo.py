@@ -29,6 +29,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -242,14 +243,8 @@ def _filled(call: PlannedCall, results: dict[int, str]) -> PlannedCall:
 
 
 def _carry_out(call: PlannedCall, tools: dict[str, BaseTool]) -> Evidence:
-    if call["tool"] not in tools:
-        return Evidence(call=call, output=f"there is no tool {call['tool']}", failed=True)
-    request = {"name": call["tool"], "args": call["arguments"], "id": f"E{call['number']}", "type": "tool_call"}
-    try:
-        message = tools[call["tool"]].invoke(request)
-    except ValueError as error:  # arguments that do not fit the tool's schema
-        return Evidence(call=call, output=f"wrong arguments: {error}", failed=True)
-    return Evidence(call=call, output=message.text, failed=message.status == "error")
+    outcome = use_tool(tools, call["tool"], call["arguments"], f"E{call['number']}")
+    return Evidence(call=call, output=outcome.output, failed=outcome.failed)
 
 
 def _described(tool: BaseTool) -> str:

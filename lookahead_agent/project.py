@@ -70,6 +70,17 @@ PROJECTS: dict[str, _Project] = {
         },
         "It earns $194.40.",
     ),
+    "llm_compiler": _Project(
+        "build_llm_compiler(llm, [calculator])",
+        ("calculator",),
+        _CALCULATOR,
+        "question",
+        {
+            "You_plan": 'Plan:\n1. calculator("24 * 18")\n2. calculator("$1 * 0.45")',
+            "You_finish": "It earns $194.40.",
+        },
+        "It earns $194.40.",
+    ),
     "reflection": _Project(
         "build_reflection(llm)",
         (),

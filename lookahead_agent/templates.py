@@ -92,6 +92,7 @@ def _builder(name: str) -> Callable[..., Any]:
 build_plan_execute = _builder("plan_execute")
 build_react = _builder("react")
 build_rewoo = _builder("rewoo")
+build_llm_compiler = _builder("llm_compiler")
 build_reflection = _builder("reflection")
 build_supervisor = _builder("supervisor")
 build_self_consistency = _builder("self_consistency")

@@ -19,7 +19,9 @@ ModeName = Literal["off", "auto", "sd", "guided", "lr", "lr+sd", "lr+guided", "s
 """The target alone; what the library does by itself; token-level speculation; the same by what the draft writes beside
 the target; Lookahead Reasoning; with each of the two; and two baselines at the step level."""
 
-TaskName = Literal["questions", "plan_execute", "react", "rewoo", "reflection", "supervisor", "self_consistency"]
+TaskName = Literal[
+    "questions", "plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency"
+]
 """Questions to the chat model itself, or a template that is given them."""
 
 MODES: tuple[ModeName, ...] = get_args(ModeName)

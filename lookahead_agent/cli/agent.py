@@ -183,7 +183,7 @@ def _show_run(events: Iterator[tuple[str, Any]], show: Console) -> None:
                 for number, step in enumerate(update["plan"], 1):
                     show.print(f"{number}. {step}", markup=False, highlight=False, soft_wrap=True)
                 show.rule("[bold]executor", align="left")
-            for result in update.get("results", ()) if node == "executor" else ():
+            for result in update["results"] if node == "executor" else ():
                 arguments = ", ".join(str(value) for value in result["input"].values())
                 sign = "failed:" if result["failed"] else "="
                 call = f"{result['tool']}({arguments})" if result["tool"] else "no call"

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from graphs.plan_execute import build_plan_execute, parse_plan
+from graphs.plan_execute import build_plan_execute, needs_up_to, parse_plan
 from lookahead_agent.figures import NodeFigures
 from lookahead_agent.limits import Limits
 from lookahead_agent.templates import template
@@ -91,6 +92,95 @@ def test_an_interrupted_run_resumes_by_its_thread(tmp_path: Path) -> None:
         state = mended.invoke(None, config)
     assert [result["output"] for result in state["results"]] == ["6", "10"]
     assert state["plans"] == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "needs"),
+    [
+        ("Pens: 12 * 1.50", 0),
+        ("12 * 1.50", 0),
+        ("Price: $3,000 / 2 = (1500)", 0),
+        ("All: result 1 + result 2", 2),
+        ("All: 4 + Result #1", 1),
+        ("Half of step 2: result 2 / 2", 2),
+        ("All: the sum", 3),
+        ("All: result 1 + the rest", 3),
+        ("All: result 9 + 1", 3),
+        ("Add them up", 3),
+    ],
+)
+def test_what_a_step_needs(step: str, needs: int) -> None:
+    assert needs_up_to(step, 4) == needs
+
+
+def test_steps_that_need_nothing_of_each_other_are_carried_out_at_once() -> None:
+    plan = "Plan:\n1. Pens: 2 * 3\n2. Twice: result 1 * 2\n3. Books: 4 * 5\n4. All: the sum"
+    expressions = {"Pens": "2*3", "Twice": "6*2", "Books": "4*5", "All": "12+20"}
+    asked: list[str] = []
+
+    def target(prompt: str) -> str:
+        if "You are a planner" in prompt:
+            return plan
+        if "You carry out" in prompt:
+            step = prompt.rsplit("carry out now: ", 1)[1].split(":")[0]
+            asked.append(prompt)
+            return call(expressions[step])
+        return "It is " + prompt.split("= ")[-1].strip() + "."
+
+    graph = build_plan_execute(scripted_chat(target, policy="off"), [calculator])
+    rounds = [sorted(update) for update in graph.stream({"question": "How much?"}, stream_mode="updates")]
+    assert [update for update in rounds if update != ["gather"]] == [["planner"], *[["executor"]] * 4, ["finisher"]]
+    assert rounds.count(["gather"]) == 3, "the first and the third step are one round"
+    state = graph.invoke({"question": "How much?"})
+    assert [result["output"] for result in state["results"]] == ["6", "12", "20", "32"], "in the order of the plan"
+    assert state["answer"] == "It is 32."
+    last = next(prompt for prompt in asked if "now: All" in prompt)
+    assert last.index("= 6") < last.index("= 12") < last.index("= 20")
+
+
+def test_one_of_several_steps_at_once_fails() -> None:
+    plans = iter(["Plan:\n1. a: 1 / 0\n2. b: 2 + 2\n3. c: result 1", "Plan:\n1. d: 3 + 3"])
+
+    def target(prompt: str) -> str:
+        if "You are a planner" in prompt:
+            return planned["new" if "ran into problems" in prompt else "old"]
+        if "You carry out" in prompt:
+            return call(prompt.rsplit(": ", 1)[1].split("<")[0].strip().splitlines()[0])
+        return "It is 6."
+
+    planned = {"old": next(plans), "new": next(plans)}
+    state = build_plan_execute(scripted_chat(target, policy="off"), [calculator]).invoke({"question": "?"})
+    assert [(result["plan"], result["number"], result["failed"]) for result in state["results"]] == [
+        (1, 1, True), (1, 2, False), (2, 1, False),
+    ]  # fmt: skip
+    assert state["answer"] == "It is 6."
+
+
+def test_a_run_that_broke_among_steps_at_once_repeats_only_what_broke() -> None:
+    config: Any = {"configurable": {"thread_id": "one"}}
+    saver = InMemorySaver()
+    asked: list[str] = []
+    broken = [True]
+
+    def target(prompt: str) -> str:
+        if "You are a planner" in prompt:
+            return "Plan:\n1. a: 1 + 1\n2. b: 2 + 2"
+        if "You carry out" in prompt:
+            expression = prompt.rsplit("now: ", 1)[1][3:8]
+            asked.append(expression)
+            if expression == "2 + 2" and broken:
+                raise RuntimeError("broken")
+            return call(expression)
+        return "Done."
+
+    graph = build_plan_execute(scripted_chat(target, policy="off"), [calculator], checkpointer=saver)
+    with pytest.raises(Exception, match="broken"):
+        graph.invoke({"question": "?"}, config)
+    broken.clear()
+    before = asked.count("1 + 1")
+    state = graph.invoke(None, config)
+    assert asked.count("1 + 1") == before, "what ended before the break is kept"
+    assert [result["output"] for result in state["results"]] == ["2", "4"]
 
 
 def test_it_needs_tools() -> None:

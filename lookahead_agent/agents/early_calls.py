@@ -1,0 +1,120 @@
+"""Tool calls that start as soon as what they need is there, while the plan is still being written."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from types import TracebackType
+from typing import TypedDict
+
+from langgraph.errors import GraphBubbleUp
+
+from lookahead_agent.agents.planned_calls import PlannedCall, filled, needed
+from lookahead_agent.agents.tool_use import ToolOutcome
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 8
+"""Calls that run at the same time."""
+
+
+class CallResult(TypedDict):
+    """What became of a planned call.
+
+    Attributes:
+        call: The call, with results of others in its arguments.
+        output: What it returned, or what went wrong.
+        failed: Whether something did.
+    """
+
+    call: PlannedCall
+    output: str
+    failed: bool
+
+
+def ready_call(call: PlannedCall, results: Mapping[int, CallResult]) -> PlannedCall | None:
+    """The call with what it needs, if all of that is there and well; else None."""
+    numbers = needed(call)
+    if not numbers <= results.keys() or any(results[number]["failed"] for number in numbers):
+        return None
+    return filled(call, {number: results[number]["output"] for number in numbers})
+
+
+class EarlyCalls:
+    """Carries out calls in threads; a context manager, at whose end all have ended.
+
+    Args:
+        carry_out: Carries out one call. One that raises, or that asks somebody (LangGraph's `interrupt`), counts as not
+            made: it is left to a node of the graph, which can be tried again, and wait.
+        most: Calls that may be started in all.
+        later: Names of tools that are not called here.
+    """
+
+    def __init__(
+        self,
+        carry_out: Callable[[PlannedCall], ToolOutcome],
+        *,
+        most: int,
+        later: Sequence[str] = (),
+    ) -> None:
+        self._carry_out = carry_out
+        self._results: dict[int, CallResult] = {}
+        self._left = most
+        self._later = frozenset(later)
+        self._waiting: list[PlannedCall] = []
+        self._running = 0
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="early-call")
+
+    def __enter__(self) -> EarlyCalls:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            if error is not None:
+                self._left = 0  # what runs ends, and starts nothing any more
+            self._changed.wait_for(lambda: self._running == 0)
+        self._threads.shutdown()
+
+    def add(self, call: PlannedCall) -> None:
+        """Take in the next call of the plan."""
+        with self._changed:
+            self._waiting.append(call)
+            self._start_ready()
+
+    @property
+    def results(self) -> list[CallResult]:
+        """What has ended, in the order of the calls' numbers."""
+        with self._changed:
+            return [self._results[number] for number in sorted(self._results)]
+
+    def _start_ready(self) -> None:
+        for call in list(self._waiting):
+            ready = ready_call(call, self._results)
+            if self._left < 1 or ready is None or call["tool"] in self._later:
+                continue
+            self._waiting.remove(call)
+            self._left -= 1
+            self._running += 1
+            # With the context of the node: tools are traced where they belong.
+            self._threads.submit(copy_context().run, self._run, ready)
+
+    def _run(self, call: PlannedCall) -> None:
+        outcome: ToolOutcome | None = None
+        try:
+            outcome = self._carry_out(call)
+        except GraphBubbleUp:
+            logger.info("call %d asks somebody: left to a node", call["number"])
+        except Exception as error:
+            logger.warning("call %d of %s is made again: %s", call["number"], call["tool"], error)
+        with self._changed:
+            if outcome is not None:
+                self._results[call["number"]] = CallResult(call=call, output=outcome.output, failed=outcome.failed)
+            self._start_ready()
+            self._running -= 1
+            self._changed.notify_all()
