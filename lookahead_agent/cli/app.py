@@ -31,6 +31,7 @@ _COMMANDS = {
     "trace": "trace",
     "plan": "plan",
     "machine": "machine",
+    "doctor": "doctor",
     "bench": "bench",
     "models": "models",
 }

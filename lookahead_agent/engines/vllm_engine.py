@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from lookahead_agent.engines.deaths import Deaths
 from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
 from lookahead_agent.engines.processes import end_processes, families
@@ -115,6 +116,7 @@ class VLLMEngine:
         self._starting: set[asyncio.Future[Any]] = set()
         self._closed = False
         self._children: list[psutil.Process] = []
+        self._deaths = Deaths()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._board = GuideBoard() if is_guided(dict(config.arguments).get("speculative_config")) else None
@@ -129,7 +131,7 @@ class VLLMEngine:
             except ConfigurationError:
                 raise
             except Exception as error:
-                raise EngineStartError(_start_failure(config, error)) from error
+                raise EngineStartError(_start_failure(config, error, self._deaths)) from error
             finally:
                 if self._board is not None:
                     self._board.forget_file()
@@ -220,12 +222,19 @@ class VLLMEngine:
                 yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known)
                 output = await anext(outputs, None)
         except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineError(f"vLLM failed on {self._config.model.name}: {error}") from error
+            reason = await asyncio.to_thread(self._why, error)
+            raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
         except ValueError as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
         finally:
             self._running.discard(request_id)
             await outputs.aclose()
+
+    def _why(self, error: Exception) -> str:
+        """Why a request failed: what became of vLLM's processes, or else what vLLM says."""
+        processes = list(self._llm.engine_core.resources.engine_manager.processes) if self._llm is not None else []
+        dead = self._deaths.explain(processes) if self._llm is not None and self._llm.errored else None
+        return dead or str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
 
     async def _first(self, outputs: AsyncGenerator[Any, None]) -> Any:
         """The request's first output; until then vLLM may still be taking the request in and know nothing of it.
@@ -370,7 +379,9 @@ def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float |
     )
 
 
-def _start_failure(config: VLLMConfig, error: Exception) -> str:
+def _start_failure(config: VLLMConfig, error: Exception, deaths: Deaths) -> str:
+    if (killed := deaths.explain_start(str(error))) is not None:
+        return f"vLLM could not start {config.model.name}: {killed}"
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return (
         f"vLLM could not start {config.model.name}: {reason[-1]} "

@@ -12,6 +12,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.figures import NodeFigures
 from lookahead_agent.limits import Limits
 from lookahead_agent.templates import (
+    build_llm_compiler,
     build_react,
     build_reflection,
     build_rewoo,
@@ -57,6 +58,15 @@ def test_rewoo(llm: ChatLookahead) -> None:
     assert "18" in [entry["output"] for entry in state["evidence"]]
     assert "18" in state["answer"]
     assert policies == {"planner": "balanced", "caller": "off", "solver": "strict"}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["llm_compiler"], indirect=True)
+def test_llm_compiler(llm: ChatLookahead) -> None:
+    state, policies = run(build_llm_compiler(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
+    assert "18" in [entry["output"] for entry in state["results"]]
+    assert "18" in state["answer"]
+    assert policies == {"planner": "balanced", "joiner": "strict"}
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,48 @@
+"""`lookahead-agent doctor`: what is there, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lookahead_agent.cli import options
+from lookahead_agent.machine.checkup import Finding, checkup
+from lookahead_agent.models import choose_models
+
+_SIGNS = {"there": "[green]✓[/]", "missing": "[red]✗[/]", "optional": "[yellow]–[/]"}
+
+
+def doctor(
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what is here of all that a pair of models needs, and what mends what is not.
+
+    Loads and fetches nothing. Exit status 1: something is missing without which nothing is written."""
+    findings = checkup(choose_models(model, draft))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        _show(findings)
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _show(findings: list[Finding]) -> None:
+    show = Console(width=None if Console().is_terminal else 160)
+    table = Table(box=None, show_header=False)
+    for finding in findings:
+        table.add_row(_SIGNS[finding.state], escape(finding.what), escape(finding.found))
+    show.print(table)
+    for title, state in (("Needed", "missing"), ("If you want it", "optional")):
+        commands = [finding.mend for finding in findings if finding.state == state and finding.mend is not None]
+        if commands:
+            show.print(f"\n{title}:")
+        for command in commands:
+            show.print(f"    {command}", markup=False, highlight=False, soft_wrap=True)
