@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 
@@ -28,11 +31,29 @@ class NodeFigures(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self._nodes: dict[str | None, dict[str, Any]] = {}
+        self._started: dict[UUID, float] = {}
+        self._spans: list[tuple[float, float]] = []
+        self._lock = threading.Lock()  # nodes that run at once end in threads of their own
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Note when a reply begins."""
+        with self._lock:
+            self._started[run_id] = time.monotonic()
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Add one reply."""
-        for message, reported in replies(response):
-            self._add(message, reported)
+        ended = time.monotonic()
+        with self._lock:
+            self._spans.append((self._started.pop(run_id, ended), ended))
+            for message, reported in replies(response):
+                self._add(message, reported)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget a reply that came to nothing."""
+        with self._lock:
+            self._started.pop(run_id, None)
 
     def _add(self, message: AIMessage, reported: Mapping[str, Any]) -> None:
         node = self._nodes.setdefault(
@@ -60,6 +81,18 @@ class NodeFigures(BaseCallbackHandler):
                 node["tokens"][role][fate] += count
         for part, seconds in reported["seconds"].items():
             node["seconds"][part] += seconds
+
+    def at_once(self) -> tuple[float, float]:
+        """Seconds in which a reply was being written, and those of them in which several were at once."""
+        with self._lock:
+            edges = sorted([(start, 1) for start, _ in self._spans] + [(end, -1) for _, end in self._spans])
+        some = several = 0.0
+        running = 0
+        for (at, change), (following, _) in pairwise([*edges, (edges[-1][0], 0)] if edges else []):
+            running += change
+            some += following - at if running > 0 else 0.0
+            several += following - at if running > 1 else 0.0
+        return some, several
 
     def nodes(self) -> list[dict[str, Any]]:
         """One entry per node, in the order in which the nodes first replied."""

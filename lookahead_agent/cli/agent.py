@@ -30,6 +30,9 @@ EXAMPLE = (
     "Ingredients cost $215.50 in all. How much profit does the bakery make?"
 )
 
+_TOLD = 0.1
+"""Seconds in which several replies were written at once, from which that is worth a word."""
+
 
 def agent(
     question: Annotated[
@@ -117,6 +120,7 @@ def agent(
             "plan": state["plan"],
             "nodes": figures.nodes(),
             "seconds": seconds,
+            "at_once": dict(zip(("replies", "several"), figures.at_once(), strict=True)),
             "results": state.get("results", []),
             "thread": thread_id,
         }
@@ -124,7 +128,9 @@ def agent(
         return
     show.print(f"\n[bold]Answer:[/] {state['answer']}\n", highlight=False)
     show.print(_table(figures.nodes()))
-    show.print(f"{seconds:.1f} s in all", highlight=False)
+    some, several = figures.at_once()
+    together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
+    show.print(f"{seconds:.1f} s in all{together}", highlight=False)
 
 
 @contextmanager
@@ -194,7 +200,7 @@ def _table(nodes: list[dict[str, Any]]) -> Table:
     table = Table(box=None)
     table.add_column("node")
     table.add_column("policy")
-    for heading in ("replies", "steps", "accepted", "tokens", "seconds"):
+    for heading in ("replies", "steps", "accepted", "tokens", "first word", "seconds"):
         table.add_column(heading, justify="right")
     for node in nodes:
         table.add_row(
@@ -205,6 +211,7 @@ def _table(nodes: list[dict[str, Any]]) -> Table:
             # Nothing was there to accept where every reply was an action (or the target alone).
             f"{node['acceptance_rate']:.0%}" if any(node["tokens"]["draft"].values()) else "–",
             str(node["output_tokens"]),
+            f"{node['seconds']['first'] / node['replies']:.1f}",
             f"{node['seconds']['total']:.1f}",
         )
     return table
