@@ -14,6 +14,7 @@ from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import (
+    TOKENS_RIGHT,
     Arrangement,
     Choice,
     Guessing,
@@ -75,6 +76,8 @@ class Arranged:
         reason: Why so, in a sentence.
         arrangement: What was chosen; None where there was nothing to choose.
         observed: Where the pace of replies in it is kept; None where it does not matter.
+        guesses: Tokens that the draft model guesses for each pass of a single reply; 0: it does not, or not always so
+            many.
     """
 
     target: Path | None
@@ -86,6 +89,7 @@ class Arranged:
     reason: str = ""
     arrangement: Arrangement | None = None
     observed: Observed | None = None
+    guesses: int = 0
 
 
 def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: Progress) -> Arranged:
@@ -121,7 +125,8 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
             if config["method"] == "draft_model" and precision["draft"] == "int8-weights":
                 config["quantization"] = INT8_WEIGHTS
             chosen = arrangement if isinstance(method, str) else None
-            more = _measured_guesses(guessing, chosen, config, target, draft, progress)
+            right = (observed.tokens_right() if observed is not None else None) or TOKENS_RIGHT
+            more = _measured_guesses(guessing, chosen, config, target, draft, right, progress)
     return Arranged(
         targets[0],
         drafts[0] if wanted.draft_engine or guessing == "guided" else None,
@@ -136,7 +141,16 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
         choice.reason if choice is not None else "",
         arrangement,
         observed,
+        _guesses_alone(more),
     )
+
+
+def _guesses_alone(arguments: Mapping[str, Any]) -> int:
+    config = arguments.get("speculative_config") or {}
+    if config.get("method") != "draft_model":
+        return 0
+    by_load = config.get("num_speculative_tokens_per_batch_size")
+    return int(by_load[0][2] if by_load else config.get("num_speculative_tokens", 0))
 
 
 def _precision_of_each(
@@ -182,13 +196,14 @@ def _measured_guesses(
     config: dict[str, Any],
     target: Path,
     draft: Path | None,
+    right: float,
     progress: Progress,
 ) -> dict[str, Any]:
     """Engine arguments of a target that guesses tokens, with what was measured where the way was chosen by that."""
     if arrangement is None:
         return {"speculative_config": config}
     if guessing == "draft_model" and draft is not None:
-        return {"speculative_config": config | _by_load(arrangement, target, draft, progress)}
+        return {"speculative_config": config | _by_load(arrangement, target, draft, right, progress)}
     costs = _pass_costs(arrangement, target, progress) if guessing == "guided" else None
     return {"speculative_config": config} | ({"additional_config": {COSTS: costs}} if costs is not None else {})
 
@@ -273,6 +288,7 @@ def _measured_choice(
         target_precisions=of_target,
         draft_precisions=of_draft,
         observed=observed.paces(),
+        tokens_right=observed.tokens_right() or TOKENS_RIGHT,
     )
     return choice, observed
 
@@ -302,12 +318,12 @@ def _with_guesses(method: str | Mapping[str, Any], arrangement: Arrangement | No
     return method
 
 
-def _by_load(arrangement: Arrangement, target: Path, draft: Path, progress: Progress) -> dict[str, Any]:
+def _by_load(arrangement: Arrangement, target: Path, draft: Path, right: float, progress: Progress) -> dict[str, Any]:
     shapes = ModelShape.of(target), ModelShape.of(draft)
     if shapes[0] is None or shapes[1] is None:
         return {}
     times = kernel_times(progress).on(available_cores())
-    schedule = guesses_by_load(shapes[0], shapes[1], arrangement, times)
+    schedule = guesses_by_load(shapes[0], shapes[1], arrangement, times, tokens_right=right)
     return {"num_speculative_tokens_per_batch_size": schedule} if len(schedule) > 1 else {}
 
 

@@ -17,6 +17,7 @@ from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
+from lookahead_agent.machine.choice import right_of
 from lookahead_agent.messages import THINKING_KEY
 from lookahead_agent.modes import Mode, ModeChoice
 from lookahead_agent.policy import VerifierPolicy
@@ -28,6 +29,8 @@ from lookahead_agent.tool_parsers import ToolParser
 
 _TELLING_TOKENS = 24
 """Tokens of a reply from which its pace tells something."""
+_TELLING_PASSES = 12
+"""Passes from which their tokens tell how many guesses were right."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,14 @@ class ChatCall:
         if arranged is None or arranged.arrangement is None or arranged.observed is None:
             return
         if self._chosen.mode == ("off" if arranged.guessing == "none" else "sd"):
-            await asyncio.to_thread(arranged.observed.learn, arranged.arrangement.name, pace)
+            await asyncio.to_thread(arranged.observed.learn, arranged.arrangement.name, pace, self._right(reply))
+
+    def _right(self, reply: ChatReply) -> float | None:
+        """Which share of the tokens that the draft model guessed was right, by how many each pass won."""
+        arranged, passes = self._engines.arranged, reply.report.passes
+        if arranged is None or not arranged.guesses or passes < _TELLING_PASSES or self._chosen.mode != "sd":
+            return None
+        return right_of((len(reply.token_ids) - 1) / (passes - 1), arranged.guesses)
 
     async def _in_its_form(self, prompt: list[int], sampling: Sampling) -> ChatReply:
         request = self._request

@@ -72,6 +72,7 @@ class ReplyReport:
         verifier_calls: Draft steps that the verifier was asked about.
         judge_calls: Questions to a language model that it took to answer.
         refuted: Draft steps that were dropped before the target's step was complete.
+        passes: How often the target gave tokens: more than one at a time where some are guessed.
         target_tokens: Fates of the target's tokens.
         draft_tokens: Fates of the draft's tokens.
         seconds: Wall-clock time: `total`; until the target's `first` token, which is what its prompt took; the part in
@@ -85,6 +86,7 @@ class ReplyReport:
     verifier_calls: int = 0
     judge_calls: int = 0
     refuted: int = 0
+    passes: int = 0
     target_tokens: TokenFates = field(default_factory=TokenFates)
     draft_tokens: TokenFates = field(default_factory=TokenFates)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class ReplyReport:
 
     def add(self, other: ReplyReport) -> None:
         """Add the figures of a reply that went on where this one ended."""
-        for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted"):
+        for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted", "passes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, others in ((self.target_tokens, other.target_tokens), (self.draft_tokens, other.draft_tokens)):
             mine.committed += others.committed

@@ -429,6 +429,7 @@ class _Driver:
         more = await self._within(self._settings.target_timeout, "the target model", stream.read())
         if self._first is None:
             self._first = self._now()
+        self._report.passes += more
         return more
 
     async def _within(self, limit: float | None, who: str, work: Coroutine[Any, Any, T]) -> T:

@@ -25,11 +25,11 @@ class Deaths:
     def __init__(self) -> None:
         self._before = kills_for_memory()
 
-    def explain(self, processes: Sequence[BaseProcess], patience: float = 2.0) -> str | None:
-        """Why they have ended; None if nothing but their own log tells.
+    def explain(self, processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
+        """Why an engine that does not work any more does not, as far as can be told.
 
         Args:
-            processes: vLLM's, started by this process.
+            processes: vLLM's, started by this process; each has workers of its own.
             patience: Seconds to wait for one that is ending; blocks so long.
         """
         for process in processes:
@@ -40,7 +40,12 @@ class Deaths:
         if _KILLED in codes:
             return f"its process was killed, as systems do that run out of memory ({_free()}): {ADVICE}"
         signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
-        return f"its process was ended by {signals[0]}" if signals else None
+        if signals:
+            return f"its process was ended by {signals[0]}"
+        return (
+            "its worker failed, or was killed, as systems do that run out of memory; the log says which "
+            f"(VLLM_LOGGING_LEVEL=INFO). If it was memory ({_free()}): {ADVICE}"
+        )
 
     def explain_start(self, said: str) -> str | None:
         """The same of an engine that did not start.

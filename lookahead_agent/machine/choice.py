@@ -25,12 +25,13 @@ Guessing = Literal["none", "draft_model", "guided"]
 PROMPT_TOKENS, REPLY_TOKENS = 250, 200
 """Of the typical reply."""
 TOKENS_RIGHT = 0.85
-"""Probability that a guessed token is right, until something is known of a pair."""
+"""Probability that a guessed token is right, until something is known of a pair (0.88 was seen of the default pair)."""
+_MOST_RIGHT = 0.99
 MARGIN = 0.05
 """Share of time by which a way must be ahead of a simpler one: predictions are no better than that."""
 
-# vLLM launches a layer's operations one by one on a CPU (measured: 10 ms a pass for 28 layers).
-_SECONDS_A_LAYER = 0.4e-3
+# vLLM launches a layer's operations one by one on a CPU (measured: 24 ms a pass for 28 layers, 28 ms for 24 layers).
+_SECONDS_A_LAYER = 1e-3
 # After a wrong guess the draft reads up to a block of the target's words again before it writes on.
 _PASSES_TO_BEGIN_ANEW = 2.0
 _IN_FLOAT32 = ("fp32", "int8-weights")
@@ -111,6 +112,7 @@ def choose_arrangement(
     target_precisions: Sequence[Kernel] = KERNELS,
     draft_precisions: Sequence[Kernel] = KERNELS,
     observed: Mapping[str, float] | None = None,
+    tokens_right: float = TOKENS_RIGHT,
 ) -> Choice:
     """Choose the arrangement in which a typical reply takes least time; the simpler of two that take the same.
 
@@ -124,14 +126,16 @@ def choose_arrangement(
         target_precisions: Precisions that may be.
         draft_precisions: The same for the draft.
         observed: Seconds per token after the first, by `Arrangement.name`, where replies were measured.
+        tokens_right: Probability that a guessed token is right.
 
     Raises:
         ConfigurationError: Nothing is left to choose from.
     """
     known = observed or {}
-    predicted = list(
+    right = min(tokens_right, _MOST_RIGHT)
+    predicted = _best_guesses(
         _candidates(
-            target, draft, every_core, targets_share, drafts_share, guessing, target_precisions, draft_precisions
+            target, draft, every_core, targets_share, drafts_share, guessing, target_precisions, draft_precisions, right
         )
     )
     if not predicted:
@@ -161,6 +165,16 @@ def choose_arrangement(
     return Choice(chosen.arrangement, _reason(chosen, ranked), tuple(ranked))
 
 
+def _best_guesses(candidates: Iterator[Candidate]) -> list[Candidate]:
+    """Of the candidates that differ only in how many tokens are guessed, the fastest."""
+    best: dict[str, Candidate] = {}
+    for candidate in candidates:
+        name = candidate.arrangement.name
+        if name not in best or candidate.pace < best[name].pace:
+            best[name] = candidate
+    return list(best.values())
+
+
 def _reason(chosen: Candidate, ranked: Sequence[Candidate]) -> str:
     others = [candidate for candidate in ranked if candidate is not chosen]
     against = "; ".join(f"{candidate.arrangement.name}: {candidate.seconds:.0f} s" for candidate in others)
@@ -178,6 +192,7 @@ def _candidates(
     guessing: Sequence[Guessing],
     target_precisions: Sequence[Kernel],
     draft_precisions: Sequence[Kernel],
+    right: float,
 ) -> Iterator[Candidate]:
     for way in guessing:
         for of_target in target_precisions:
@@ -197,26 +212,35 @@ def _candidates(
                         drafting, writing = _Pass(draft, of_draft, every_core), _Pass(target, of_target, every_core)
                         prompt = writing.prompt + drafting.prompt
                         round_ = guesses * drafting.tokens(1) + writing.tokens(guesses + 1)
-                        yield Candidate(arrangement, PROMPT_TOKENS * prompt, round_ / _gain(guesses))
+                        yield Candidate(arrangement, PROMPT_TOKENS * prompt, round_ / tokens_of_a_pass(guesses, right))
                     else:
                         drafting = _Pass(draft, of_draft, drafts_share)
                         writing = _Pass(target, of_target, targets_share)
                         prompt = max(writing.prompt, drafting.prompt)
-                        yield Candidate(arrangement, PROMPT_TOKENS * prompt, _guided(drafting, writing))
+                        yield Candidate(arrangement, PROMPT_TOKENS * prompt, _guided(drafting, writing, right))
 
 
-def _gain(guesses: int) -> float:
-    """Tokens that a pass wins with so many guesses."""
-    return (1 - TOKENS_RIGHT ** (guesses + 1)) / (1 - TOKENS_RIGHT)
+def tokens_of_a_pass(guesses: int, right: float) -> float:
+    """Tokens that a pass wins with so many guesses, each right with a probability below 1 if those before it are."""
+    return (1 - right ** (guesses + 1)) / (1 - right)
 
 
-def _guided(drafting: _Pass, writing: _Pass) -> float:
+def right_of(tokens: float, guesses: int) -> float:
+    """The probability with which guesses are right by which a pass wins so many tokens: `tokens_of_a_pass` reversed."""
+    low, high = 0.0, _MOST_RIGHT
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_of_a_pass(guesses, middle) < tokens else (low, middle)
+    return low
+
+
+def _guided(drafting: _Pass, writing: _Pass, right: float) -> float:
     """Seconds per token of a guided target: draft and target work at the same time, the slower sets the pace."""
-    beginning = (1 - TOKENS_RIGHT) * _PASSES_TO_BEGIN_ANEW * drafting.tokens(1)
+    beginning = (1 - right) * _PASSES_TO_BEGIN_ANEW * drafting.tokens(1)
     draft = drafting.tokens(1) + beginning
     # In the time of a pass the draft writes so many guesses for the next.
     guesses = max(1, min(12, round(writing.tokens(6) / draft)))
-    return max(draft, writing.tokens(guesses + 1) / _gain(guesses))
+    return max(draft, writing.tokens(guesses + 1) / tokens_of_a_pass(guesses, right))
 
 
 class _Pass:
@@ -242,7 +266,12 @@ class _Pass:
 
 
 def guesses_by_load(
-    target: ModelShape, draft: ModelShape, arrangement: Arrangement, times: Times, most_replies: int = 32
+    target: ModelShape,
+    draft: ModelShape,
+    arrangement: Arrangement,
+    times: Times,
+    most_replies: int = 32,
+    tokens_right: float = TOKENS_RIGHT,
 ) -> list[tuple[int, int, int]]:
     """How many tokens to guess for each of so many replies at once: fewer, the more there are.
 
@@ -252,6 +281,7 @@ def guesses_by_load(
         arrangement: With the draft on the target's cores.
         times: What kernels take on them.
         most_replies: At once.
+        tokens_right: Probability that a guessed token is right.
 
     Returns:
         Ranges of replies, both ends included, with the guesses for each: vLLM's
@@ -263,7 +293,7 @@ def guesses_by_load(
     def best(replies: int) -> int:
         def rate(guesses: int) -> float:
             seconds = guesses * drafting.tokens(replies) + writing.tokens(replies * (guesses + 1))
-            return _gain(guesses) / seconds
+            return tokens_of_a_pass(guesses, min(tokens_right, _MOST_RIGHT)) / seconds
 
         return max(range(1, arrangement.guesses + 1), key=rate)
 

@@ -1,4 +1,4 @@
-"""The pace of real replies in each arrangement of engines, kept on disk: it goes before what is predicted."""
+"""What real replies of a pair showed, kept on disk: their pace, and how often guessed tokens were right."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from lookahead_agent.models.cache import cache_dir
 logger = logging.getLogger(__name__)
 
 _KEPT = 15
-"""Latest replies of an arrangement that count. Their median: other programs slow single ones down."""
+"""Latest replies that count. Their median: other programs slow single ones down."""
+_RIGHT = "guessed tokens that were right"
+"""Among the arrangements' names in the file."""
 
 
 class Observed:
-    """Seconds per token, without the prompt, by arrangement, for one pair of models on one machine.
+    """What replies of one pair of models on one machine showed: it goes before what is predicted.
 
     Args:
         models: The models' folders.
@@ -34,20 +36,28 @@ class Observed:
         self._file = cache_dir() / "machine" / f"paces-{digest}.json"
 
     def paces(self) -> dict[str, float]:
-        """What is known, by `Arrangement.name`."""
-        return {name: statistics.median(paces) for name, paces in self._read().items() if paces}
+        """Seconds per token, without the prompt, by `Arrangement.name`."""
+        return {name: statistics.median(paces) for name, paces in self._read().items() if paces and name != _RIGHT}
 
-    def learn(self, arrangement: str, pace: float) -> None:
+    def tokens_right(self) -> float | None:
+        """Share of guessed tokens that were right; None until one was guessed."""
+        found = self._read().get(_RIGHT)
+        return statistics.median(found) if found else None
+
+    def learn(self, arrangement: str, pace: float, right: float | None = None) -> None:
         """Take in a reply that nothing else was written beside.
 
         Args:
             arrangement: `Arrangement.name`.
             pace: Seconds per token after the first: `ReplyReport.pace`.
+            right: Share of its guessed tokens that were right; None: none were guessed, or it cannot be told.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._file.with_suffix(".lock")):
             known = self._read()
-            known[arrangement] = [*known.get(arrangement, []), pace][-_KEPT:]
+            for name, value in ((arrangement, pace), (_RIGHT, right)):
+                if value is not None:
+                    known[name] = [*known.get(name, []), value][-_KEPT:]
             unfinished = self._file.with_suffix(".unfinished")
             unfinished.write_text(json.dumps(known, indent=1), encoding="utf-8")
             os.replace(unfinished, self._file)

@@ -19,6 +19,8 @@ from lookahead_agent.machine.choice import (
     choose_arrangement,
     guesses_by_load,
     pass_costs,
+    right_of,
+    tokens_of_a_pass,
 )
 from lookahead_agent.machine.kernels import BATCHES, KernelTimes, kernel_times
 from lookahead_agent.machine.observed import Observed
@@ -99,11 +101,32 @@ def test_one_slow_reply_makes_all_predictions_slower_and_changes_nothing() -> No
     assert slow.arrangement == first.arrangement
 
 
+@pytest.mark.parametrize("guesses", [1, 2, 5])
+def test_how_often_guesses_are_right_is_known_by_what_passes_win(guesses: int) -> None:
+    for right in (0.0, 0.5, 0.9):
+        assert right_of(tokens_of_a_pass(guesses, right), guesses) == pytest.approx(right, abs=1e-6)
+    assert right_of(guesses + 1, guesses) < 1, "never more than can be reckoned with"
+
+
+def test_the_more_guesses_are_right_the_more_are_made() -> None:
+    made = [
+        chosen(PLAIN, PLAIN_ONE_CORE, guessing=("draft_model",), tokens_right=right).arrangement.guesses
+        for right in (0.3, 0.7, 0.97)
+    ]
+    assert made == sorted(made)
+    assert made[0] < made[-1]
+    known = chosen(PLAIN, PLAIN_ONE_CORE, guessing=("draft_model",), tokens_right=0.97)
+    seen = chosen(
+        PLAIN, PLAIN_ONE_CORE, guessing=("draft_model",), tokens_right=0.97, observed={known.arrangement.name: 0.2}
+    )
+    assert seen.arrangement.guesses == known.arrangement.guesses, "what was observed is of any number of guesses"
+
+
 def test_passes_cost_more_with_more_tokens() -> None:
     costs = pass_costs(TARGET, "fp32", PLAIN)
     assert list(costs) == list(BATCHES)
     assert costs[1] < costs[8] < costs[128]
-    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 0.4e-3)
+    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 1e-3)
 
 
 def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None:
@@ -177,8 +200,10 @@ def test_paces_are_remembered_by_arrangement(cache: Path) -> None:
     assert observed.paces() == {"guided": 0.1}
     observed.learn("guided", 0.1)
     observed.learn("guided", 9.0)  # something else ran on the machine
-    observed.learn("none", 0.2)
+    assert observed.tokens_right() is None
+    observed.learn("none", 0.2, right=0.9)
     assert Observed(["target", "draft"]).paces() == {"guided": 0.1, "none": 0.2}
+    assert Observed(["target", "draft"]).tokens_right() == 0.9
     assert Observed(["target", "other"]).paces() == {}
     (file,) = cache.glob("machine/paces-*.json")
     for _ in range(100):
