@@ -88,9 +88,9 @@ def test_nothing_is_guessed_where_a_draft_costs_as_much_as_its_target() -> None:
 
 def test_what_replies_took_goes_before_what_was_predicted() -> None:
     first = chosen(PLAIN, PLAIN_ONE_CORE)
-    worse = {first.arrangement.name: 10 * first.candidates[0].pace}
-    others = {candidate.arrangement.name: candidate.pace for candidate in first.candidates[1:]}
-    second = chosen(PLAIN, PLAIN_ONE_CORE, observed=worse | others)
+    others = {candidate.arrangement.name: candidate.pace for candidate in first.candidates}
+    worse = {first.arrangement.name: 10 * others[first.arrangement.name]}
+    second = chosen(PLAIN, PLAIN_ONE_CORE, observed=others | worse)
     assert second.arrangement != first.arrangement
     assert "measured" in second.reason
 
@@ -221,4 +221,6 @@ def test_what_a_prompt_takes_is_no_part_of_the_pace() -> None:
     first = chosen(PLAIN, PLAIN_ONE_CORE)
     (seen, *_) = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 0.05}).candidates
     assert seen.observed
-    assert seen.seconds == pytest.approx(first.candidates[0].prompt + 0.05 * REPLY_TOKENS)
+    assert seen.seconds == pytest.approx(seen.prompt + 0.05 * REPLY_TOKENS)
+    before = {candidate.arrangement: candidate.prompt for candidate in first.candidates}
+    assert seen.prompt == before[seen.arrangement]
