@@ -1,0 +1,50 @@
+"""What a reply of a chat model tells of its engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.arranging import Arranged
+from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines.scripted import ScriptedEngine
+from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.machine.choice import Arrangement
+from lookahead_agent.machine.observed import Observed
+from lookahead_agent.testing import replying
+
+ARRANGEMENT = Arrangement("draft_model", "fp32", "fp32", 2)
+
+
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Observed:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    return Observed(["target", "draft"])
+
+
+def chat(observed: Observed, tokens_per_delta: int, **fields: Any) -> ChatLookahead:
+    target = ScriptedEngine(
+        ScriptedTokenizer(), replying(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
+    )
+    arranged = Arranged(
+        None, None, guessing="draft_model", arrangement=ARRANGEMENT, observed=observed, guesses=ARRANGEMENT.guesses
+    )
+    return ChatLookahead(engines=EngineSet(target, arranged=arranged), policy="off", **fields)
+
+
+@pytest.mark.parametrize(("won", "least", "most"), [(1, 0.0, 0.02), (2, 0.6, 0.65), (3, 0.98, 1.0)])
+def test_its_pace_and_how_many_guesses_were_right(observed: Observed, won: int, least: float, most: float) -> None:
+    chat(observed, won).invoke("?")
+    assert 0 < observed.paces()[ARRANGEMENT.name] < 0.1
+    right = observed.tokens_right()
+    assert right is not None
+    assert least <= right <= most
+
+
+def test_a_short_reply_tells_nothing(observed: Observed) -> None:
+    chat(observed, 2, max_tokens=20).invoke("?")
+    assert observed.paces() == {}
+    assert observed.tokens_right() is None
