@@ -31,8 +31,9 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import RetryPolicy, Send, interrupt
+from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
 from lookahead_agent.agents.planned_calls import PlannedCall, read_call
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
@@ -128,10 +129,7 @@ def build_llm_compiler(
     if max_plans < 1:
         raise ValueError("max_plans is at least 1")
     by_name = {tool.name: tool for tool in tools}
-    if unknown := sorted(set(ask_before) - by_name.keys()):
-        raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
-    if ask_before and checkpointer is None:
-        raise ValueError("ask_before needs a checkpointer: a run that waits is kept there")
+    check_ask_before(ask_before, by_name, checkpointer)
     limits = limits or Limits()
     later = sorted(ask_before)
     system = PLANNER.format(tools="\n".join(_described(tool) for tool in tools), example=_example(tools[0]))
@@ -159,7 +157,7 @@ def build_llm_compiler(
 
     def worker(state: WorkerState) -> LLMCompilerState:
         call = state["call"]
-        refusal = _ask(call) if call["tool"] in ask_before else None
+        refusal = refusal_of(call["tool"], call["arguments"]) if call["tool"] in ask_before else None
         with Meter() as meter:
             outcome = ToolOutcome(f"not carried out: {refusal}", failed=True) if refusal else carry_out(call)
         result = CallResult(call=call, output=outcome.output, failed=outcome.failed)
@@ -246,15 +244,6 @@ def _problem(state: LLMCompilerState) -> str | None:
         return None
     problems = [f"Call {number} failed." for number in sorted(failed)]
     return " ".join([*problems, *(f"Call {number} was not made." for number in left)])
-
-
-def _ask(call: PlannedCall) -> str | None:
-    """Ask whether a call is to be made; None if it is, else why not."""
-    question = {"tool": call["tool"], "arguments": call["arguments"], "question": "May this call be made?"}
-    decision = interrupt(question)
-    if decision is True:
-        return None
-    return decision if isinstance(decision, str) and decision else "the user does not want this call"
 
 
 def _described(tool: BaseTool) -> str:

@@ -25,8 +25,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import RetryPolicy, interrupt
+from langgraph.types import RetryPolicy
 
+from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
@@ -81,10 +82,7 @@ def build_react(
     if not tools:
         raise ValueError("the actor needs at least one tool")
     by_name = {tool.name: tool for tool in tools}
-    if unknown := sorted(set(ask_before) - by_name.keys()):
-        raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
-    if ask_before and checkpointer is None:
-        raise ValueError("ask_before needs a checkpointer: a run that waits is kept there")
+    check_ask_before(ask_before, by_name, checkpointer)
     limits = limits or Limits()
     caller = llm.bind_tools(list(tools))
 
@@ -109,7 +107,9 @@ def build_react(
         last = state["messages"][-1]
         assert isinstance(last, AIMessage)
         # All questions first: what follows an interrupt runs again when the graph goes on.
-        refusals = {call["id"]: _ask(call) for call in last.tool_calls if call["name"] in ask_before}
+        refusals = {
+            call["id"]: refusal_of(call["name"], call["args"]) for call in last.tool_calls if call["name"] in ask_before
+        }
         with Meter() as meter:
             observed: list[AnyMessage] = [_observe(call, by_name, refusals.get(call["id"])) for call in last.tool_calls]
             meter.count(*observed)
@@ -152,14 +152,6 @@ def build_react(
 def graph() -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
     """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
     return build_react(default_llm(POLICIES), [template("tools", "calculator").calculator])
-
-
-def _ask(call: Any) -> str | None:
-    """Ask whether a call is to be made; None if it is, else why not."""
-    decision = interrupt({"tool": call["name"], "arguments": call["args"], "question": "May this call be made?"})
-    if decision is True:
-        return None
-    return decision if isinstance(decision, str) and decision else "the user does not want this call"
 
 
 def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:
