@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 # Events that are shown: what became of a step, and that it was judged.
 _SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
+
+_SAME_MOMENT = 1e-3
+"""Seconds by which clocks of what waits and what it waits for may differ."""
 
 LANES = ("draft", "target", "verifier")
 """Who writes or judges, in the order in which they are shown."""
@@ -52,6 +55,9 @@ class Call:
         bars: What was written and judged for it.
         figures: What the reply's metadata says; empty for a reply that did not come to its end.
         text: The reply.
+        critical: Whether the run would have been shorter if it had been: whether nothing that ended later was there to
+            wait for.
+        row: Which row it is on in a picture of all: those of one row do not overlap.
     """
 
     path: str | None
@@ -61,6 +67,11 @@ class Call:
     bars: list[Bar] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    critical: bool = False
+    row: int = 0
+
+
+_Spread = TypeVar("_Spread", Bar, Call)
 
 
 def lane_of(event: Mapping[str, Any]) -> str:
@@ -83,7 +94,21 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
     for call in calls.values():
         for lane in LANES:
             _spread([bar for bar in call.bars if bar.lane == lane])
-    return sorted(calls.values(), key=lambda call: call.start)
+    found = sorted(calls.values(), key=lambda call: call.start)
+    _spread(found, _SAME_MOMENT)
+    _mark_critical(found)
+    return found
+
+
+def _mark_critical(calls: Sequence[Call]) -> None:
+    """Mark the calls that the run's length comes of: the last to end, what ended last before it began, and so on."""
+    left = list(calls)
+    call = max(left, key=lambda call: call.end, default=None)
+    while call is not None:
+        call.critical = True
+        begun = call.start
+        left = [other for other in left if other.end <= begun + _SAME_MOMENT and other is not call]
+        call = max(left, key=lambda call: call.end, default=None)
 
 
 def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
@@ -106,10 +131,10 @@ def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
     )
 
 
-def _spread(bars: list[Bar]) -> None:
-    """Put overlapping bars on rows of their own."""
+def _spread(bars: Sequence[_Spread], overlap: float = 1e-9) -> None:
+    """Put what overlaps by more than `overlap` seconds on rows of its own."""
     ends: list[float] = []
     for bar in sorted(bars, key=lambda bar: bar.start):
-        free = next((row for row, end in enumerate(ends) if end <= bar.start + 1e-9), len(ends))
+        free = next((row for row, end in enumerate(ends) if end <= bar.start + overlap), len(ends))
         ends[free : free + 1] = [bar.end]
         bar.row = free

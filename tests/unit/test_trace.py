@@ -110,3 +110,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(ConfigurationError, match="cannot be written"):
         trace(tmp_path / "run.jsonl", tmp_path / "nowhere" / "run.html")
     write_page([], tmp_path / "empty.html")
+
+
+def test_what_a_runs_length_comes_of_is_marked() -> None:
+    def reply(call: str, start: float, end: float) -> dict[str, Any]:
+        figures = {"steps": 1, "accepted": 0, "tokens": {}, "speculation_off": None, "text": "", "tool_calls": []}
+        return figures | {
+            "type": "reply", "call": call, "path": call, "policy": "off", "at": end, "seconds": {"total": end - start},
+        }  # fmt: skip
+
+    rows = [reply("planner", 0, 4), reply("a", 4, 6), reply("b", 4.0005, 9), reply("c", 6, 7), reply("writer", 9, 10)]
+    calls = timeline(rows)
+    assert [call.path for call in calls if call.critical] == ["planner", "b", "writer"]
+    assert {call.path: call.row for call in calls} == {"planner": 0, "a": 0, "b": 1, "c": 0, "writer": 0}
+    assert timeline([]) == []
+    (only,) = timeline([reply("nothing", 1, 1)])
+    assert only.critical

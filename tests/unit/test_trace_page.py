@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lookahead_agent.trace import timeline, write_page
+from lookahead_agent.trace.timeline import Bar, Call
 from tests.unit.test_trace import REPLY, run
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -67,6 +68,48 @@ def test_a_step_shows_its_text_and_verdict(page: Page) -> None:
     expect(tip).to_contain_text("judged")
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
+
+
+def test_what_waited_for_what_is_marked_and_leads_to_the_reply(page: Page) -> None:
+    expect(page.locator("#path")).to_contain_text("comes of 2 replies (dark): planner → writer")
+    assert page.locator("#overview .critical").all_inner_texts() == ["planner", "writer"]
+    page.locator("#overview .bar").nth(1).click()
+    assert page.url.endswith("#reply-1")
+    assert page.locator("section:target h2").inner_text() == "writer"
+    page.locator("section:target a").first.click()
+    assert page.locator("section:target h2").inner_text() == "planner"
+    expect(page.locator("#nodes th").nth(6)).to_have_text("first word, s")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_search_leaves_what_has_the_words(page: Page) -> None:
+    search = page.locator("#search")
+    search.fill("WRITER")
+    expect(page.locator("#hits")).to_contain_text("1 of 2 replies")
+    assert page.locator("section:visible h2").all_inner_texts() == ["writer"]
+    search.fill("no such words anywhere")
+    expect(page.locator("#hits")).to_have_text("0 of 2 replies, 0 steps")
+    step = page.evaluate("calls[0].bars[0].text.trim().split('\\n')[0]")
+    search.fill(step)
+    assert page.locator(".bar.found").count() >= 1
+    search.fill("")
+    assert page.locator("section:visible").count() == 2
+    assert page.locator(".bar.found").count() == 0
+
+
+def test_a_thousand_steps_can_be_told_apart(browser: Browser, tmp_path: Path) -> None:
+    bars = [Bar("target", number, number + 0.9, "committed", number, f"step {number}") for number in range(1000)]
+    calls = [Call("planner", "off", 0, 1000, bars), Call("writer", "off", 1000, 1001, bars[:3])]
+    write_page(calls, tmp_path / "long.html")
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((tmp_path / "long.html").as_uri())
+    assert page.locator("section").first.locator(".bar").count() == 1000
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the lanes scroll by themselves"
+    first, second = (page.locator(".bar.committed").nth(number).bounding_box() for number in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert second["x"] >= first["x"] + first["width"] > first["x"]
+    page.close()
 
 
 def test_markup_in_a_models_text_is_text(page: Page) -> None:
