@@ -106,8 +106,10 @@ def agent(
         config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [figures, *recorder]}
         start = _start_of(graph, config, question, thread)
         with llm:
+            begun = time.monotonic()
             llm.start(Bars())
             started = time.monotonic()
+            loading = started - begun
             show = Console(stderr=True, quiet=True) if as_json else Console()
             with live_view(recorder[0], show) if live else nullcontext():
                 quiet = Console(quiet=True) if live else show
@@ -120,6 +122,7 @@ def agent(
             "plan": state["plan"],
             "nodes": figures.nodes(),
             "seconds": seconds,
+            "loading_seconds": loading,
             "at_once": dict(zip(("replies", "several"), figures.at_once(), strict=True)),
             "results": state.get("results", []),
             "thread": thread_id,
@@ -130,7 +133,9 @@ def agent(
     show.print(_table(figures.nodes()))
     some, several = figures.at_once()
     together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
-    show.print(f"{seconds:.1f} s in all{together}", highlight=False)
+    show.print(
+        f"{seconds:.1f} s in all{together}; {loading:.1f} s before, until the models were loaded", highlight=False
+    )
 
 
 @contextmanager
