@@ -133,9 +133,7 @@ def agent(
     show.print(_table(figures.nodes()))
     some, several = figures.at_once()
     together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
-    show.print(
-        f"{seconds:.1f} s in all{together}; {loading:.1f} s before, until the models were loaded", highlight=False
-    )
+    show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading", highlight=False)
 
 
 @contextmanager
