@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 # Events that are shown: what became of a step, and that it was judged.
 _SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
 
-_SAME_MOMENT = 1e-3
-"""Seconds by which clocks of what waits and what it waits for may differ."""
+_SAME_MOMENT = 0.05
+"""Seconds by which what waits may seem to begin before what it waits for ends: of both is told a little late."""
 
 LANES = ("draft", "target", "verifier")
 """Who writes or judges, in the order in which they are shown."""
