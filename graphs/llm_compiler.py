@@ -145,7 +145,7 @@ def build_llm_compiler(
             task += "\n\n" + REPLANNER.format(results=results, missing=state.get("missing", ""))
         plan: list[PlannedCall] = []
         with Meter() as meter:
-            most = limits.steps - add_spent(state.get("spent"), None)["steps"] - 1  # without this reply
+            most = limits.steps_left(state.get("spent")) - 1  # without this reply
             with EarlyCalls(carry_out, most=most, later=later) as early:
                 for line in _lines(llm, [SystemMessage(system), HumanMessage(task)], meter):
                     call = read_call(line, by_name, plan=number)
@@ -189,7 +189,7 @@ def build_llm_compiler(
             return "joiner"
         made = _made(state)
         ready = [ready_call(call, made) for call in state["plan"] if call["number"] not in made]
-        room = limits.steps - add_spent(state.get("spent"), None)["steps"]
+        room = limits.steps_left(state.get("spent"))
         return [Send("worker", WorkerState(call=call)) for call in ready if call is not None][:room] or "joiner"
 
     def after_joiner(state: LLMCompilerState) -> str:

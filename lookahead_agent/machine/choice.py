@@ -96,11 +96,13 @@ class Choice:
         arrangement: What is taken.
         reason: Why, in a sentence.
         candidates: The best of each way of guessing, fastest first.
+        tokens_right: Probability that a guessed token is right, by which it was chosen.
     """
 
     arrangement: Arrangement
     reason: str
     candidates: tuple[Candidate, ...]
+    tokens_right: float
 
 
 def choose_arrangement(
@@ -164,7 +166,7 @@ def choose_arrangement(
         if simpler is not None and simpler.seconds <= chosen.seconds * (1 + MARGIN):
             chosen = simpler
             break
-    return Choice(chosen.arrangement, _reason(chosen, ranked), tuple(ranked))
+    return Choice(chosen.arrangement, _reason(chosen, ranked), tuple(ranked), right)
 
 
 def _best_guesses(candidates: Iterator[Candidate]) -> list[Candidate]:

