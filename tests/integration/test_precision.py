@@ -43,23 +43,39 @@ def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]
     assert not list(cache.glob("models/broken*unfinished*"))
 
 
-def test_a_matrix_of_int8_weights_is_the_same_for_few_tokens_and_for_many() -> None:
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (97, 8), (5, 4104), (700, 2056)])
+def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
+    """Sizes with packs and blocks that are whole, and that are not."""
     import torch
 
-    from lookahead_agent.engines.int8_weights import MANY, Int8Matrix
+    from lookahead_agent.engines.int8_weights import Int8Matrix
 
     torch.manual_seed(0)
-    weight, inputs, bias = torch.randn(96, 64), torch.randn(MANY, 64), torch.randn(96)
+    weight, tokens, bias = torch.randn(outputs, inputs), torch.randn(37, inputs), torch.randn(outputs)
     matrix = Int8Matrix(weight)
-    exact = inputs @ weight.T + bias
-    many = matrix(inputs, None, bias)
-    few = torch.cat([matrix(row[None], None, bias) for row in inputs])
-    assert many.dtype == few.dtype == torch.float32
-    spread = exact.std()
-    assert (many - exact).abs().max() < 0.05 * spread, "eight bits are this close"
-    assert (few - many).abs().max() < 0.05 * spread, "and few tokens are as close as bf16 is"
-    assert torch.equal(matrix(inputs[:9], None, bias), few[:9]), "a batch changes nothing below that"
-    assert matrix(inputs[None, :2], None, None).shape == (1, 2, 96)
+    exact = tokens @ weight.T + bias
+    many = matrix(tokens, None, bias)
+    assert many.dtype == torch.float32
+    assert (many - exact).abs().max() < 0.05 * exact.std(), "eight bits are this close"
+    for size in range(1, 10):
+        assert torch.equal(matrix(tokens[:size], None, bias), many[:size]), "a batch changes nothing, bit for bit"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert torch.equal(matrix(tokens, None, bias), many), "nor does the number of threads"
+    torch.set_num_threads(threads)
+    assert matrix(tokens[None, :2], None, None).shape == (1, 2, outputs)
+    assert matrix(tokens[:2].bfloat16(), None, bias).dtype == torch.bfloat16
+    strided = torch.stack([tokens, tokens], dim=2)[:, :, 0]
+    assert torch.equal(matrix(strided, None, bias), many), "wherever the tokens lie in memory"
+
+
+def test_rows_of_integers_are_whole_numbers_of_lanes() -> None:
+    import torch
+
+    from lookahead_agent.engines.int8_kernel import packed
+
+    with pytest.raises(ValueError, match="12 inputs has no whole number of 8"):
+        packed(torch.zeros(4, 12, dtype=torch.int8))
 
 
 # The draft's alone, too: vLLM's processes then know the method by nothing that they are sent but its name.
