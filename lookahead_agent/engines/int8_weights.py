@@ -11,6 +11,7 @@ sent the engine's configuration.
 from __future__ import annotations
 
 import ctypes
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,8 +20,14 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 
-from lookahead_agent.engines.int8_kernel import LANES, multiply, packed
 from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
+
+
+def _kernel() -> ModuleType:
+    # Not above: vLLM's processes begin by looking into every module that is there, and stumble over llvmlite's.
+    from lookahead_agent.engines import int8_kernel
+
+    return int8_kernel
 
 
 class Int8Matrix:
@@ -31,13 +38,15 @@ class Int8Matrix:
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
+        kernel = _kernel()
         exact = weight.detach().float()
         self.scale = (exact.abs().amax(dim=1) / 127).clamp(min=1e-12)
-        self.integers = packed((exact / self.scale[:, None]).round().clamp(-127, 127).to(torch.int8))
+        self.integers = kernel.packed((exact / self.scale[:, None]).round().clamp(-127, 127).to(torch.int8))
+        self._multiply = kernel.multiply
 
     def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
-        out = multiply(inputs.reshape(-1, inputs.shape[-1]).float(), self.integers, self.scale)
+        out = self._multiply(inputs.reshape(-1, inputs.shape[-1]).float(), self.integers, self.scale)
         if bias is not None:
             out += bias
         return out.to(inputs.dtype).reshape(*inputs.shape[:-1], out.shape[-1])
@@ -95,5 +104,5 @@ class Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """How a layer's weights are kept."""
         if isinstance(layer, LinearBase):
-            return UnquantizedLinearMethod() if layer.input_size % LANES else _LinearMethod()
+            return UnquantizedLinearMethod() if layer.input_size % _kernel().LANES else _LinearMethod()
         return _EmbeddingMethod() if isinstance(layer, ParallelLMHead) else None
