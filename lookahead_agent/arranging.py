@@ -116,8 +116,8 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
     guessing: str = arrangement.guessing if arrangement is not None else ways[-1]
     method = guessing if wanted.token_speculation == "auto" else wanted.token_speculation
     precision = _precision_of_each(wanted, arrangement, draft, progress)
-    targets = _as_precision(target, precision["target"], progress)
-    drafts = _as_precision(draft, precision["draft"], progress)
+    targets = as_precision(target, precision["target"], progress)
+    drafts = as_precision(draft, precision["draft"], progress)
     more: dict[str, Any] = {}
     if target is not None:
         config = speculative_config(_with_guesses(method, arrangement), drafts[0], on_cpu=runs_on_cpu())
@@ -169,8 +169,13 @@ def _precision_of_each(
     return precision
 
 
-def _as_precision(folder: Path | None, kernel: Kernel | None, progress: Progress) -> tuple[Path | None, dict[str, Any]]:
+def as_precision(folder: Path | None, kernel: Kernel | None, progress: Progress) -> tuple[Path | None, dict[str, Any]]:
     """The folder and the engine arguments of a model in a precision.
+
+    Args:
+        folder: The model's; None: it is not here.
+        kernel: The precision; None: as the folder says.
+        progress: Told of weights that are written.
 
     Raises:
         ConfigurationError: The precision is for CPUs only.

@@ -17,6 +17,7 @@ from lookahead_agent.cli.bench_datasets import datasets, fetch
 from lookahead_agent.cli.bench_overhead import overhead
 from lookahead_agent.cli.bench_precision import precision as precision_command
 from lookahead_agent.cli.bench_report import compare, report, show_summary
+from lookahead_agent.cli.bench_synthetic import synthetic
 
 bench = typer.Typer(
     help="Measure agents: how fast, how right, and why.", invoke_without_command=True, rich_markup_mode="rich"
@@ -28,6 +29,7 @@ bench.command()(datasets)
 bench.command()(fetch)
 bench.command()(overhead)
 bench.command()(precision_command)
+bench.command()(synthetic)
 
 
 @bench.callback()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from lookahead_agent.cli.bars import Bars
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.borders import MeasuredPoint, picture
 from lookahead_agent.plan.borders import borders as find_borders
+from lookahead_agent.plan.cost_file import read_costs, write_costs
 from lookahead_agent.plan.costs import MachineCosts
 from lookahead_agent.plan.measuring import measure_acceptance, measure_machine
 from lookahead_agent.plan.planner import Acceptance, Setting
@@ -83,7 +83,7 @@ def plan(
         raise typer.BadParameter("made-up weights accept nothing: give --alpha and --token-alpha")
     problems = [] if known else read_problems(dataset_file(dataset), limit)
     arguments = options.engine_arguments(engine_arg)
-    measured = _read(costs)
+    measured = read_costs(costs)
     if measured is None:
         measured = measure_machine(
             model,
@@ -94,7 +94,7 @@ def plan(
             progress=Bars(),
         )
         if costs is not None:
-            _write(costs, measured)
+            write_costs(costs, measured)
     found = Acceptance(0.0, 0.0)
     if not known:
         fields: dict[str, Any] = {"policy": options.policy_of(policy, None), "temperature": 0.0, "max_tokens": 256}
@@ -123,23 +123,6 @@ def plan(
         typer.echo(json.dumps(result))
         return
     _show(measured, acceptance, settings, method)
-
-
-def _read(file: Path | None) -> MachineCosts | None:
-    if file is None or not file.exists():
-        return None
-    try:
-        return MachineCosts.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise ConfigurationError(f"{file} has no measured costs: choose another --costs, or delete it") from error
-
-
-def _write(file: Path, measured: MachineCosts) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _draw_borders(file: Path, measured: MachineCosts, acceptance: Acceptance) -> None:

@@ -175,6 +175,7 @@ class _Driver:
         return Segmentation(
             delimiter=self._settings.delimiter,
             max_step_tokens=self._settings.max_step_tokens,
+            step_tokens=self._settings.step_tokens,
             # Past its thinking, a reply that must answer for itself is an action.
             action_markers=regions.action_markers
             + ((regions.thinking.close,) if regions.thinking and regions.answer_from_target else ()),
@@ -530,7 +531,7 @@ class _Driver:
             return await self._verifier.verify_draft(DraftStep(question, before, draft, prefix))
         assert self._verifier is not None
         assert target is not None
-        return await self._verifier.verify(StepPair(question, before, draft, target))
+        return await self._verifier.verify(StepPair(question, before, draft, target, node.position))
 
     # Those who watch
 

@@ -21,6 +21,8 @@ class DecodingSettings:
         draft_temperature: See `width`.
         delimiter: Text, or pattern, that ends a step.
         max_step_tokens: Length limit of one step in tokens; a step cut there is never accepted.
+        step_tokens: Tokens of every step, whatever they say: for measurements with weights that mean nothing. None:
+            steps end by their text.
         hedge: Whether the target goes on after its own step while the verifier thinks.
         synchronous: Whether to work in rounds (the paper's simpler variant).
         early: Whether a draft step is dropped as soon as the verifier is certain to reject it.
@@ -36,6 +38,7 @@ class DecodingSettings:
     draft_temperature: float = 0.7
     delimiter: str | re.Pattern[str] = "\n\n"
     max_step_tokens: int = 256
+    step_tokens: int | None = None
     hedge: bool = True
     synchronous: bool = False
     early: bool = True

@@ -20,6 +20,7 @@ class Segmentation:
         delimiter: Text, or pattern, that ends a step once the step has other text than white space. Inside a fenced
             code block or a LaTeX display it does not.
         max_step_tokens: Length limit of one step in tokens.
+        step_tokens: Tokens of every step, whatever they say, but for the reply's budget; None: steps end by their text.
         action_markers: Texts that open an action region.
         thinking_marker: Tag that opens the thinking, where a reply has not begun to think yet.
         boundary: Text that ends a step wherever it is, such as the tag that closes the thinking.
@@ -29,6 +30,7 @@ class Segmentation:
 
     delimiter: str | re.Pattern[str] = "\n\n"
     max_step_tokens: int = 256
+    step_tokens: int | None = None
     action_markers: tuple[str, ...] = ()
     thinking_marker: str | None = None
     boundary: str | None = None
@@ -118,6 +120,10 @@ class Segmenter:
 
     def _ended_by(self, token_id: int, piece: str, seen: int) -> StepEnd | None:
         rules = self._rules
+        if rules.step_tokens is not None:
+            if len(self._ids) >= self._budget:
+                return StepEnd.BUDGET
+            return StepEnd.DELIMITER if len(self._ids) >= rules.step_tokens else None
         if token_id in rules.eos_ids:
             return StepEnd.EOS
         if piece:

@@ -53,6 +53,10 @@ class BatchCosts(BaseModel):
             size += 1
         return size
 
+    def shared_by(self, replies: int) -> BatchCosts:
+        """What a batch of each of so many replies costs that are written at once."""
+        return BatchCosts(seconds={size: self.at(size * replies) for size in self.seconds})
+
 
 class MachineCosts(BaseModel):
     """What a pair of models costs on a machine.
@@ -81,6 +85,11 @@ class MachineCosts(BaseModel):
     def c(self) -> float:
         """The cost ratio: time of a draft step over that of a target step, side by side."""
         return self.draft.at(1) / self.beside.at(1)
+
+    def shared_by(self, replies: int) -> MachineCosts:
+        """The same for one of so many replies that are written at once."""
+        both = ("target", "beside", "draft", "draft_alone")
+        return self.model_copy(update={name: getattr(self, name).shared_by(replies) for name in both})
 
 
 async def measure(
@@ -125,8 +134,8 @@ async def _seconds_per_token(
 
     async def write(index: int) -> None:
         # Different prompts, or the prefix cache would make all but one for nothing.
-        ids = _prompt(engine, prompt, 1000 * number + 37 * batch + index)
-        async with aclosing(engine.generate(ids, _sampling(engine, tokens))) as deltas:
+        ids = meaningless_prompt(engine, prompt, 1000 * number + 37 * batch + index)
+        async with aclosing(engine.generate(ids, always_the_same(engine, tokens))) as deltas:
             async for delta in deltas:
                 times[index] += [now()] * len(delta.token_ids)
 
@@ -147,7 +156,9 @@ async def _busy(engine: Engine | None) -> AsyncIterator[None]:
         number = 0
         while True:
             number += 1
-            async with aclosing(engine.generate(_prompt(engine, 32, number), _sampling(engine, 256))) as deltas:
+            async with aclosing(
+                engine.generate(meaningless_prompt(engine, 32, number), always_the_same(engine, 256))
+            ) as deltas:
                 async for _ in deltas:
                     continue
 
@@ -161,13 +172,13 @@ async def _busy(engine: Engine | None) -> AsyncIterator[None]:
         raise error
 
 
-def _prompt(engine: Engine, length: int, salt: int) -> list[int]:
+def meaningless_prompt(engine: Engine, length: int, salt: int) -> list[int]:
     """Tokens that mean nothing, the same for the same salt."""
     size = max(engine.tokenizer.size - 300, 1)
     return [(salt * 7919 + index * 104_729) % size for index in range(length)]
 
 
-def _sampling(engine: Engine, tokens: int) -> Sampling:
-    # One token is allowed, which does not end a reply: all are as long as they should be.
+def always_the_same(engine: Engine, tokens: int) -> Sampling:
+    """One token is allowed, which does not end a reply: all are as long as they should be."""
     allowed = next(token for token in range(engine.tokenizer.size) if token not in engine.tokenizer.eos_ids)
     return Sampling(max_tokens=tokens, temperature=0.0, allowed_token_ids=(allowed,))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import HumanMessage
@@ -19,19 +17,15 @@ from lookahead_agent.bench.statistics import mean
 from lookahead_agent.bench.tasks import ask
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.engines.continuation import continuation_logprobs
-from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.engines.shared import POOL
-from lookahead_agent.engines.vllm_engine import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.messages import template_messages
-from lookahead_agent.models import ModelFacts, choose_models
-from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.plan.costs import BATCHES, BatchCosts, MachineCosts, measure
+from lookahead_agent.plan.pair import Pair, Role
 from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.runtime import GPU_SHARE
 
 
 def measure_machine(
@@ -41,6 +35,8 @@ def measure_machine(
     dummy_weights: bool = False,
     engine_args: Mapping[str, Any] | None = None,
     draft_engine_args: Mapping[str, Any] | None = None,
+    precision: Kernel | None = None,
+    draft_precision: Kernel | None = None,
     batches: Sequence[int] = BATCHES,
     progress: Progress | None = None,
 ) -> MachineCosts:
@@ -53,58 +49,48 @@ def measure_machine(
             be sized before it is downloaded.
         engine_args: Arguments of the target's engine.
         draft_engine_args: Arguments of the draft's engine.
+        precision: Of the target's weights; None: as vLLM has them.
+        draft_precision: Of the draft's.
         batches: Sizes of batches that are measured.
         progress: Shown what is done.
 
     Raises:
         ModelError: A model could not be fetched.
+        ConfigurationError: A precision cannot be had.
         EngineError: An engine could not start, or failed.
         MissingExtraError: vLLM is not installed.
     """
-    require_vllm()
     progress = progress or LogProgress()
-    models = choose_models(model, draft_model)
-    assert models.draft is not None  # one was asked for
-    pair = {"target": models.target, "draft": models.draft}
-    get = fetch_tokenizer if dummy_weights else fetch
-    folders = {role: get(facts, progress) for role, facts in pair.items()}
-    names = {role: _name(facts) for role, facts in pair.items()}
-    given = {"target": dict(engine_args or {}), "draft": dict(draft_engine_args or {})}
-    for role, arguments in given.items():
-        if dummy_weights:
-            arguments["load_format"] = "dummy"
-        if not runs_on_cpu():
-            arguments.setdefault("gpu_memory_utilization", GPU_SHARE[role])
-
-    @contextmanager
-    def engine(role: str, cores: str | None) -> Iterator[Engine]:
-        config = VLLMConfig(folders[role], cores, as_arguments(given[role]))
-        with progress.task(f"Loading {role} model {names[role]}"):
-            started = POOL.acquire(config)
-        try:
-            yield started
-        finally:
-            POOL.release(config)
+    pair = Pair(
+        model,
+        draft_model,
+        dummy_weights=dummy_weights,
+        engine_args=engine_args or {},
+        draft_engine_args=draft_engine_args or {},
+        precision=precision,
+        draft_precision=draft_precision,
+        progress=progress,
+    )
 
     def measured(writing: Engine, beside: Engine | None, title: str) -> BatchCosts:
         with progress.task(f"Measuring {title}"):
             return background.run(measure(writing, batches, beside=beside))
 
-    every = binding(available_cores()) if runs_on_cpu() else None
-    shares = (
-        [binding(cores) for cores in share_cores(available_cores(), with_draft=True)] if runs_on_cpu() else [None] * 2
-    )
-    alone: dict[str, BatchCosts] = {}
-    with engine("target", shares[0]) as target, engine("draft", shares[1]) as draft:
+    roles: tuple[Role, ...] = ("target", "draft")
+    alone: dict[Role, BatchCosts] = {}
+    with (
+        pair.engine("target", pair.shares["target"]) as target,
+        pair.engine("draft", pair.shares["draft"]) as draft,
+    ):
         beside = measured(target, draft, "the target beside the draft")
         drafting = measured(draft, target, "the draft beside the target")
-        if every is None:  # a GPU is not divided: the same engines, one at a time
+        if pair.every_core is None:  # a GPU is not divided: the same engines, one at a time
             alone = {
                 "target": measured(target, None, "the target by itself"),
                 "draft": measured(draft, None, "the draft by itself"),
             }
-    for role in () if alone else ("target", "draft"):
-        with engine(role, every) as only:
+    for role in () if alone else roles:
+        with pair.engine(role, pair.every_core) as only:
             alone[role] = measured(only, None, f"the {role} by itself")
     return MachineCosts(
         target=alone["target"],
@@ -112,7 +98,7 @@ def measure_machine(
         draft=drafting,
         draft_alone=alone["draft"],
         environment=environment(),
-        models=names,
+        models={role: pair.names[role] for role in roles},
         dummy_weights=dummy_weights,
     )
 
@@ -158,9 +144,3 @@ async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]
             raise ConfigurationError("target and draft have different tokenizers: give --token-alpha")
         prompt = draft.tokenizer.chat_prompt(template_messages([HumanMessage(question)]))
         return [value > math.log(0.5) for value in await continuation_logprobs(draft, prompt, reply)]
-
-
-def _name(facts: ModelFacts) -> str:
-    """Its Hub id, or the folder's name."""
-    folder = Path(facts.hub_id)
-    return folder.name if folder.is_absolute() else facts.hub_id

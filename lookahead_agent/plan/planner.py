@@ -123,20 +123,50 @@ def _lookahead(
         mode: The mode.
         token_depth: γ₂.
     """
-    alone = costs.target.at(1) * acceptance.step_tokens
-    target = alone / speed(1)
     for depth in DEPTHS:
         # A second candidate and guessed tokens want the same room in a batch.
         for width in WIDTHS if token_depth == 1 else (1,):
-            draft = costs.draft.at(width) * acceptance.step_tokens
-            durations = Durations(
-                always(target),
-                always(draft),
-                always(acceptance.verifier),
-                slowdown=lambda steps: speed(1) / speed(steps),
-            )
-            found = simulate(acceptance.steps, depth, durations, steps=_STEPS, width=width)
-            yield Setting(mode, found.steps * alone / found.seconds, depth, width, token_depth)
+            yield Setting(mode, _steps_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)
+
+
+def _steps_speed(
+    costs: MachineCosts, acceptance: Acceptance, speed: Callable[[int], float], depth: int, width: int
+) -> float:
+    """Speed with steps ahead, simulated."""
+    alone = costs.target.at(1) * acceptance.step_tokens
+    durations = Durations(
+        always(alone / speed(1)),
+        always(costs.draft.at(width) * acceptance.step_tokens),
+        always(acceptance.verifier),
+        slowdown=lambda steps: speed(1) / speed(steps),
+    )
+    found = simulate(acceptance.steps, depth, durations, steps=_STEPS, width=width)
+    return found.steps * alone / found.seconds
+
+
+def predicted_speed(
+    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
+) -> float:
+    """Predicted speed of one way to write replies, against the target by itself with as many at once.
+
+    Args:
+        costs: What the pair costs here.
+        acceptance: What is guessed right.
+        mode: The way.
+        depth: γ₁, where steps are speculated on.
+        token_depth: γ₂, where tokens are.
+        replies: How many are written at once, each of which has a share of every batch.
+    """
+    if replies > 1:
+        costs = costs.shared_by(replies)
+    if mode == "off":
+        return 1.0
+    if mode in ("guided", "lr+guided"):
+        speed = _guided_speed(costs, acceptance, token_depth)
+    else:
+        by_tokens = token_depth if mode != "lr" else 1
+        speed = _token_speed(costs, acceptance, "draft_model", alone=mode == "sd", depth=by_tokens)
+    return speed(1) if mode in ("sd", "guided") else _steps_speed(costs, acceptance, speed, depth, 1)
 
 
 def _token_speed(

@@ -18,12 +18,14 @@ class StepPair:
         before: The reply up to the two steps.
         draft: The draft's step ŝ.
         target: The target's step s.
+        position: Which step of the reply they would be, from 0.
     """
 
     question: str
     before: str
     draft: Step
     target: Step
+    position: int = 0
 
 
 @dataclass(frozen=True)

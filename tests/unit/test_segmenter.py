@@ -195,3 +195,13 @@ _PIECES = ["a", "\n", "``", "```", "~~~", "\\", "[", "\\]", "$", "$$", "\\begin{
 def test_what_is_known_of_the_text_before_depends_on_no_cut(pieces: list[str], cut: int, room: int) -> None:
     first, second = "".join(pieces[:cut]), "".join(pieces[cut:])
     assert Before(room).then(first).then(second) == Before(room).then(first + second)
+
+
+def test_steps_of_a_number_of_tokens() -> None:
+    steps = segment(
+        "one\n\ntwo three four <tool> five", Segmentation(step_tokens=2, action_markers=("<tool>",)), budget=6
+    )
+    assert [len(step.token_ids) for step in steps] == [2, 2, 2]
+    assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.DELIMITER, StepEnd.BUDGET]
+    short = segment("one two three", Segmentation(step_tokens=2), budget=3)
+    assert [(len(step.token_ids), step.end) for step in short] == [(2, StepEnd.DELIMITER), (1, StepEnd.BUDGET)]

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import uvicorn
 
-from lookahead_agent.cli import options
+from lookahead_agent.cli import bench_synthetic, options
 from lookahead_agent.cli import plan as plan_command
 from lookahead_agent.cli import running as running_commands
 from lookahead_agent.cli import up as up_command
 from lookahead_agent.plan.borders import borders
 from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.testing import scripted_chat
+from tests.unit.test_bench_synthetic import _Pair
 from tests.unit.test_cli import run
 from tests.unit.test_examples import reply_to
 from tests.unit.test_plan import SMALL
@@ -47,6 +48,8 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(options, "ChatLookahead", chat)
     monkeypatch.setattr("lookahead_agent.bench.arms.ChatLookahead", Scripted)
     monkeypatch.setattr(plan_command, "measure_machine", lambda *_, **__: SMALL)
+    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: _Pair())
+    monkeypatch.setattr(bench_synthetic, "measure_machine", lambda *_, **__: SMALL)
     monkeypatch.setattr(plan_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
     monkeypatch.setattr(plan_command, "find_borders", lambda costs, *_: borders(costs, [0.3], [0.0, 1.0]))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
@@ -72,6 +75,8 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         monkeypatch.setattr(running_commands, "ask_keeper", _ended_keeper)
     if arguments[0] == "serve":
         arguments += ["--port", "0"]  # the documented one may be taken
+    if arguments[:2] == ["bench", "synthetic"]:
+        arguments += ["--steps", "2", "--step-tokens", "2", "--repeats", "1"]
     if arguments[0] == "bench" and arguments[1].startswith("--") and "--dataset" not in arguments:
         arguments += ["--limit", "1"]  # of the 60 problems that ship
     assert run(*arguments, monkeypatch=monkeypatch) == 0, capsys.readouterr().err

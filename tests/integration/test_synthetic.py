@@ -1,0 +1,61 @@
+"""Acceptance that is drawn, on real vLLM with a tiny pair."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent.bench.synthetic import ChanceByPosition, Synthetic, SyntheticBench, results
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.plan.pair import Pair
+from lookahead_agent.progress import LogProgress
+from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.verifiers.protocol import StepPair
+from tests.integration.conftest import TINY_ENGINE
+
+WHAT = Synthetic(
+    modes=("lr",),
+    alphas=(0.6,),
+    depths=(3,),
+    replies=(1, 2),
+    step_tokens=6,
+    steps=24,
+    repeats=1,
+)
+
+
+def test_the_steps_that_are_drawn_are_accepted(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    pair = Pair(
+        str(tiny_pair[0]),
+        str(tiny_pair[1]),
+        dummy_weights=True,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+        precision=None,
+        draft_precision=None,
+        progress=LogProgress(),
+    )
+    bench = SyntheticBench(pair, WHAT, tmp_path / "rows.jsonl")
+    assert bench.run(LogProgress())
+    assert len(bench.rows()) == bench.total == 4
+    for row in bench.rows():
+        assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == WHAT.tokens * row.replies
+    looked = [row for row in bench.rows() if row.mode == "lr"]
+    # Which steps are accepted is known before: those that are drawn, but where the draft was late.
+    for row in looked:
+        drawn = [_accepted(f"{row.repeat}.{number}", row.alpha) for number in range(row.replies)]
+        assert sum(map(sum, drawn)) - row.late <= row.accepted <= sum(map(sum, drawn))
+        assert row.judged + row.late == row.steps == row.replies * (WHAT.steps - 1)
+    assert all(one.speed > 0 for one in results(bench.rows(), WHAT, None))
+    again = Synthetic(**{**vars(WHAT), "modes": ("sd",)})
+    with pytest.raises(ConfigurationError, match="vLLM's CPU build does not draw"):
+        SyntheticBench(pair, again, tmp_path / "others.jsonl")
+
+
+def _accepted(question: str, alpha: float) -> list[bool]:
+    chance = ChanceByPosition(alpha, WHAT.seed)
+    step = Step((1,), "x", StepEnd.DELIMITER)
+    pairs = [StepPair(question, "", step, step, position) for position in range(WHAT.steps - 1)]
+    return [asyncio.run(chance.verify(pair)).accepted for pair in pairs]

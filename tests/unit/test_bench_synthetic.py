@@ -1,0 +1,302 @@
+"""The benchmark with acceptance that is drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from lookahead_agent.bench import synthetic as synthetic_module
+from lookahead_agent.bench.synthetic import (
+    ChanceByPosition,
+    Synthetic,
+    SyntheticBench,
+    SyntheticRow,
+    Way,
+    results,
+    synthetic_acceptance,
+)
+from lookahead_agent.cli import bench_synthetic
+from lookahead_agent.cli.app import app
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.plan.costs import BatchCosts, MachineCosts
+from lookahead_agent.plan.planner import Acceptance, predicted_speed
+from lookahead_agent.progress import LogProgress
+from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.verifiers.protocol import StepPair
+
+STEP = Step((1,), "x", StepEnd.DELIMITER)
+SMALL = Synthetic(modes=("off", "lr"), alphas=(0.5,), depths=(2,), step_tokens=4, steps=9, repeats=2)
+
+
+class _Same:
+    """Writes the one token that is allowed, for as long as it may."""
+
+    def __init__(self, tokenizer: ScriptedTokenizer, log: list[tuple[str, Any]], role: str) -> None:
+        self._tokenizer = tokenizer
+        self._log, self._role = log, role
+        self.running = 0
+
+    @property
+    def tokenizer(self) -> ScriptedTokenizer:
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        return 4096
+
+    @property
+    def in_flight(self) -> int:
+        return self.running
+
+    @property
+    def healthy(self) -> bool:
+        return True
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        assert sampling.allowed_token_ids is not None
+        self._log.append((self._role, sampling))
+        self.running += 1
+        try:
+            for index in range(sampling.max_tokens):
+                await asyncio.sleep(0.0002 if self._role == "target" else 0.0001)
+                last = index == sampling.max_tokens - 1
+                yield Delta(sampling.allowed_token_ids, finish_reason="length" if last else None)
+        finally:
+            self.running -= 1
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class _Pair:
+    """Two models that are as fast as can be."""
+
+    draft_folder = Path("small")
+    draft_quantization: str | None = None
+    every_core = "0-1"
+
+    def __init__(self, divided: bool = True) -> None:
+        self.divided = divided
+        self.draws_tokens = True
+        self.names = {"target": "big", "draft": "small"}
+        self.arguments: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
+        self.shares = {"target": "0", "draft": "1"}
+        self.tokenizer = ScriptedTokenizer()
+        self.tokenizer.encode("one two three four")
+        self.started: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.log: list[tuple[str, Any]] = []
+        self.open = 0
+        self.fails = False
+
+    @contextmanager
+    def engine(self, role: str, cores: str | None, **arguments: Any) -> Iterator[_Same]:
+        if self.fails:
+            raise EngineError("no engine today")
+        self.started.append((role, cores, arguments))
+        self.open += 1
+        yield _Same(self.tokenizer, self.log, role)
+        self.open -= 1
+
+
+def bench(pair: _Pair, what: Synthetic, out: Path) -> SyntheticBench:
+    return SyntheticBench(pair, what, out)  # type: ignore[arg-type]
+
+
+def test_steps_end_by_count_and_draws_decide(tmp_path: Path) -> None:
+    pair = _Pair()
+    measured = bench(pair, SMALL, tmp_path / "rows.jsonl")
+    assert measured.total == 4
+    assert measured.run(LogProgress())
+    assert pair.open == 0
+    rows = measured.rows()
+    assert [(row.mode, row.repeat) for row in rows] == [("off", 0), ("lr", 0), ("off", 1), ("lr", 1)]
+    for row in rows:
+        assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == SMALL.tokens
+        assert row.pace > 0
+    looked = [row for row in rows if row.mode == "lr"]
+    assert all(row.steps == SMALL.steps - 1 for row in looked), "the last step is nobody's to accept"
+    assert all(row.judged + row.late == row.steps for row in looked)
+    assert all(row.accepted <= row.judged for row in looked)
+    drawn = [_accepted(row.repeat, position) for row in looked for position in range(row.steps)]
+    assert any(drawn)
+    assert not all(drawn), "both happen with this seed"
+    if not any(row.late for row in looked):
+        assert [row.accepted for row in looked] == [sum(drawn[: SMALL.steps - 1]), sum(drawn[SMALL.steps - 1 :])]
+    assert pair.started == [("target", "0", {}), ("draft", "1", {}), ("target", "0-1", {})]
+
+
+def _accepted(repeat: int, position: int) -> bool:
+    pair = StepPair(f"{repeat}.0", "", STEP, STEP, position)
+    return asyncio.run(ChanceByPosition(0.5, SMALL.seed).verify(pair)).accepted
+
+
+def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert not bench(_Pair(), SMALL, out).run(LogProgress(), seconds=1e-9)
+    broken = _Pair()
+    broken.fails = True
+    with pytest.raises(EngineError, match="no engine today"):
+        bench(broken, SMALL, out).run(LogProgress())
+    assert bench(_Pair(), SMALL, out).run(LogProgress())
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:3]) + "\n" + lines[3][:40])
+    again = _Pair()
+    assert bench(again, SMALL, out).run(LogProgress())
+    assert len(out.read_text().splitlines()) == 4
+    assert len({row.key for row in bench(_Pair(), SMALL, out).rows()}) == 4
+    with pytest.raises(ConfigurationError, match="results of other settings"):
+        bench(_Pair(), Synthetic(modes=("off",), step_tokens=5), out)
+    out.write_text(json.dumps({"kind": "sample"}) + "\n")
+    with pytest.raises(ConfigurationError, match="other rows than of bench synthetic"):
+        bench(_Pair(), SMALL, out)
+
+
+def test_engines_of_each_block(tmp_path: Path) -> None:
+    every = Synthetic(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1, token_alpha=0.5, guesses=3)
+    pair = _Pair()
+    assert bench(pair, every, tmp_path / "cpu.jsonl").run(LogProgress())
+    configs = [(role, cores, given.get("speculative_config", {}).get("method")) for role, cores, given in pair.started]
+    beside = [("draft", "1", None), ("target", "0-1", None)]
+    assert configs == [
+        *[("target", "0-1", "draft_model"), ("target", "0-1", None)],
+        *[("target", "0", None), *beside],
+        *[("target", "0", "draft_model"), *beside],
+        *[("target", "0", "custom_class"), *beside],
+    ]
+    guided = pair.started[-3][2]["speculative_config"]
+    assert guided["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
+    assert guided["num_speculative_tokens"] == 3
+    shared = _Pair(divided=False)
+    measured = bench(shared, every, tmp_path / "gpu.jsonl")
+    assert measured.run(LogProgress())
+    assert [role for role, *_ in shared.started] == ["target", "draft", "target", "target", "draft", "target", "draft"]
+    assert sum(row.mode == "off" for row in measured.rows()) == 1, "measured once, with a target that guesses nothing"
+    found = list(results(measured.rows(), every, None))
+    assert [one.way.mode for one in found] == ["lr", "sd", "lr+sd", "guided", "lr+guided"], "each against that one"
+
+
+def test_tokens_are_not_drawn_where_vllm_cannot(tmp_path: Path) -> None:
+    pair = _Pair()
+    pair.draws_tokens = False
+    with pytest.raises(ConfigurationError, match=r"which sd, guided would need: choose the modes off,lr"):
+        bench(pair, Synthetic(modes=("sd", "lr", "guided")), tmp_path / "rows.jsonl")
+
+
+def test_the_draft_is_loaded_as_it_is_quantized(tmp_path: Path) -> None:
+    pair = _Pair()
+    pair.draft_quantization = "some"
+    only = Synthetic(modes=("sd",), alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+    assert bench(pair, only, tmp_path / "rows.jsonl").run(LogProgress())
+    assert pair.started[0][2]["speculative_config"]["quantization"] == "some"
+
+
+@given(st.floats(0, 1), st.integers(0, 5))
+def test_draws_keep_their_probability(alpha: float, seed: int) -> None:
+    verifier = ChanceByPosition(alpha, seed)
+
+    async def share() -> float:
+        verdicts = [await verifier.verify(StepPair("q", "", STEP, STEP, position)) for position in range(1500)]
+        return sum(verdict.accepted for verdict in verdicts) / len(verdicts)
+
+    assert asyncio.run(share()) == pytest.approx(alpha, abs=0.08)
+
+
+@given(st.floats(0, 1), st.integers(1, 8))
+def test_vllm_is_given_what_it_takes(alpha: float, guesses: int) -> None:
+    rates = synthetic_acceptance(alpha, guesses)["synthetic_acceptance_rates"]
+    assert len(rates) == guesses
+    assert all(0 <= later <= earlier <= 1 for earlier, later in itertools.pairwise(rates))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"modes": ()}, "modes are some of"),
+        ({"modes": ("fast",)}, "modes are some of"),
+        ({"alphas": (1.2,)}, "probabilities"),
+        ({"token_alpha": -0.1}, "probabilities"),
+        ({"depths": (0,)}, "from 1 to 16"),
+        ({"replies": ()}, "at least 1"),
+        ({"steps": 1}, "at least 2"),
+    ],
+)
+def test_what_cannot_be_measured(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Synthetic(**wrong)
+
+
+def _row(mode: str, pace: float, repeat: int = 0, **more: Any) -> SyntheticRow:
+    way = {"depth": 2, "alpha": 0.5} if mode == "lr" else {"depth": 0, "alpha": 0.0}
+    fates = {"committed": 10, "rejected": 0, "aborted": 0, "guesses": 0}
+    counts = {"steps": 10, "accepted": 4, "judged": 8, "late": 2, "passes": 5, "waiting": 0.01, "replies": 1}
+    fields = {"block": "lr", "mode": mode, "pace": pace, "repeat": repeat, "tokens": {"target": fates, "draft": fates}}
+    return SyntheticRow.model_validate(fields | way | counts | more)
+
+
+COSTS = MachineCosts(
+    target=BatchCosts(seconds={1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}),
+    beside=BatchCosts(seconds={1: 2.0, 2: 2.0, 4: 2.0, 8: 2.0}),
+    draft=BatchCosts(seconds={1: 0.5, 2: 0.5}),
+    draft_alone=BatchCosts(seconds={1: 0.25, 2: 0.5}),
+)
+
+
+def test_results_are_paired_and_held_against_theory() -> None:
+    rows = [_row("off", 1.0), _row("lr", 0.5), _row("off", 3.0, 1), _row("lr", 1.0, 1), _row("lr", 9.0, 2)]
+    (found,) = results(rows, SMALL, COSTS)
+    assert found.way == Way("lr", 2, 0.5, 1)
+    assert (found.speed, found.least, found.most, found.measured) == (2.5, 2.0, 3.0, 2)
+    assert found.alpha == 0.5
+    assert found.late == 0.2
+    assert found.tokens_a_pass == 2.0
+    assert found.predicted == predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5)
+    assert next(results(rows, SMALL, None)).predicted is None
+
+
+def test_predictions() -> None:
+    half = Acceptance(0.0, 0.5, 10)
+    assert predicted_speed(COSTS, half, "off", 0, 1) == 1
+    # Two guesses of 0.25 s each, a pass of 1 s, and 1.75 tokens.
+    assert predicted_speed(COSTS, half, "sd", 0, 3) == pytest.approx(1.75 / 1.5)
+    assert predicted_speed(COSTS, half, "lr", 4, 3) == pytest.approx(0.5, rel=0.01), "nothing accepted, half the cores"
+    assert predicted_speed(COSTS, Acceptance(1.0, 0.5, 10), "lr", 8, 3) == pytest.approx(2.0, rel=0.03), "draft-bound"
+    assert predicted_speed(COSTS, half, "lr+sd", 4, 3) == pytest.approx(0.5 * 1.75 / 1.5, rel=0.02)
+    assert predicted_speed(COSTS, half, "guided", 0, 5) > 0.5
+    full = COSTS.model_copy(update={"beside": BatchCosts(seconds={1: 2.0, 8: 16.0})})
+    everything = Acceptance(1.0, 0.5, 10)
+    assert predicted_speed(full, everything, "lr", 4, 3, replies=2) < predicted_speed(COSTS, everything, "lr", 4, 3)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = _Pair()
+    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: pair)
+    monkeypatch.setattr(bench_synthetic, "measure_machine", lambda *_, **__: COSTS)
+    costs, out = tmp_path / "costs.json", tmp_path / "rows.jsonl"
+    command = ["bench", "synthetic", "--modes", "lr", "--alphas", "0.5", "--depths", "2", "--step-tokens", "4"]
+    command += ["--steps", "9", "--repeats", "1", "--out", str(out)]
+    short = CliRunner().invoke(app, [*command, "--seconds", "1", "--costs", str(costs)])
+    assert short.exit_code == 0, short.output
+    assert costs.exists()
+    assert "lr" in short.output
+    shown = CliRunner().invoke(app, [*command, "--costs", str(costs), "--json"])
+    (result,) = json.loads(shown.stdout)
+    assert result["predicted"] == pytest.approx(predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5))
+    monkeypatch.setattr(synthetic_module.SyntheticBench, "run", lambda *_: False)
+    unfinished = CliRunner().invoke(app, command)
+    assert unfinished.exit_code == 75
+    assert "2 of 2 rows" in unfinished.output
+    wrong = CliRunner().invoke(app, [*command, "--precision", "int3"])
+    assert wrong.exit_code == 2
+    assert "int3" in wrong.output
