@@ -22,6 +22,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
 
+_BLOCK = 1 << 17
+"""Weights that are made integers at a time: few enough to be in a core's cache from one operation to the next."""
+
 
 def _kernel() -> ModuleType:
     # Not above: vLLM's processes begin by looking into every module that is there, and stumble over llvmlite's.
@@ -39,9 +42,15 @@ class Int8Matrix:
 
     def __init__(self, weight: torch.Tensor) -> None:
         kernel = _kernel()
-        exact = weight.detach().float()
-        self.scale = (exact.abs().amax(dim=1) / 127).clamp(min=1e-12)
-        self.integers = kernel.packed((exact / self.scale[:, None]).round().clamp(-127, 127).to(torch.int8))
+        exact = weight.detach()
+        self.scale = torch.empty(exact.shape[0])
+        integers = torch.empty_like(exact, dtype=torch.int8)
+        for begin in range(0, exact.shape[0], rows := max(1, _BLOCK // exact.shape[1])):
+            part = slice(begin, begin + rows)
+            block = exact[part].float()
+            self.scale[part] = (block.abs().amax(dim=1) / 127).clamp_(min=1e-12)
+            integers[part] = (block / self.scale[part, None]).round_().clamp_(-127, 127)
+        self.integers = kernel.packed(integers)
         self._multiply = kernel.multiply
 
     def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
