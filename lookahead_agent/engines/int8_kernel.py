@@ -142,7 +142,18 @@ def _packs(rows: int, tokens: int) -> Any:
 _one, _two, _three, _four = (_packs(rows, tokens) for tokens, rows in _ROWS.items())
 
 
-@cfunc(types.void(types.CPointer(types.int64)), cache=True)
+def _compiled(function: Any) -> Any:
+    """Machine code, kept for later processes where it may be written anywhere."""
+    signature = types.void(types.CPointer(types.int64))
+    try:
+        return cfunc(signature, cache=True)(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        return cfunc(signature)(function)
+
+
+@_compiled
 def _share(work):  # type: ignore[no-untyped-def]
     """A thread's share of a multiplication: some of the packs."""
     weights, scales, inputs, outputs = work[0], work[1], work[2], work[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -67,6 +68,23 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
     assert matrix(tokens[:2].bfloat16(), None, bias).dtype == torch.bfloat16
     strided = torch.stack([tokens, tokens], dim=2)[:, :, 0]
     assert torch.equal(matrix(strided, None, bias), many), "wherever the tokens lie in memory"
+
+
+def test_the_kernel_needs_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from numba.core import caching
+
+    from lookahead_agent.engines import int8_kernel
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    spec = importlib.util.spec_from_file_location("kernel_anew", int8_kernel.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    anew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(anew)
+    integers, tokens = torch.randint(-127, 128, (7, 16), dtype=torch.int8), torch.randn(3, 16)
+    found = anew.multiply(tokens, anew.packed(integers), torch.ones(7))
+    assert torch.allclose(found, tokens @ integers.float().t(), rtol=1e-4, atol=1e-2)
 
 
 def test_rows_of_integers_are_whole_numbers_of_lanes() -> None:
