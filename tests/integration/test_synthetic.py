@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from lookahead_agent import ChatLookahead, background
 from lookahead_agent.bench.synthetic import ChanceByPosition, Synthetic, SyntheticBench, results
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.pair import Pair
+from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers.protocol import StepPair
@@ -26,7 +30,14 @@ WHAT = Synthetic(
 )
 
 
-def test_the_steps_that_are_drawn_are_accepted(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+async def _engines_of(llm: ChatLookahead) -> dict[str, Engine | None]:
+    async with llm._engines(as_policy("exact")) as engines:
+        return {"target": engines.target, "draft": engines.draft}
+
+
+def test_the_steps_that_are_drawn_are_accepted(
+    tiny: ChatLookahead, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = Pair(
         str(tiny_pair[0]),
         str(tiny_pair[1]),
@@ -37,6 +48,9 @@ def test_the_steps_that_are_drawn_are_accepted(tiny_pair: tuple[Path, Path], tmp
         draft_precision=None,
         progress=LogProgress(),
     )
+    # Engines that are there already: `plan` is tested with those that a pair starts.
+    engines = background.run(_engines_of(tiny))
+    monkeypatch.setattr(pair, "engine", lambda role, cores, **_: nullcontext(engines[role]))
     bench = SyntheticBench(pair, WHAT, tmp_path / "rows.jsonl")
     assert bench.run(LogProgress())
     assert len(bench.rows()) == bench.total == 4
