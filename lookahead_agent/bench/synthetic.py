@@ -8,12 +8,12 @@ and what is measured can be held against theory. All replies are as long as each
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +26,13 @@ from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.token_speculation import speculative_config
-from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.costs import MachineCosts, always_the_same, meaningless_prompt
 from lookahead_agent.plan.pair import Pair
 from lookahead_agent.plan.planner import Acceptance, ModeName, predicted_speed
 from lookahead_agent.progress import Progress
 from lookahead_agent.verifiers.protocol import StepPair, Verdict
+from lookahead_agent.verifiers.random_accept import draw
 
 Block = Literal["off", "sd", "lr", "lr+sd", "guided"]
 """Engines that are in memory at the same time, by the way that needs them."""
@@ -48,6 +48,7 @@ _BLOCK_OF: dict[ModeName, Block] = {
 STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")
 """Modes in which no tokens are guessed."""
 _PROMPT_TOKENS = 128
+_PROMPTS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -202,9 +203,8 @@ class ChanceByPosition:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Draw for a pair."""
-        drawn = hashlib.sha256(f"{self._seed}\0{pair.question}\0{pair.position}".encode()).digest()
-        value = int.from_bytes(drawn[:8]) / 2**64
-        return Verdict(value < self._alpha, "drawn", value)
+        drawn = draw(self._seed, pair.question, pair.position)
+        return Verdict(drawn < self._alpha, "drawn", drawn)
 
 
 def synthetic_acceptance(token_alpha: float, guesses: int) -> dict[str, Any]:
@@ -223,23 +223,6 @@ def synthetic_acceptance(token_alpha: float, guesses: int) -> dict[str, Any]:
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": rates,
     }
-
-
-@dataclass
-class _Counted:
-    """What became of the positions of a reply."""
-
-    judged: set[int] = field(default_factory=set)
-    drafts: set[int] = field(default_factory=set)
-    targets: set[int] = field(default_factory=set)
-
-    def see(self, event: StepEvent) -> None:
-        if event.kind == "judged":
-            self.judged.add(event.position)
-        elif event.kind == "accepted":
-            self.drafts.add(event.position)
-        elif event.kind == "committed":
-            self.targets.add(event.position)
 
 
 class SyntheticBench:
@@ -337,22 +320,25 @@ class SyntheticBench:
         settings = DecodingSettings(
             depth=way.depth, step_tokens=self._what.step_tokens, guided=way.mode in ("guided", "lr+guided")
         )
-        counted = [_Counted() for _ in range(way.replies)]
+        positions: list[dict[str, set[int]]] = [defaultdict(set) for _ in range(way.replies)]  # by kind of event
 
         async def write(number: int) -> Any:
             name = f"{repeat}.{number}"
             # Different prompts, or the prefix cache would make all but one for nothing.
-            prompt = meaningless_prompt(target, _PROMPT_TOKENS, _number(name, way))
+            prompt = meaningless_prompt(target, _PROMPT_TOKENS, int(_PROMPTS * draw(name, way)))
             request = ReplyRequest(tuple(prompt), always_the_same(target, self._what.tokens), question=name)
             verifier = ChanceByPosition(way.alpha, self._what.seed) if way.depth else None
-            return await lookahead(request, target, draft, verifier, settings, on_step=counted[number].see)
+
+            def see(event: StepEvent) -> None:
+                positions[number][event.kind].add(event.position)
+
+            return await lookahead(request, target, draft, verifier, settings, on_step=see)
 
         reports = [reply.report for reply in await asyncio.gather(*map(write, range(way.replies)))]
-        last = self._what.steps - 1
-        drafts, targets = (
-            [each - {last} for each in kind] for kind in ([c.drafts for c in counted], [c.targets for c in counted])
+        last = {self._what.steps - 1}
+        drafts, targets, judged = (
+            [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
         )
-        judged = [each.judged for each in counted]
         return SyntheticRow(
             block=block,
             mode=way.mode,
@@ -379,11 +365,6 @@ class SyntheticBench:
         )
 
 
-def _number(*parts: object) -> int:
-    """A number for a prompt, the same in every process."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:3])
-
-
 class _Engines:
     """The engines of a block, with the target alone beside them, on all cores."""
 
@@ -391,12 +372,12 @@ class _Engines:
         chance = synthetic_acceptance(what.token_alpha, what.guesses)
         config: dict[str, Any] | None = None
         if block in ("sd", "lr+sd"):
-            config = speculative_config({"method": "draft_model"} | chance, pair.draft_folder, on_cpu=runs_on_cpu())
+            config = speculative_config({"method": "draft_model"} | chance, pair.draft_folder, on_cpu=pair.divided)
             assert config is not None
             if pair.draft_quantization is not None:
                 config["quantization"] = pair.draft_quantization
         elif block == "guided":
-            config = speculative_config({"method": "guided"} | chance, None, on_cpu=runs_on_cpu())
+            config = speculative_config({"method": "guided"} | chance, None, on_cpu=pair.divided)
         more = {"speculative_config": config} if config is not None else {}
         own_cores = pair.every_core if block in ("off", "sd") else pair.shares["target"]
         self.target: Engine = stack.enter_context(pair.engine("target", own_cores, **more))

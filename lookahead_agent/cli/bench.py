@@ -91,20 +91,19 @@ def run(
     """
     if context.invoked_subcommand is not None:
         return
+    lists = {"modes": modes, "policies": policies, "schedules": schedules}
+    numbers = {"depths": depths, "widths": widths}
     of_task = {
         "dataset": dataset,
         "answer": answer,
         "prompt": prompt,
         "limit": limit,
         "skip": skip,
-        "modes": _words(modes),
-        "policies": _words(policies),
-        "depths": _numbers(depths, "--depths"),
-        "widths": _numbers(widths, "--widths"),
-        "schedules": _words(schedules),
         "samples": samples,
         "concurrency": concurrency,
         "max_tokens": max_tokens,
+        **{name: options.words(given) for name, given in lists.items() if given is not None},
+        **{name: options.numbers(given, int, f"--{name}") for name, given in numbers.items() if given is not None},
     }
     arguments = options.engine_arguments(engine_arg)
     of_bench: dict[str, Any] = {
@@ -149,14 +148,3 @@ def _merged(
         base["tasks"] = [known.get(name, {"task": name}) for name in tasks]
     base["tasks"] = [{**task, **changes} for task in base.get("tasks") or [{}]]
     return make_config(base | {name: value for name, value in of_bench.items() if value is not None})
-
-
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str | None, option: str) -> list[int] | None:
-    try:
-        return None if text is None else [int(word) for word in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4", param_hint=option) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -18,7 +18,7 @@ from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.plan.cost_file import read_costs, write_costs
 from lookahead_agent.plan.costs import MachineCosts
-from lookahead_agent.plan.measuring import measure_machine
+from lookahead_agent.plan.measuring import measure_pair
 from lookahead_agent.plan.pair import Pair
 from lookahead_agent.plan.planner import ModeName
 
@@ -49,8 +49,12 @@ def synthetic(
     ] = 0.7,
     guesses: Annotated[int, typer.Option("--guesses", min=1, help="Tokens guessed for a pass.")] = 4,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each way, in turns.")] = 3,
-    precision: Annotated[str | None, typer.Option("--precision", help=f"{', '.join(get_args(Kernel))}.")] = None,
-    draft_precision: Annotated[str | None, typer.Option("--draft-precision", help="The same of the draft.")] = None,
+    precision: Annotated[
+        Kernel | None, typer.Option("--precision", help="Of the target's weights. Default: as vLLM has them.")
+    ] = None,
+    draft_precision: Annotated[
+        Kernel | None, typer.Option("--draft-precision", help="The same of the draft's.")
+    ] = None,
     costs: Annotated[
         Path | None,
         typer.Option("--costs", help="Measured costs, for the prediction: read if the file is there, else written."),
@@ -73,10 +77,10 @@ def synthetic(
     """
     every = STEPS_ONLY if runs_on_cpu() else Synthetic.modes
     what = Synthetic(
-        modes=cast("tuple[ModeName, ...]", tuple(_words(modes))) if modes is not None else every,
-        alphas=tuple(_numbers(alphas, "--alphas")),
-        depths=tuple(int(depth) for depth in _numbers(depths, "--depths")),
-        replies=tuple(int(count) for count in _numbers(replies, "--replies")),
+        modes=cast("tuple[ModeName, ...]", tuple(options.words(modes))) if modes is not None else every,
+        alphas=tuple(options.numbers(alphas, float, "--alphas")),
+        depths=tuple(options.numbers(depths, int, "--depths")),
+        replies=tuple(options.numbers(replies, int, "--replies")),
         step_tokens=step_tokens,
         steps=steps,
         token_alpha=token_alpha,
@@ -84,7 +88,6 @@ def synthetic(
         repeats=repeats,
         seed=seed,
     )
-    kernels = _kernel(precision, "--precision"), _kernel(draft_precision, "--draft-precision")
     arguments = options.engine_arguments(engine_arg)
     known = read_costs(costs)
     pair = Pair(
@@ -93,22 +96,13 @@ def synthetic(
         dummy_weights=dummy_weights,
         engine_args=arguments,
         draft_engine_args=arguments,
-        precision=kernels[0],
-        draft_precision=kernels[1],
+        precision=precision,
+        draft_precision=draft_precision,
         progress=Bars(),
     )
     bench = SyntheticBench(pair, what, out)
     if costs is not None and known is None:
-        known = measure_machine(
-            model,
-            draft,
-            dummy_weights=dummy_weights,
-            engine_args=arguments,
-            draft_engine_args=arguments,
-            precision=kernels[0],
-            draft_precision=kernels[1],
-            progress=Bars(),
-        )
+        known = measure_pair(pair, progress=Bars())
         write_costs(costs, known)
     whole = bench.run(Bars(), seconds)
     found = list(results(bench.rows(), what, known))
@@ -119,23 +113,6 @@ def synthetic(
     if not whole:
         Console(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
         raise typer.Exit(_UNFINISHED)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(word) for word in _words(text)]
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4", param_hint=option) from None
-
-
-def _kernel(name: str | None, option: str) -> Kernel | None:
-    if name is not None and name not in get_args(Kernel):
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(get_args(Kernel))}", param_hint=option)
-    return cast("Kernel | None", name)
 
 
 def _show(found: list[SyntheticResult], costs: MachineCosts | None) -> None:

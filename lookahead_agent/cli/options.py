@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -67,6 +68,8 @@ EngineArgument = Annotated[
     ),
 ]
 
+Number = TypeVar("Number", int, float)
+
 DEFAULT_MODEL = DEFAULT_SET
 DEFAULT_TOKEN_SPECULATION = "auto"
 DEFAULT_POLICY = "balanced"
@@ -82,6 +85,27 @@ def policy_of(name: str, depth: int | None) -> VerifierPolicy:
         Console(stderr=True).print("--depth has no effect: the policy 'off' runs the target alone.")
         return policy
     return policy.model_copy(update={"depth": depth})
+
+
+def words(text: str) -> list[str]:
+    """What stands between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str, number: Callable[[str], Number], option: str) -> list[Number]:
+    """The numbers between commas, as `int` or `float` reads them.
+
+    Raises:
+        typer.BadParameter: Not of this form.
+    """
+    try:
+        found = [number(word) for word in words(text)]
+    except ValueError:
+        found = []
+    if not found:
+        example = "1,2,4" if number is int else "0.4,0.6"
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as {example}", param_hint=option)
+    return found
 
 
 def engine_arguments(given: list[str] | None) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.engines.continuation import continuation_logprobs
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.messages import template_messages
 from lookahead_agent.plan.costs import BATCHES, BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.pair import Pair, Role
@@ -35,8 +34,6 @@ def measure_machine(
     dummy_weights: bool = False,
     engine_args: Mapping[str, Any] | None = None,
     draft_engine_args: Mapping[str, Any] | None = None,
-    precision: Kernel | None = None,
-    draft_precision: Kernel | None = None,
     batches: Sequence[int] = BATCHES,
     progress: Progress | None = None,
 ) -> MachineCosts:
@@ -49,14 +46,11 @@ def measure_machine(
             be sized before it is downloaded.
         engine_args: Arguments of the target's engine.
         draft_engine_args: Arguments of the draft's engine.
-        precision: Of the target's weights; None: as vLLM has them.
-        draft_precision: Of the draft's.
         batches: Sizes of batches that are measured.
         progress: Shown what is done.
 
     Raises:
         ModelError: A model could not be fetched.
-        ConfigurationError: A precision cannot be had.
         EngineError: An engine could not start, or failed.
         MissingExtraError: vLLM is not installed.
     """
@@ -67,10 +61,25 @@ def measure_machine(
         dummy_weights=dummy_weights,
         engine_args=engine_args or {},
         draft_engine_args=draft_engine_args or {},
-        precision=precision,
-        draft_precision=draft_precision,
+        precision=None,
+        draft_precision=None,
         progress=progress,
     )
+    return measure_pair(pair, batches, progress)
+
+
+def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
+    """Measure what a pair costs on this machine; engines that somebody holds are not loaded again.
+
+    Args:
+        pair: The models.
+        batches: Sizes of batches that are measured.
+        progress: Shown what is done.
+
+    Raises:
+        EngineError: An engine could not start, or failed.
+    """
+    progress = progress or LogProgress()
 
     def measured(writing: Engine, beside: Engine | None, title: str) -> BatchCosts:
         with progress.task(f"Measuring {title}"):
@@ -84,7 +93,7 @@ def measure_machine(
     ):
         beside = measured(target, draft, "the target beside the draft")
         drafting = measured(draft, target, "the draft beside the target")
-        if pair.every_core is None:  # a GPU is not divided: the same engines, one at a time
+        if not pair.divided:  # a GPU is shared: the same engines, one at a time
             alone = {
                 "target": measured(target, None, "the target by itself"),
                 "draft": measured(draft, None, "the draft by itself"),
@@ -99,7 +108,7 @@ def measure_machine(
         draft_alone=alone["draft"],
         environment=environment(),
         models={role: pair.names[role] for role in roles},
-        dummy_weights=dummy_weights,
+        dummy_weights=pair.dummy_weights,
     )
 
 

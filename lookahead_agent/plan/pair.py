@@ -64,6 +64,7 @@ class Pair:
         kernels: dict[Role, Kernel | None] = {"target": precision, "draft": draft_precision}
         given = {"target": engine_args, "draft": draft_engine_args}
         self.names = {role: _name(each) for role, each in facts.items()}
+        self.dummy_weights = dummy_weights
         self._progress = progress
         self._folders: dict[Role, Path] = {}
         self._arguments: dict[Role, dict[str, Any]] = {}

@@ -7,6 +7,11 @@ import hashlib
 from lookahead_agent.verifiers.protocol import StepPair, Verdict
 
 
+def draw(*of: object) -> float:
+    """A number in [0, 1) that looks like chance, and is the same for the same things in every process."""
+    return int.from_bytes(hashlib.sha256("\0".join(map(str, of)).encode()).digest()[:8]) / 2**64
+
+
 class RandomVerifier:
     """Accepts with a fixed probability. What other verifiers gain over it is what their judgement is worth.
 
@@ -21,6 +26,5 @@ class RandomVerifier:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        text = f"{self._seed}\0{pair.question}\0{pair.before}\0{pair.draft.text}"
-        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        drawn = draw(self._seed, pair.question, pair.before, pair.draft.text)
         return Verdict(drawn < self._probability, "chance", drawn)

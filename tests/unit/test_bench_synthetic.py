@@ -43,9 +43,9 @@ SMALL = Synthetic(modes=("off", "lr"), alphas=(0.5,), depths=(2,), step_tokens=4
 class _Same:
     """Writes the one token that is allowed, for as long as it may."""
 
-    def __init__(self, tokenizer: ScriptedTokenizer, log: list[tuple[str, Any]], role: str) -> None:
+    def __init__(self, tokenizer: ScriptedTokenizer, role: str) -> None:
         self._tokenizer = tokenizer
-        self._log, self._role = log, role
+        self._role = role
         self.running = 0
 
     @property
@@ -66,7 +66,6 @@ class _Same:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         assert sampling.allowed_token_ids is not None
-        self._log.append((self._role, sampling))
         self.running += 1
         try:
             for index in range(sampling.max_tokens):
@@ -80,7 +79,7 @@ class _Same:
         """There is nothing to end."""
 
 
-class _Pair:
+class ScriptedPair:
     """Two models that are as fast as can be."""
 
     draft_folder = Path("small")
@@ -96,7 +95,6 @@ class _Pair:
         self.tokenizer = ScriptedTokenizer()
         self.tokenizer.encode("one two three four")
         self.started: list[tuple[str, str | None, dict[str, Any]]] = []
-        self.log: list[tuple[str, Any]] = []
         self.open = 0
         self.fails = False
 
@@ -106,16 +104,16 @@ class _Pair:
             raise EngineError("no engine today")
         self.started.append((role, cores, arguments))
         self.open += 1
-        yield _Same(self.tokenizer, self.log, role)
+        yield _Same(self.tokenizer, role)
         self.open -= 1
 
 
-def bench(pair: _Pair, what: Synthetic, out: Path) -> SyntheticBench:
+def bench(pair: ScriptedPair, what: Synthetic, out: Path) -> SyntheticBench:
     return SyntheticBench(pair, what, out)  # type: ignore[arg-type]
 
 
 def test_steps_end_by_count_and_draws_decide(tmp_path: Path) -> None:
-    pair = _Pair()
+    pair = ScriptedPair()
     measured = bench(pair, SMALL, tmp_path / "rows.jsonl")
     assert measured.total == 4
     assert measured.run(LogProgress())
@@ -144,28 +142,28 @@ def _accepted(repeat: int, position: int) -> bool:
 
 def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    assert not bench(_Pair(), SMALL, out).run(LogProgress(), seconds=1e-9)
-    broken = _Pair()
+    assert not bench(ScriptedPair(), SMALL, out).run(LogProgress(), seconds=1e-9)
+    broken = ScriptedPair()
     broken.fails = True
     with pytest.raises(EngineError, match="no engine today"):
         bench(broken, SMALL, out).run(LogProgress())
-    assert bench(_Pair(), SMALL, out).run(LogProgress())
+    assert bench(ScriptedPair(), SMALL, out).run(LogProgress())
     lines = out.read_text().splitlines()
     out.write_text("\n".join(lines[:3]) + "\n" + lines[3][:40])
-    again = _Pair()
+    again = ScriptedPair()
     assert bench(again, SMALL, out).run(LogProgress())
     assert len(out.read_text().splitlines()) == 4
-    assert len({row.key for row in bench(_Pair(), SMALL, out).rows()}) == 4
+    assert len({row.key for row in bench(ScriptedPair(), SMALL, out).rows()}) == 4
     with pytest.raises(ConfigurationError, match="results of other settings"):
-        bench(_Pair(), Synthetic(modes=("off",), step_tokens=5), out)
+        bench(ScriptedPair(), Synthetic(modes=("off",), step_tokens=5), out)
     out.write_text(json.dumps({"kind": "sample"}) + "\n")
     with pytest.raises(ConfigurationError, match="other rows than of bench synthetic"):
-        bench(_Pair(), SMALL, out)
+        bench(ScriptedPair(), SMALL, out)
 
 
 def test_engines_of_each_block(tmp_path: Path) -> None:
     every = Synthetic(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1, token_alpha=0.5, guesses=3)
-    pair = _Pair()
+    pair = ScriptedPair()
     assert bench(pair, every, tmp_path / "cpu.jsonl").run(LogProgress())
     configs = [(role, cores, given.get("speculative_config", {}).get("method")) for role, cores, given in pair.started]
     beside = [("draft", "1", None), ("target", "0-1", None)]
@@ -178,7 +176,7 @@ def test_engines_of_each_block(tmp_path: Path) -> None:
     guided = pair.started[-3][2]["speculative_config"]
     assert guided["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
     assert guided["num_speculative_tokens"] == 3
-    shared = _Pair(divided=False)
+    shared = ScriptedPair(divided=False)
     measured = bench(shared, every, tmp_path / "gpu.jsonl")
     assert measured.run(LogProgress())
     assert [role for role, *_ in shared.started] == ["target", "draft", "target", "target", "draft", "target", "draft"]
@@ -188,14 +186,14 @@ def test_engines_of_each_block(tmp_path: Path) -> None:
 
 
 def test_tokens_are_not_drawn_where_vllm_cannot(tmp_path: Path) -> None:
-    pair = _Pair()
+    pair = ScriptedPair()
     pair.draws_tokens = False
     with pytest.raises(ConfigurationError, match=r"which sd, guided would need: choose the modes off,lr"):
         bench(pair, Synthetic(modes=("sd", "lr", "guided")), tmp_path / "rows.jsonl")
 
 
 def test_the_draft_is_loaded_as_it_is_quantized(tmp_path: Path) -> None:
-    pair = _Pair()
+    pair = ScriptedPair()
     pair.draft_quantization = "some"
     only = Synthetic(modes=("sd",), alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
     assert bench(pair, only, tmp_path / "rows.jsonl").run(LogProgress())
@@ -280,9 +278,9 @@ def test_predictions() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = _Pair()
+    pair = ScriptedPair()
     monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: pair)
-    monkeypatch.setattr(bench_synthetic, "measure_machine", lambda *_, **__: COSTS)
+    monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: COSTS)
     costs, out = tmp_path / "costs.json", tmp_path / "rows.jsonl"
     command = ["bench", "synthetic", "--modes", "lr", "--alphas", "0.5", "--depths", "2", "--step-tokens", "4"]
     command += ["--steps", "9", "--repeats", "1", "--out", str(out)]
@@ -297,6 +295,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unfinished = CliRunner().invoke(app, command)
     assert unfinished.exit_code == 75
     assert "2 of 2 rows" in unfinished.output
-    wrong = CliRunner().invoke(app, [*command, "--precision", "int3"])
-    assert wrong.exit_code == 2
-    assert "int3" in wrong.output
+    for option, value in (("--precision", "int3"), ("--depths", "2.5"), ("--replies", ","), ("--alphas", "half")):
+        wrong = CliRunner().invoke(app, [*command, option, value])
+        assert wrong.exit_code == 2
+        assert value in wrong.output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent.cli import bench_synthetic
-from tests.unit.test_bench_synthetic import COSTS, _Pair
+from tests.unit.test_bench_synthetic import COSTS, ScriptedPair
 from tests.unit.test_cli import run
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "measure_gpu.sh"
@@ -42,8 +42,8 @@ def test_everything_is_measured_by_commands_that_there_are(tmp_path: Path, monke
     made = calls(tmp_path)
     assert [call[:2] for call in made] == [["bench", "synthetic"]] * 4 + [["bench", "--dataset"]] * 3
     assert len({call[call.index("--out") + 1] for call in made}) == 7, "a file each"
-    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: _Pair(divided=False))
-    monkeypatch.setattr(bench_synthetic, "measure_machine", lambda *_, **__: COSTS)
+    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: ScriptedPair(divided=False))
+    monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: COSTS)
     monkeypatch.chdir(tmp_path)
     quick = ["--steps", "2", "--step-tokens", "2", "--replies", "1", "--repeats", "1"]
     for call in made[:4]:

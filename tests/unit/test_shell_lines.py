@@ -19,7 +19,7 @@ from lookahead_agent.cli import up as up_command
 from lookahead_agent.plan.borders import borders
 from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.testing import scripted_chat
-from tests.unit.test_bench_synthetic import _Pair
+from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_cli import run
 from tests.unit.test_examples import reply_to
 from tests.unit.test_plan import SMALL
@@ -48,8 +48,8 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(options, "ChatLookahead", chat)
     monkeypatch.setattr("lookahead_agent.bench.arms.ChatLookahead", Scripted)
     monkeypatch.setattr(plan_command, "measure_machine", lambda *_, **__: SMALL)
-    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: _Pair())
-    monkeypatch.setattr(bench_synthetic, "measure_machine", lambda *_, **__: SMALL)
+    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: ScriptedPair())
+    monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: SMALL)
     monkeypatch.setattr(plan_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
     monkeypatch.setattr(plan_command, "find_borders", lambda costs, *_: borders(costs, [0.3], [0.0, 1.0]))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
