@@ -11,7 +11,7 @@ import asyncio
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -49,6 +49,7 @@ STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")
 """Modes in which no tokens are guessed."""
 _PROMPT_TOKENS = 128
 _PROMPTS = 1 << 24
+_MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,16 @@ class Synthetic:
     def tokens(self) -> int:
         """Of a reply."""
         return self.steps * self.step_tokens
+
+    @property
+    def batches(self) -> list[int]:
+        """Sizes of batches whose costs a prediction needs: doubled up to the most steps or guesses that a pass has."""
+        ahead = max(self.depths) if set(self.modes) - {"off", "sd", "guided"} else 1
+        guessed = self.guesses + 1 if set(self.modes) - set(STEPS_ONLY) else 1
+        sizes = [1]
+        while sizes[-1] < min(max(self.replies) * max(ahead, guessed), _MOST_AT_ONCE):
+            sizes.append(2 * sizes[-1])
+        return sizes
 
     def ways(self, mode: ModeName) -> list[Way]:
         """All ways of a mode."""
@@ -285,12 +296,15 @@ class SyntheticBench:
         left = [(block, [each for each in turn if (block, *each) not in known]) for block, turn in turns]
         return [(block, turn) for block, turn in left if turn]
 
-    def run(self, progress: Progress, seconds: float | None = None) -> bool:
+    def run(
+        self, progress: Progress, seconds: float | None = None, measure_costs: Callable[[], None] | None = None
+    ) -> bool:
         """Measure what is not there yet.
 
         Args:
             progress: Told how far it is.
             seconds: After which no other measurement is begun; None: all are.
+            measure_costs: Called once, where the engines that it needs are loaded if they ever are.
 
         Returns:
             Whether everything is measured.
@@ -305,6 +319,9 @@ class SyntheticBench:
                     return False
                 with ExitStack() as engines:
                     loaded = _Engines(self._pair, self._what, block, engines)
+                    if block == "lr" and measure_costs is not None:
+                        measure_costs()
+                        measure_costs = None
                     with progress.task(f"Measuring {block}", len(turn)) as task:
                         for done, (way, repeat) in enumerate(turn, 1):
                             if time.monotonic() >= end:
@@ -312,6 +329,8 @@ class SyntheticBench:
                             row = background.run(self._measure(loaded, block, way, repeat))
                             self._file.append(row.model_dump(mode="json"))
                             task.advance(done)
+            if measure_costs is not None:
+                measure_costs()
         return True
 
     async def _measure(self, engines: _Engines, block: Block, way: Way, repeat: int) -> SyntheticRow:

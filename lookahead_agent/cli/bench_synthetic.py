@@ -101,10 +101,13 @@ def synthetic(
         progress=Bars(),
     )
     bench = SyntheticBench(pair, what, out)
-    if costs is not None and known is None:
-        known = measure_pair(pair, progress=Bars())
-        write_costs(costs, known)
-    whole = bench.run(Bars(), seconds)
+
+    def measure_costs() -> None:
+        assert costs is not None
+        write_costs(costs, measure_pair(pair, what.batches, Bars()))
+
+    whole = bench.run(Bars(), seconds, measure_costs if costs is not None and known is None else None)
+    known = read_costs(costs)
     found = list(results(bench.rows(), what, known))
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in found]))

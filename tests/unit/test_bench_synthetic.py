@@ -185,6 +185,25 @@ def test_engines_of_each_block(tmp_path: Path) -> None:
     assert [one.way.mode for one in found] == ["lr", "sd", "lr+sd", "guided", "lr+guided"], "each against that one"
 
 
+def test_costs_are_measured_with_the_engines_that_are_there(tmp_path: Path) -> None:
+    open_then: list[int] = []
+    for modes in (("off", "lr"), ("sd",)):
+        pair = ScriptedPair()
+        what = Synthetic(modes=modes, alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+        out = tmp_path / f"{modes[-1]}.jsonl"
+        assert not bench(pair, what, out).run(LogProgress(), 1e-9, lambda: open_then.append(-1))
+        assert bench(pair, what, out).run(LogProgress(), None, lambda pair=pair: open_then.append(pair.open))
+        assert bench(pair, what, out).run(LogProgress(), None, lambda: open_then.append(-2)), "nothing else is missing"
+    assert open_then == [3, -2, 0, -2]
+
+
+def test_batches_whose_costs_are_needed() -> None:
+    assert Synthetic(modes=("off", "lr"), depths=(1, 2, 4)).batches == [1, 2, 4]
+    assert Synthetic(modes=("off", "lr"), depths=(2,), replies=(1, 3)).batches == [1, 2, 4, 8]
+    assert Synthetic(modes=("sd",), depths=(16,), guesses=4).batches == [1, 2, 4, 8]
+    assert Synthetic(depths=(8,), replies=(32,)).batches[-1] == 64, "the most"
+
+
 def test_tokens_are_not_drawn_where_vllm_cannot(tmp_path: Path) -> None:
     pair = ScriptedPair()
     pair.draws_tokens = False
