@@ -131,6 +131,7 @@ class Synthetic:
         guesses: Tokens guessed for a pass.
         repeats: Measurements of each way.
         seed: Of what is drawn.
+        apart: Whether the target alone is loaded after the pair instead of beside it, where cores are divided.
 
     Raises:
         ConfigurationError: A value out of its range.
@@ -146,6 +147,7 @@ class Synthetic:
     guesses: int = 4
     repeats: int = 3
     seed: int = 0
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if not self.modes or set(self.modes) - set(_BLOCK_OF):
@@ -184,17 +186,18 @@ class Synthetic:
         """Which engines are needed, one after another, and the ways that are measured with them.
 
         Args:
-            divided: Whether cores are, so that the target alone has an engine of its own in every block. A GPU has no
-                room for a second target: there it is measured once, with a target that guesses no tokens.
+            divided: Whether cores are. A GPU is shared and has no room for a second target: there the target alone is
+                measured once, with a target that guesses no tokens.
         """
         wanted = list(dict.fromkeys(mode for mode in self.modes if mode != "off"))
         names = list(dict.fromkeys(_BLOCK_OF[mode] for mode in wanted))
-        plain: Block = "lr" if "lr" in names else "off"
-        if not names or not divided:
+        plain: Block = "lr" if "lr" in names and not divided else "off"
+        beside = divided and not self.apart
+        if not names or not beside:
             names = [plain, *(name for name in names if name != plain)]
         found = []
         for name in names:
-            modes: list[ModeName] = ["off"] if divided or name == plain else []
+            modes: list[ModeName] = ["off"] if beside or name == plain else []
             modes += [mode for mode in wanted if _BLOCK_OF[mode] == name]
             found.append((name, [way for mode in modes for way in self.ways(mode)]))
         return found
@@ -319,7 +322,7 @@ class SyntheticBench:
                     return False
                 with ExitStack() as engines:
                     loaded = _Engines(self._pair, self._what, block, engines)
-                    if block == "lr" and measure_costs is not None:
+                    if block == "lr" and not self._what.apart and measure_costs is not None:
                         measure_costs()
                         measure_costs = None
                     with progress.task(f"Measuring {block}", len(turn)) as task:
@@ -403,8 +406,8 @@ class _Engines:
         self.draft: Engine | None = (
             stack.enter_context(pair.engine("draft", pair.shares["draft"])) if block not in ("off", "sd") else None
         )
-        divided = pair.divided and block != "off"
-        alone = stack.enter_context(pair.engine("target", pair.every_core)) if divided else self.target
+        beside = pair.divided and not what.apart and block != "off"
+        alone = stack.enter_context(pair.engine("target", pair.every_core)) if beside else self.target
         self.alone: Engine = alone
 
 

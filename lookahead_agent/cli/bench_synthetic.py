@@ -63,6 +63,12 @@ def synthetic(
         float | None,
         typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command goes on."),
     ] = None,
+    apart: Annotated[
+        bool,
+        typer.Option(
+            "--apart", help="Load the target alone after the pair, not beside it: half the memory, and no turns (CPU)."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
     engine_arg: options.EngineArgument = None,
     out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Results, appended; a rerun resumes.")] = Path(
@@ -87,6 +93,7 @@ def synthetic(
         guesses=guesses,
         repeats=repeats,
         seed=seed,
+        apart=apart,
     )
     arguments = options.engine_arguments(engine_arg)
     known = read_costs(costs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -183,6 +184,18 @@ def test_engines_of_each_block(tmp_path: Path) -> None:
     assert sum(row.mode == "off" for row in measured.rows()) == 1, "measured once, with a target that guesses nothing"
     found = list(results(measured.rows(), every, None))
     assert [one.way.mode for one in found] == ["lr", "sd", "lr+sd", "guided", "lr+guided"], "each against that one"
+
+
+def test_one_target_at_a_time(tmp_path: Path) -> None:
+    pair = ScriptedPair()
+    what = dataclasses.replace(SMALL, apart=True)
+    measured = bench(pair, what, tmp_path / "rows.jsonl")
+    open_then: list[int] = []
+    assert measured.run(LogProgress(), None, lambda: open_then.append(pair.open))
+    assert pair.started == [("target", "0-1", {}), ("target", "0", {}), ("draft", "1", {})]
+    assert open_then == [0], "the costs have no room beside it either"
+    (found,) = results(measured.rows(), what, None)
+    assert found.measured == what.repeats
 
 
 def test_costs_are_measured_with_the_engines_that_are_there(tmp_path: Path) -> None:
