@@ -26,7 +26,8 @@ synthetic() {
     shift 3
     left
     lookahead-agent bench synthetic --model "shapes/$target" --draft "shapes/$draft" --dummy-weights \
-        --costs "$OUT/costs-$name.json" --out "$OUT/synthetic-$name.jsonl" --seconds "$seconds" "$@" || exit $?
+        --costs "$OUT/costs-$name.json" --out "$OUT/synthetic-$name.jsonl" \
+        --report "$OUT/synthetic-$name.md" --seconds "$seconds" "$@" || exit $?
 }
 
 # REPLIES: the packaged pair on problems, in every mode.
@@ -40,6 +41,7 @@ problems() {
         exit 75
     fi
     [ "$status" -eq 0 ] || exit "$status"
+    lookahead-agent bench report "$OUT/problems-$1.jsonl" --output "$OUT/problems-$1.md" || exit $?
 }
 
 synthetic 32b qwen3-32b qwen3-1.7b --alphas 0.4,0.6,0.8 --depths 1,2,4,8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -104,3 +104,28 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=target, name="lookahead-agent-start", daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of several pieces of work, in order; if one fails, the others are stopped."""
+    tasks = [asyncio.ensure_future(piece) for piece in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await _stop(tasks)
+
+
+async def as_they_come(work: Iterable[Coroutine[Any, Any, T]]) -> AsyncGenerator[T, None]:
+    """The results of several pieces of work, the first to be there first; if one fails, the others are stopped."""
+    tasks = [asyncio.ensure_future(piece) for piece in work]
+    try:
+        for done in asyncio.as_completed(tasks):
+            yield await done
+    finally:
+        await _stop(tasks)
+
+
+async def _stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

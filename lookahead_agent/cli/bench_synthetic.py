@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lookahead_agent.bench.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
+from lookahead_agent.bench.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
@@ -74,6 +75,9 @@ def synthetic(
     out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Results, appended; a rerun resumes.")] = Path(
         "results/synthetic.jsonl"
     ),
+    report: Annotated[
+        Path | None, typer.Option("--report", dir_okay=False, help="Write tables and a picture (.md).")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how fast every way of writing is at acceptance rates that you choose, and hold it against theory.
@@ -95,6 +99,8 @@ def synthetic(
         seed=seed,
         apart=apart,
     )
+    if report is not None:
+        check_report_name(report)
     arguments = options.engine_arguments(engine_arg)
     known = read_costs(costs)
     pair = Pair(
@@ -116,6 +122,8 @@ def synthetic(
     whole = bench.run(Bars(), seconds, measure_costs if costs is not None and known is None else None)
     known = read_costs(costs)
     found = list(results(bench.rows(), what, known))
+    if report is not None and found:
+        write_synthetic_report(report, bench.rows(), found, known)
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in found]))
     else:
@@ -131,26 +139,10 @@ def _show(found: list[SyntheticResult], costs: MachineCosts | None) -> None:
         show.print(
             f"c = {costs.c:.2f}; {costs.beside.free_batch()} steps at once cost at most a quarter more than one.\n"
         )
+    headings, rows = result_table(found)
     table = Table(box=None)
-    headings = (
-        *("mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"),
-        *("predicted", "of it", "tokens a pass", "idle"),
-    )
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "mode" else "right")
-    for one in found:
-        way = one.way
-        table.add_row(
-            way.mode,
-            str(way.replies),
-            str(way.depth or ""),
-            f"{way.alpha:g}" if way.depth else "",
-            f"{one.alpha:.2f}" if one.alpha is not None else "",
-            f"{one.late:.0%}" if way.depth else "",
-            f"{one.speed:.2f} ({one.least:.2f} to {one.most:.2f})",
-            f"{one.predicted:.2f}" if one.predicted is not None else "",
-            f"{one.speed / one.predicted:.2f}" if one.predicted is not None else "",
-            f"{one.tokens_a_pass:.2f}",
-            f"{one.waiting:.1%}",
-        )
+    for row in rows:
+        table.add_row(*row)
     show.print(table)

@@ -137,18 +137,12 @@ def _draw_borders(file: Path, measured: MachineCosts, acceptance: Acceptance) ->
 
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: str) -> None:
     show = Console(width=None if Console().is_terminal else 160)
+    headings, rows = measured.table()
     table = Table(box=None)
-    table.add_column("milliseconds per token")
-    rows = {
-        "target by itself": measured.target,
-        "target beside the draft": measured.beside,
-        "draft beside the target": measured.draft,
-        "draft by itself": measured.draft_alone,
-    }
-    for size in measured.target.seconds:
-        table.add_column(f"{size} at once", justify="right")
-    for name, costs in rows.items():
-        table.add_row(name, *(f"{1000 * costs.at(size):.1f}" for size in measured.target.seconds))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
     show.print(table)
     show.print(
         f"c = {measured.c:.2f}; {measured.beside.free_batch()} steps at once cost at most a quarter more than one; "

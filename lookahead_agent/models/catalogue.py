@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lookahead_agent.errors import ModelNotFoundError
 from lookahead_agent.regions import ThinkingTags
@@ -39,6 +40,12 @@ class ModelFacts:
 
     hub_id: str
     packaged: PackagedWeights | None = None
+
+    @property
+    def name(self) -> str:
+        """Its Hub id, or the folder's name."""
+        folder = Path(self.hub_id)
+        return folder.name if folder.is_absolute() else self.hub_id
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,18 @@ class MachineCosts(BaseModel):
         """The cost ratio: time of a draft step over that of a target step, side by side."""
         return self.draft.at(1) / self.beside.at(1)
 
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows: milliseconds per token by how many are written at once."""
+        rows = {
+            "target by itself": self.target,
+            "target beside the draft": self.beside,
+            "draft beside the target": self.draft,
+            "draft by itself": self.draft_alone,
+        }
+        sizes = list(self.target.seconds)
+        cells = [[name, *(f"{1000 * costs.at(size):.1f}" for size in sizes)] for name, costs in rows.items()]
+        return ["milliseconds per token", *(f"{size} at once" for size in sizes)], cells
+
     def shared_by(self, replies: int) -> MachineCosts:
         """The same for one of so many replies that are written at once."""
         both = ("target", "beside", "draft", "draft_alone")

@@ -63,7 +63,7 @@ class Pair:
         get = fetch_tokenizer if dummy_weights else fetch
         kernels: dict[Role, Kernel | None] = {"target": precision, "draft": draft_precision}
         given = {"target": engine_args, "draft": draft_engine_args}
-        self.names = {role: _name(each) for role, each in facts.items()}
+        self.names = {role: each.name for role, each in facts.items()}
         self.dummy_weights = dummy_weights
         self._progress = progress
         self._folders: dict[Role, Path] = {}
@@ -130,9 +130,3 @@ class Pair:
             yield started
         finally:
             POOL.release(config)
-
-
-def _name(facts: ModelFacts) -> str:
-    """Its Hub id, or the folder's name."""
-    folder = Path(facts.hub_id)
-    return folder.name if folder.is_absolute() else facts.hub_id

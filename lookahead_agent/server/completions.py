@@ -12,10 +12,11 @@ from langchain_core.messages import AIMessage
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lookahead_agent.background import all_of
 from lookahead_agent.chat_call import Piece
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.protocol import CompletionReplyBody, CompletionRequestBody, TextChoice
-from lookahead_agent.server.replies import Chosen, ReplyWriter, all_of, figures_of, unless_gone, usage_of
+from lookahead_agent.server.replies import Chosen, ReplyWriter, figures_of, unless_gone, usage_of
 from lookahead_agent.server.streaming import EventStream, begun, merged
 
 

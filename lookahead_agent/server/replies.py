@@ -121,17 +121,6 @@ class ReplyWriter:
         return message
 
 
-async def all_of(work: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of several pieces of work; if one fails, the others are stopped."""
-    tasks = [asyncio.ensure_future(piece) for piece in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, which is stopped when the client goes away.
 

@@ -323,6 +323,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(app, [*command, "--costs", str(costs), "--json"])
     (result,) = json.loads(shown.stdout)
     assert result["predicted"] == pytest.approx(predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5))
+    report = tmp_path / "reports" / "cpu.md"
+    assert CliRunner().invoke(app, [*command, "--costs", str(costs), "--report", str(report)]).exit_code == 0
+    written = report.read_text()
+    assert "big with small" in written
+    assert "| lr | 1 | 2 | 0.5 |" in written
+    assert "| target by itself | 1000.0 |" in written
+    assert "![speed by depth](cpu.svg)" in written
+    assert report.with_suffix(".svg").read_text().startswith("<svg")
+    misnamed = CliRunner().invoke(app, [*command, "--report", "cpu.pdf"])
+    assert "cpu.pdf" in str(misnamed.exception)
     monkeypatch.setattr(synthetic_module.SyntheticBench, "run", lambda *_: False)
     unfinished = CliRunner().invoke(app, command)
     assert unfinished.exit_code == 75
