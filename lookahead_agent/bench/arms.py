@@ -12,6 +12,7 @@ from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.choice import Precision
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 from lookahead_agent.templates import template
 
@@ -26,17 +27,19 @@ class Arm:
         mode: Its mode.
         policy: The policy of the steps that are speculated on, or "nodes".
         changes: Changes of that policy, as in "depth=8:synchronous=true"; empty: none.
+        precision: Of the target's weights; None: the benchmark's.
     """
 
     mode: ModeName
     policy: str
     changes: str = ""
+    precision: Precision | None = None
 
     @property
     def name(self) -> str:
         """Short name for tables; different arms have different ones."""
         if self.mode not in LOOKAHEAD:
-            return self.mode
+            return self.mode + (f" {self.precision}" if self.precision is not None else "")
         policy = "" if self.policy == NODES else f" {self.policy}"
         return f"{self.mode}{policy}" + (f" {self.changes.replace(':', ' ')}" if self.changes else "")
 
@@ -91,6 +94,8 @@ def arms_of(task: TaskConfig) -> list[Arm]:
         if mode not in LOOKAHEAD:
             own_policy = {"specreason": "specreason", "random": "random", "auto": NODES}
             arms.append(Arm(mode, own_policy.get(mode, "off")))
+            if mode == BASELINE:
+                arms += [Arm(mode, "off", precision=precision) for precision in task.off_precisions]
             continue
         for policy, depth, width, schedule in product(
             task.policies, task.depths or (None,), task.widths or (None,), task.schedules
@@ -129,7 +134,7 @@ def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead
         "policies": nodes,
         "depth": DEFAULT_DEPTH if arm.mode in LOOKAHEAD else "auto",
         "token_speculation": tokens,
-        "precision": "auto" if arm.mode == "auto" else config.precision,
+        "precision": "auto" if arm.mode == "auto" else arm.precision or config.precision,
         "temperature": config.temperature,
         "top_p": config.top_p,
         "max_tokens": task.max_tokens,

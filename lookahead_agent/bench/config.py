@@ -47,6 +47,7 @@ class TaskConfig(BaseModel):
         skip: Problems to leave out at the file's beginning.
         prompt: Put after each question, after a blank line.
         modes: What is compared; "off" is always measured too.
+        off_precisions: Precisions in which the target alone is measured besides, as "off int8".
         policies: Verifier policies of lookahead, with changes as in "balanced:depth=8"; "nodes" for the
             template's own.
         depths: Depths (γ) to try of each of them; none: the policy's own, else 4.
@@ -67,6 +68,7 @@ class TaskConfig(BaseModel):
     skip: int = Field(0, ge=0)
     prompt: str = ""
     modes: tuple[ModeName, ...] = ("off", "auto")
+    off_precisions: tuple[Precision, ...] = ()
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()

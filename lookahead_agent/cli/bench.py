@@ -49,6 +49,10 @@ def run(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many problems of each task.")] = None,
     skip: Annotated[int | None, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")] = None,
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
+    off_precisions: Annotated[
+        str | None,
+        typer.Option("--off-precisions", help="Precisions in which the target alone is measured besides: int8,fp32."),
+    ] = None,
     policies: Annotated[
         str | None,
         typer.Option("--policies", help='Verifier policies of lookahead; "nodes" for each template\'s own.'),
@@ -91,7 +95,7 @@ def run(
     """
     if context.invoked_subcommand is not None:
         return
-    lists = {"modes": modes, "policies": policies, "schedules": schedules}
+    lists = {"modes": modes, "off_precisions": off_precisions, "policies": policies, "schedules": schedules}
     numbers = {"depths": depths, "widths": widths}
     of_task = {
         "dataset": dataset,

@@ -324,6 +324,10 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
     precisions = {arm.mode: chat_model(fixed, task, arm).precision for arm in arms_of(task)}
     assert precisions.pop("auto") == "auto", "it chooses for itself"
     assert set(precisions.values()) == {"bf16"}
+    besides = task.model_copy(update={"modes": ("off", "auto"), "off_precisions": ("int8", "fp32")})
+    arms = arms_of(besides)
+    assert [arm.name for arm in arms] == ["off", "off int8", "off fp32", "auto"]
+    assert [chat_model(fixed, besides, arm).precision for arm in arms] == ["bf16", "int8", "fp32", "auto"]
 
 
 def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
