@@ -23,14 +23,12 @@ from lookahead_agent.machine.choice import (
     guesses_by_load,
     pass_costs,
 )
-from lookahead_agent.machine.kernels import Kernel, kernel_times, processor
+from lookahead_agent.machine.kernels import KERNELS, Kernel, kernel_times, processor
 from lookahead_agent.machine.observed import Observed
 from lookahead_agent.machine.shape import ModelShape
 from lookahead_agent.models.quantize import is_quantized, quantized
 from lookahead_agent.progress import LogProgress, Progress
 
-# Not int8: it has been started only where its kernels are emulated, and there it did not come up.
-_AUTOMATIC: tuple[Kernel, ...] = ("bf16", "fp32", "int8-weights")
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 _DTYPES: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 _ARGUMENT: Mapping[Kernel, str] = {
@@ -264,11 +262,15 @@ def _precisions(precision: Precision, arguments: Mapping[str, Any], folder: Path
         known = _DTYPES.get(str(arguments["dtype"]).removeprefix("torch."))
         _given(precision, arguments)
         return (known,) if known is not None else ()
-    if precision == "int8" and not set(processor().split()) & set(_INT8_INSTRUCTIONS):
+    multiplies_int8 = not set(processor().split()).isdisjoint(_INT8_INSTRUCTIONS)
+    if precision == "int8" and not multiplies_int8:
         raise ConfigurationError(
             "this processor has no instructions for int8 arithmetic (VNNI, AMX): choose the precision int8-weights"
         )
-    return _AUTOMATIC if precision == "auto" else (precision,)
+    if precision != "auto":
+        return (precision,)
+    # Emulated, int8 is slower than anything else, and the engine may not come up in time.
+    return KERNELS if multiplies_int8 else tuple(kernel for kernel in KERNELS if kernel != "int8")
 
 
 def _measured_choice(

@@ -38,6 +38,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     monkeypatch.setattr(arranging, "runs_on_cpu", lambda: True)
     monkeypatch.setattr(arranging, "vllm_takes_classes", lambda: True)
     monkeypatch.setattr(arranging, "quantized", lambda folder, _: folder.with_name(f"{folder.name}-int8"))
+    monkeypatch.setattr(arranging, "processor", lambda: "a processor avx2")
     machine(monkeypatch, PLAIN, PLAIN_ONE_CORE)
     return model(tmp_path / "target", LARGE), model(tmp_path / "draft", SMALL)
 
@@ -61,6 +62,17 @@ def test_by_itself_it_takes_what_is_fastest_and_says_why(pair: tuple[Path, Path]
     assert found.arrangement is not None
     assert found.arrangement.name in found.reason
     assert found.observed is not None
+
+
+@pytest.mark.parametrize(("instructions", "precision"), [("avx2", "bf16"), ("avx2 avx512_vnni", "int8"), ("i8mm", "int8")])
+def test_int8_is_taken_by_itself_where_the_processor_multiplies_it(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, instructions: str, precision: str
+) -> None:
+    machine(monkeypatch, WITH_INT8, WITH_INT8_ONE_CORE)
+    monkeypatch.setattr(arranging, "processor", lambda: f"a processor {instructions}")
+    found = arranged(pair)
+    assert found.precision["target"] == precision
+    assert found.target == (pair[0].with_name("target-int8") if precision == "int8" else pair[0])
 
 
 def test_int8_weights_are_written_where_they_are_wanted_and_the_processor_has_it(
