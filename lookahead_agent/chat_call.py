@@ -90,6 +90,7 @@ class ChatReply:
         problem: Why there was no speculation, or none to the end; None if there was.
         chosen: In which mode it was written, and why.
         engines: How the engines were arranged.
+        certificate: Of a policy that states a risk: by which certificate its verifier was chosen, or why it is `exact`.
     """
 
     parsed: ParsedReply
@@ -101,6 +102,7 @@ class ChatReply:
     problem: str | None = None
     chosen: ModeChoice = field(default_factory=lambda: ModeChoice("off", ""))
     engines: dict[str, Any] = field(default_factory=dict)
+    certificate: str | None = None
 
 
 class ChatCall:
@@ -122,14 +124,15 @@ class ChatCall:
         parser: ToolParser,
         emit: Emit,
     ) -> None:
-        self._request = request
+        policy, self._certificate = engines.certified(request.policy)
+        self._request = request if policy is request.policy else replace(request, policy=policy)
         self._engines = engines
         self._thinking = thinking if request.is_chat else None
         self._parser = parser
         self._emit = emit
         self._tools = request.options.tools
         self._forced = request.options.tool_choice is not None
-        self._verifier = engines.verifier(request.policy)
+        self._verifier = engines.verifier(policy)
         self._chosen = self._mode()
 
     def _mode(self) -> ModeChoice:
@@ -348,6 +351,7 @@ class ChatCall:
             self._engines.problem if missing else report.speculation_off,
             self._chosen,
             self._arrangement(),
+            self._certificate,
         )
 
     def _arrangement(self) -> dict[str, Any]:
@@ -375,6 +379,7 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             "call": request.id,
             "policy": request.policy.name,
             "chosen_by": request.policy.rule,
+            "certificate": reply.certificate,
             "node": request.path.node,
             "path": str(request.path) or None,
             "mode": reply.chosen.mode,

@@ -111,7 +111,8 @@ class ChatLookahead(BaseChatModel):
     "reasoning". Custom events `lookahead_step` (`astream_events`, or `stream_mode="custom"` with `stream_steps=True`)
     tell what happens to each step: the fields of `decoding.StepEvent`.
 
-    `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `chosen_by`, `node`, `path`,
+    `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `chosen_by`, `certificate` (of a
+    policy with a risk), `node`, `path`,
     `steps`, `accepted`, `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the
     verifier had to be asked), `tokens` (of each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the
     time that `draft`, `target` and `verifier` had work, and `waiting`, in which none had), and `speculation_off` (why
@@ -471,15 +472,16 @@ class ChatLookahead(BaseChatModel):
         ).with_depth(self.depth)
 
     def explain(self) -> str:
-        """Say how the engines are arranged and from which figures that was chosen; they must be running."""
+        """Say how the engines are arranged and from which figures that was chosen, and which certificates policies with
+        a risk go by; they must be running."""
         engines = self.engines or (self._runtime.running if self._runtime is not None else None)
         if engines is None:
             kept = background.run(self._kept())
             return "the engines are not running: call start()" if kept is None else str(kept["reason"])
         arranged = engines.arranged
-        if arranged is None or not arranged.reason:
-            return "the engines are as they were given"
-        return arranged.reason
+        said = [arranged.reason if arranged is not None and arranged.reason else "the engines are as they were given"]
+        certified = {policy.name: engines.certified(policy)[1] for policy in self._every_policy()}
+        return "\n".join([*said, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
 
     def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
         """Check that every entry of `policies` matches a node of a compiled graph or of its subgraphs.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from lookahead_agent.calibration.certificate import find_certificate
 from lookahead_agent.engines.protocol import Engine, Guided
 from lookahead_agent.modes import ModeChooser
 from lookahead_agent.policy import VerifierPolicy
@@ -38,6 +40,7 @@ class EngineSet:
         embedder: Measures similarity for policies that need it.
         judge: Judges step pairs; None: the target does.
         arranged: How the engines were chosen; None: by the caller.
+        names: The models' names by role, for certificates.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class EngineSet:
         judge: JudgeModel | None = None,
         *,
         arranged: Arranged | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.target = target
         self.draft = draft
@@ -55,10 +59,17 @@ class EngineSet:
         self.judge: JudgeModel | None = judge or EngineJudge(target)
         """None if the one that was wanted could not be started."""
         self.arranged = arranged
+        self.names = dict(names or {})
+        self._certificates: dict[float, tuple[Mapping[str, Any], str]] = {}
         self.modes = ModeChooser()
         """Which way of writing each node's replies get, where that is free."""
         self.problem: str | None = None
         """Why there is no draft, judge or embedder although one was wanted."""
+
+    @property
+    def precision(self) -> dict[str, str]:
+        """Of each model's weights, by role; without those that are as their folders have them."""
+        return dict(self.arranged.precision) if self.arranged is not None else {}
 
     @property
     def guesses(self) -> bool:
@@ -71,6 +82,20 @@ class EngineSet:
     def guided(self) -> bool:
         """Whether the target guesses tokens by what the draft writes beside it, which a reply may do without."""
         return self.draft is not None and isinstance(self.target, Guided) and self.target.guided
+
+    def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, str | None]:
+        """A policy that states a risk with the verifier that keeps it on these models, and by which certificate.
+
+        Raises:
+            ConfigurationError: The file of certificates is something else.
+            PolicyError: Something in the policy does not go with that verifier.
+        """
+        if policy.risk is None:
+            return policy, None
+        if policy.risk not in self._certificates:
+            self._certificates[policy.risk] = find_certificate(policy.risk, self.names, self.precision)
+        fields, reason = self._certificates[policy.risk]
+        return policy.judged_by(fields), reason
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""

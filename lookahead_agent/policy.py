@@ -12,12 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from lookahead_agent.errors import ConfigurationError, PolicyError, in_words
 from lookahead_agent.verifiers.judge import check_prompt
 
-VerifierName = Literal["off", "exact", "embedding", "judge", "cascade", "score", "likelihood", "random"]
+VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
 
 # What each verifier reads of these: a value given to a verifier that ignores it is a mistake worth an error.
 _READS: dict[str, frozenset[str]] = {
     "off": frozenset(),
     "exact": frozenset(),
+    "certified": frozenset({"risk"}),
     "embedding": frozenset({"similarity", "same_numbers"}),
     "judge": frozenset({"p_aligned", "same_numbers", "judge_prompt"}),
     "cascade": frozenset({"similarity", "ask_judge_from", "p_aligned", "same_numbers", "judge_prompt"}),
@@ -48,6 +49,8 @@ class VerifierPolicy(BaseModel):
         same_numbers: Whether steps with different numbers, units or equations are rejected before any model is asked
             (embedding, judge, cascade); by default not for "embedding".
         score: Least mark, in [0, 9] (score).
+        risk: Harmful share of accepted draft steps that is allowed, in (0, 1): the verifier is that which accepts most
+            by a certificate of the models that run, and "exact" where there is none (certified).
         likelihood: Least mean log-probability, in nats per token (likelihood).
         probability: Of acceptance, in [0, 1] (random).
         depth: Steps in flight at the front (γ); "auto": whether steps are speculated on at all, and how many, is
@@ -73,6 +76,7 @@ class VerifierPolicy(BaseModel):
     p_aligned: float = Field(0.75, ge=0, le=1)
     judge_prompt: str | None = None
     same_numbers: bool = True
+    risk: float | None = Field(None, gt=0, lt=1)
     score: float = Field(7.0, ge=0, le=9)
     likelihood: float = Field(-0.2, le=0)
     probability: float = Field(0.5, ge=0, le=1)
@@ -90,6 +94,13 @@ class VerifierPolicy(BaseModel):
 
     _rule: str | None = PrivateAttr(None)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _risk_says_how(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and fields.get("risk") is not None:
+            return {"verifier": "certified", "name": f"risk={fields['risk']}", **fields}
+        return fields
+
     @model_validator(mode="after")
     def _only_what_counts(self) -> VerifierPolicy:
         given = self.model_fields_set - {"name", "verifier"}
@@ -101,6 +112,8 @@ class VerifierPolicy(BaseModel):
             ignored |= given & _PAIRWISE
         if ignored:
             raise ValueError(f"the verifier {self.verifier!r} does not use {', '.join(sorted(ignored))}")
+        if self.verifier == "certified" and self.risk is None:
+            raise ValueError("the verifier 'certified' needs a risk, such as risk=0.02")
         if "draft_temperature" in given and self.width == 1:
             raise ValueError("draft_temperature has no effect with width 1")
         asked_from = self.ask_judge_from if "ask_judge_from" in given else None
@@ -132,7 +145,7 @@ class VerifierPolicy(BaseModel):
     @property
     def embeds(self) -> bool:
         """Whether the policy needs an embedding model."""
-        return self.verifier in ("embedding", "cascade")
+        return self.verifier in ("embedding", "cascade", "certified")
 
     @property
     def compares_results(self) -> bool:
@@ -165,6 +178,20 @@ class VerifierPolicy(BaseModel):
         policy._rule = self._rule
         return policy
 
+    def judged_by(self, fields: Mapping[str, Any]) -> VerifierPolicy:
+        """The same policy with another verifier.
+
+        Args:
+            fields: The verifier and what it reads.
+
+        Raises:
+            PolicyError: Something else in the policy does not go with it.
+        """
+        own = self.model_dump(exclude_unset=True, exclude={"risk", "verifier"})
+        policy = _validated({**own, "name": self.name, **fields})
+        policy._rule = self._rule
+        return policy
+
     def chosen_by(self, rule: str) -> VerifierPolicy:
         """The same policy, which remembers what chose it."""
         policy = self.model_copy()
@@ -193,6 +220,7 @@ class VerifierPolicy(BaseModel):
                 if self.asks_judge
                 else ""
             ),
+            "certified": f"is of those that do harm in no more than {self.risk or 0:g} of cases, by a certificate",
             "score": f"gets a mark of {self.score:g} from the target",
             "likelihood": f"has a mean log-probability of {self.likelihood:g} under the target",
             "random": f"is drawn with probability {self.probability:g}",
@@ -269,8 +297,10 @@ def _named(text: str) -> VerifierPolicy:
         fields = POLICIES[name].model_dump(exclude_unset=True)
     elif name in get_args(VerifierName):
         fields = {"name": name, "verifier": name}
+    elif name.startswith("risk="):
+        fields = {"name": name, "risk": _value(name.removeprefix("risk="))}
     else:
-        raise PolicyError(f"no policy is called {name!r}: choose one of {', '.join(POLICIES)}")
+        raise PolicyError(f"no policy is called {name!r}: choose one of {', '.join(POLICIES)}, or a risk, as risk=0.02")
     if not changes:
         return POLICIES.get(name) or _validated(fields)
     for change in changes:

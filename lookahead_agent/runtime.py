@@ -85,6 +85,13 @@ class RuntimeSpec:
         return self.remote.keys().isdisjoint(roles)
 
     @property
+    def names(self) -> dict[str, str]:
+        """The models' names by role; a judge is only named if it has an engine of its own."""
+        facts = {"target": self.models.target, "draft": self.models.draft, "judge": self.models.judge}
+        found = {role: each.name for role, each in (facts | {"embedding": self.models.embedding}).items() if each}
+        return found | {role: each.model for role, each in self.remote.items() if each.model is not None}
+
+    @property
     def has_draft(self) -> bool:
         """Whether there is a draft model, here or behind a server."""
         return self.models.draft is not None or not self.runs_here("draft")
@@ -228,7 +235,7 @@ class Runtime:
         if isinstance(target, BaseException) or isinstance(draft, BaseException):
             await in_daemon_thread(lambda: _release(self._held))
             raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
-        engines = EngineSet(target, arranged=arranged)
+        engines = EngineSet(target, arranged=arranged, names=spec.names)
         engines.draft, late_problem = draft
         problem = problem or late_problem
         if not spec.runs_here("draft") and self._may_use_draft():

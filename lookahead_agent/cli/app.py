@@ -30,6 +30,7 @@ _COMMANDS = {
     "new": "new",
     "trace": "trace",
     "plan": "plan",
+    "calibrate": "calibrate",
     "machine": "machine",
     "doctor": "doctor",
     "bench": "bench",

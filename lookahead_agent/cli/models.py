@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lookahead_agent.calibration.certificate import certificates
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.quantize import kept_precisions
@@ -21,9 +22,10 @@ Name = Annotated[str, typer.Argument(help="A catalogue name, a folder or a Hub i
 def list_models() -> None:
     """List the catalogue: of models that are here also the precisions of their weights, target / draft.
 
+    RISKS are those of which there are certificates, for policies such as risk=0.02.
     In which precision they run is chosen when they start, or said with --precision: see `lookahead-agent machine`."""
     table = Table(box=None)
-    for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "NOTE"):
+    for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "RISKS", "NOTE"):
         table.add_column(heading)
     for known in CATALOGUE.values():
         folders = [locate(facts) for facts in (known.target, known.draft)]
@@ -35,6 +37,7 @@ def list_models() -> None:
             str(known.context_length),
             "yes" if here else "no",
             " / ".join(", ".join(kept_precisions(folder)) if folder is not None else "–" for folder in folders),
+            _risks(known.target, known.draft),
             known.note,
         )
     Console(width=None if Console().is_terminal else 200).print(table)
@@ -57,6 +60,16 @@ def path(name: Name = DEFAULT_SET) -> None:
         typer.echo(f"{facts.hub_id}: {folder or 'not here; run: lookahead-agent models fetch ' + name}")
     if missing:
         raise typer.Exit(1)
+
+
+def _risks(target: ModelFacts, draft: ModelFacts) -> str:
+    of_precision: dict[str, list[float]] = {}
+    for each in certificates({"target": target.name, "draft": draft.name}):
+        kinds = " / ".join(each.precision.get(role, "–") for role in ("target", "draft"))
+        of_precision.setdefault(kinds, []).append(each.risk)
+    return "; ".join(
+        f"{', '.join(f'{risk:g}' for risk in sorted(set(risks)))} ({kinds})" for kinds, risks in of_precision.items()
+    )
 
 
 def _needed(name: str) -> list[ModelFacts]:

@@ -64,6 +64,14 @@ def different_results(draft: str, target: str) -> str | None:
     return None
 
 
+def plain_arithmetic(text: str) -> str:
+    """The text with its arithmetic in plain signs: no LaTeX, currencies, or thousands separators."""
+    text = normalized(text)
+    for pattern, operator in _OPERATORS.items():
+        text = re.sub(pattern, operator, text)
+    return re.sub(r"(?<=\d),(?=\d{3})|\\(?=[()\[\]])|[$€£{}\[\]\\]", "", text)
+
+
 def _contradict(first: dict[object, set[object]], second: dict[object, set[object]]) -> bool:
     """Whether both say something about one thing, and nothing in common."""
     return any(not first[key] & second[key] for key in first.keys() & second.keys())
@@ -85,10 +93,7 @@ def _units(text: str) -> dict[object, set[object]]:
 
 def _equations(text: str) -> dict[object, set[object]]:
     """Arithmetic in the text: what is done, by what it is done to."""
-    text = normalized(text)
-    for pattern, operator in _OPERATORS.items():
-        text = re.sub(pattern, operator, text)
-    text = re.sub(r"(?<=\d),(?=\d{3})|[$€£(){}\[\]\\]", "", text)
+    text = re.sub(r"[()]", "", plain_arithmetic(text))
     found: dict[object, set[object]] = defaultdict(set)
     for match in _EQUATION.finditer(text):
         atoms = tuple(_value(atom) for atom in re.findall(_ATOM, match[0]))

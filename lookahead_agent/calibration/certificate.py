@@ -1,0 +1,174 @@
+"""Certificates: for which models, on which data, with which bound a threshold keeps a risk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import cache_dir
+
+PACKAGED = Path(__file__).parent / "certificates"
+"""Certificates of the default pair, which come with the package."""
+
+
+class Certificate(BaseModel):
+    """That a policy keeps a risk.
+
+    Attributes:
+        risk: Harmful share of accepted steps.
+        models: Names by role of those that it is about: "target", "draft", and "embedding" or "judge" where they decide
+            (a judge of None is the target).
+        precision: Of the weights of target and draft.
+        verifier: Which of the candidates it is.
+        policy: Fields of the policy, the threshold among them.
+        threshold: Least score of an accepted pair.
+        level: Probability δ with which the risk may be larger.
+        tests: Verifiers of which this was the best.
+        pairs: Pairs of the calibration.
+        accepted: Those of them that it accepts.
+        harmful: Harmful ones among these.
+        bound: Upper bound of the harmful share by the counts.
+        rule: When a pair counts as harmful.
+        data: Name and digest of the file of pairs.
+        date: Day of the calibration.
+        environment: Versions and hardware.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    risk: float
+    models: dict[str, str | None]
+    precision: dict[str, str]
+    verifier: str
+    policy: dict[str, Any]
+    threshold: float
+    level: float
+    tests: int
+    pairs: int
+    accepted: int
+    harmful: int
+    bound: float
+    rule: dict[str, float]
+    data: str
+    date: str
+    environment: dict[str, Any] = {}
+
+    def describe(self) -> str:
+        """One line for people."""
+        return (
+            f"risk {self.risk:g}: {self.verifier} ≥ {self.threshold:g}, {self.harmful} harmful of {self.accepted} "
+            f"accepted of {self.pairs} pairs, bound {self.bound:.3f} at level {self.level:g} ({self.date})"
+        )
+
+    def is_for(self, models: Mapping[str, str], precision: Mapping[str, str]) -> bool:
+        """Whether it is of these models in these precisions."""
+        return self.precision == dict(precision) and all(models.get(role) == name for role, name in self.models.items())
+
+
+_CERTIFICATES = TypeAdapter(list[Certificate])
+
+
+def certificates(models: Mapping[str, str]) -> list[Certificate]:
+    """Certificates of a pair of models in any precision, those made here before those of the package.
+
+    Raises:
+        ConfigurationError: A file is something else.
+    """
+    return [
+        certificate
+        for folder in (_made_here(), PACKAGED)
+        if (file := folder / _file_name(models)).is_file()
+        for certificate in _read(file)
+    ]
+
+
+def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
+    """Keep certificates of one pair of models, in place of those of the same precision.
+
+    Args:
+        found: At least one.
+        folder: Where; None: beside the models.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigurationError: The file cannot be written, or is something else.
+    """
+    first = found[0]
+    file = (folder or _made_here()) / _file_name(first.models)
+    others = [each for each in (_read(file) if file.is_file() else ()) if each.precision != first.precision]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = [each.model_dump(mode="json") for each in (*others, *found)]
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(file)
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
+    return file
+
+
+def digest(file: Path) -> str:
+    """Name and beginning of the sha256 of a file."""
+    return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+
+
+def find_certificate(
+    risk: float, models: Mapping[str, str], precision: Mapping[str, str]
+) -> tuple[Mapping[str, Any], str]:
+    """The verifier that keeps a stated risk with these models.
+
+    Args:
+        risk: Harmful share of accepted steps that is allowed.
+        models: Names by role.
+        precision: Of the weights of target and draft, by role.
+
+    Returns:
+        Fields of a policy, those of `exact` where no certificate is good enough; and why these.
+
+    Raises:
+        ConfigurationError: A file of certificates is something else.
+    """
+    of_pair = certificates(models)
+    fitting = [each for each in of_pair if each.is_for(models, precision) and each.risk <= risk]
+    if not fitting:
+        return {"verifier": "exact"}, f"exact, since {_why_none(of_pair, risk, models, precision)}"
+    # Those made here come first, and the largest risk accepts most.
+    chosen = max(fitting, key=lambda each: each.risk)
+    return chosen.policy, chosen.describe()
+
+
+def _why_none(
+    of_pair: Sequence[Certificate], risk: float, models: Mapping[str, str], precision: Mapping[str, str]
+) -> str:
+    shown = " / ".join(f"{role} {kind}" for role, kind in sorted(precision.items())) or "as their folders have it"
+    if not of_pair:
+        pair = f"{models.get('target', 'this target')} with {models.get('draft', 'this draft')}"
+        return f"no certificate is of {pair}: make one with `lookahead-agent calibrate`"
+    if not any(each.is_for(models, precision) for each in of_pair):
+        return f"no certificate is of this precision and verifier ({shown}): make one with `lookahead-agent calibrate`"
+    return f"no threshold keeps a risk of {risk:g} by the pairs that were collected"
+
+
+def _made_here() -> Path:
+    return cache_dir() / "certificates"
+
+
+def _file_name(models: Mapping[str, str | None]) -> str:
+    names = (models.get(role) or "unnamed" for role in ("target", "draft"))
+    return "+".join(re.sub(r"[^\w.-]+", "--", name) for name in names) + ".json"
+
+
+def _read(file: Path) -> list[Certificate]:
+    try:
+        return _CERTIFICATES.validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ConfigurationError(f"{file} has no certificates: delete it, or calibrate again ({error})") from error

@@ -1,0 +1,327 @@
+"""Has target and draft write over problems, and the target go on from a step of each: pairs labelled by what follows.
+
+The target writes a reply. After each of its steps but the last the draft writes its own next step; of the positions
+where the two can stand for each other one is drawn. From there the target goes on, several times from the draft's step
+and several times from its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lookahead_agent import background
+from lookahead_agent.bench.answers import AnswerKind, final_number, is_right
+from lookahead_agent.bench.environment import environment
+from lookahead_agent.bench.problems import Problem
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs, problems_seen
+from lookahead_agent.call_options import CallOptions
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
+from lookahead_agent.decoding.vocabulary import Vocabularies
+from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines.protocol import Engine, Sampling
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.policy import as_policy
+from lookahead_agent.progress import Progress
+from lookahead_agent.step import Step, comparable
+from lookahead_agent.verifiers.random_accept import draw
+
+_SEEDS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Collection:
+    """How pairs are collected.
+
+    Attributes:
+        answer: How answers are compared.
+        rule: Which continuations are needed of a pair.
+        temperature: Of continuations, above 0: they are compared by chance.
+        at_once: Replies that are written at the same time.
+        seed: Of all that is drawn.
+
+    Raises:
+        ConfigurationError: A value out of its range.
+    """
+
+    answer: AnswerKind = "number"
+    rule: HarmRule = field(default_factory=HarmRule)
+    temperature: float = 0.7
+    at_once: int = 24
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ConfigurationError("continuations are compared by chance: choose a temperature above 0")
+        if min(self.at_once, self.rule.seeds, self.rule.confirm) < 1:
+            raise ConfigurationError("replies at once and continuations are at least 1")
+
+
+class Collector:
+    """Collects pairs into a file; nothing is loaded yet.
+
+    Args:
+        llm: A chat model with a draft engine. Replies and draft steps are sampled as it would.
+        problems: What is asked.
+        how: How.
+        out: Where rows are, or will be.
+
+    Raises:
+        ConfigurationError: `out` has rows of other settings, or a problem without an answer is no matter of numbers.
+    """
+
+    def __init__(self, llm: ChatLookahead, problems: Sequence[Problem], how: Collection, out: Path) -> None:
+        self._llm = llm
+        self._problems = problems
+        self._how = how
+        self._file = RowFile(out)
+        self._sampling = llm.request("", None, CallOptions()).sampling
+        if how.answer != "number" and (open_ := next((each for each in problems if each.answer is None), None)):
+            raise ConfigurationError(
+                f"the problem {open_.id!r} has no answer, and replies can be held against each other only as numbers"
+            )
+        self._rules = as_policy(llm.policy)
+        self._settings: dict[str, Any] = {
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "top_k": self._sampling.top_k,
+            "max_tokens": self._sampling.max_tokens,
+            "delimiter": str(self._rules.delimiter),
+            "answer": how.answer,
+            "temperature_on": how.temperature,
+            "seed": how.seed,
+        }
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        known = {problem.id: problem.fingerprint for problem in self._problems}
+        for row in self._file.rows:
+            if row.get("kind") != "pair":
+                continue
+            if any(row["settings"].get(name) != value for name, value in self._settings.items()):
+                raise ConfigurationError(f"{self._file.path} has pairs of other settings: choose another file")
+            if known.get(row["problem"], row["fingerprint"]) != row["fingerprint"]:
+                raise ConfigurationError(
+                    f"the problem {row['problem']!r} is another in {self._file.path}: choose another file"
+                )
+
+    @property
+    def pairs(self) -> dict[str, LabelledPair]:
+        """What is known, by problem."""
+        return labelled_pairs(self._file.rows)
+
+    def run(self, progress: Progress) -> None:
+        """Collect what is not there yet.
+
+        Args:
+            progress: Told how far it is.
+
+        Raises:
+            EngineError: An engine failed; a rerun goes on.
+            MissingExtraError: The answers' kind needs a library that is not installed.
+        """
+        with self._file.writing():
+            seen = problems_seen(self._file.rows)
+            pairless = [problem for problem in self._problems if problem.id not in seen]
+            if not pairless and not self._unfinished():
+                return
+            self._llm.start(progress)
+            # Problems go in turns: after any interruption nearly all pairs that are there have their label.
+            turns = list(_in_turns(pairless, 2 * self._how.at_once)) or [[]]
+            with progress.task("Collecting pairs", len(self._problems)) as task:
+                for turn in turns:
+                    background.run(self._turn(turn, lambda: task.advance(len(problems_seen(self._file.rows)))))
+
+    async def _turn(self, problems: Sequence[Problem], advance: Callable[[], None]) -> None:
+        policy = as_policy(self._llm.policy)
+        async with self._llm._engines(policy) as engines:
+            if engines.draft is None:
+                raise ConfigurationError(engines.problem or "there is no draft model to collect steps of")
+            work = _Work(engines, engines.draft, self._how, self._sampling, self._segmentation(engines.target))
+            settings = self._settings | {"models": engines.names, "precision": engines.precision}
+            if any(pair.row.settings != settings for pair in self.pairs.values()):
+                raise ConfigurationError(f"{self._file.path} has pairs of other models: choose another file")
+            replies = await background.all_of(work.reply(problem) for problem in problems)
+            # The two engines may be on the same cores, so they work one after the other.
+            found = background.as_they_come(map(work.pair, problems, replies))
+            async with aclosing(found) as pairs:
+                async for pair in pairs:
+                    row = pair.model_copy(update={"settings": settings, "environment": environment()})
+                    self._file.append(row.model_dump(mode="json"))
+            async with aclosing(background.as_they_come(map(work.outcomes, self._unfinished()))) as outcomes:
+                async for outcome in outcomes:
+                    self._file.append(outcome.model_dump(mode="json"))
+                    advance()
+
+    def _segmentation(self, engine: Engine) -> Segmentation:
+        return Segmentation(
+            delimiter=self._rules.delimiter,
+            max_step_tokens=self._rules.max_step_tokens,
+            eos_ids=engine.tokenizer.eos_ids,
+        )
+
+    def _unfinished(self) -> list[LabelledPair]:
+        """Pairs of which nobody knows yet whether they harm."""
+        return [pair for pair in self.pairs.values() if pair.harmful(self._how.rule) is None]
+
+
+class _Work:
+    """What the engines are asked."""
+
+    def __init__(
+        self, engines: EngineSet, draft: Engine, how: Collection, sampling: Sampling, segmentation: Segmentation
+    ) -> None:
+        self._target = engines.target
+        self._draft = draft
+        self._vocabularies = Vocabularies(self._target.tokenizer, draft.tokenizer)
+        self._how = how
+        self._sampling = sampling
+        self._segmentation = segmentation
+        self._room = asyncio.Semaphore(how.at_once)
+
+    async def reply(self, problem: Problem) -> list[Step]:
+        """The target's reply to a problem, in steps."""
+        return await self._steps(self._target, self._prompt(self._target, problem.question), (), problem.id, "reply")
+
+    async def pair(self, problem: Problem, steps: Sequence[Step]) -> PairRow:
+        """Two steps of a position of the reply, drawn from those where they can stand for each other."""
+        row = PairRow(
+            problem=problem.id,
+            fingerprint=problem.fingerprint,
+            question=problem.question,
+            answer=problem.answer,
+            reply="".join(step.text for step in steps),
+        )
+        drafts = await background.all_of(self._draft_step(problem, steps[:at]) for at in range(len(steps)))
+        possible = [
+            at for at, (draft, target) in enumerate(zip(drafts, steps, strict=True)) if comparable(draft, target)
+        ]
+        if not possible:
+            return row
+        at = possible[int(draw(self._how.seed, "position", problem.fingerprint) * len(possible))]
+        return row.model_copy(
+            update={
+                "before": "".join(step.text for step in steps[:at]),
+                "before_ids": _ids(steps[:at]),
+                "position": at,
+                "positions": len(possible),
+                "draft": StepRow.of(drafts[at]),
+                "target": StepRow.of(steps[at]),
+            }
+        )
+
+    async def outcomes(self, pair: LabelledPair) -> OutcomesRow:
+        """What the target comes to from each of two steps, as often as the rule asks."""
+        row = pair.row
+        assert row.draft is not None
+        assert row.target is not None
+        steps = {"draft": row.draft.step, "target": row.target.step}
+        right: dict[str, list[bool]] = {"draft": [], "target": []}
+        answer = row.answer
+        prompt = self._prompt(self._target, row.question)
+        while missing := self._how.rule.missing(right["draft"], right["target"]):
+            begun = len(right["draft"])
+            texts: dict[str, list[str]] = {}
+            for side, step in steps.items():
+                numbers = range(begun, begun + missing)
+                texts[side] = await background.all_of(
+                    self._whole(prompt, row, step, side, number) for number in numbers
+                )
+            if answer is None:
+                answer = _most_common_answer([row.reply, *texts["target"]])
+            for side, of_side in texts.items():
+                right[side] += [await self._is_right(text, answer) for text in of_side]
+        return OutcomesRow(problem=row.problem, answer=answer, draft=right["draft"], target=right["target"])
+
+    async def _whole(self, prompt: Sequence[int], row: PairRow, step: Step, side: str, number: int) -> str:
+        """The reply up to a step and on from it."""
+        if step.end.ends_reply:
+            return row.before + step.text
+        prefix = (*row.before_ids, *step.token_ids)
+        left = self._sampling.max_tokens - len(prefix)
+        if left < 1:
+            return row.before + step.text
+        seeded = self._seeded(row.problem, side, number)
+        sampling = replace(seeded, max_tokens=left, temperature=self._how.temperature)
+        ids: list[int] = []
+        async with self._room, aclosing(self._target.generate((*prompt, *prefix), sampling)) as deltas:
+            async for delta in deltas:
+                ids += delta.token_ids
+        return self._target.tokenizer.decode([*prefix, *ids])
+
+    async def _is_right(self, text: str, answer: str | None) -> bool:
+        if answer is None:
+            return False
+        return await asyncio.to_thread(is_right, text, answer, self._how.answer)
+
+    async def _draft_step(self, problem: Problem, before: Sequence[Step]) -> Step:
+        prefix = [token for step in before for token in self._vocabularies.to_draft(step)]
+        prompt = self._prompt(self._draft, problem.question)
+        name = f"draft {len(before)}"
+        (step,) = await self._steps(self._draft, prompt, before, problem.id, name, prefix=prefix, most=1)
+        return self._vocabularies.from_draft(step, self._sampling.max_tokens - len(_ids(before)))
+
+    async def _steps(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        before: Sequence[Step],
+        problem: str,
+        name: str,
+        *,
+        prefix: Sequence[int] = (),
+        most: int | None = None,
+    ) -> list[Step]:
+        """Steps that an engine writes after others."""
+        rules = replace(self._segmentation, eos_ids=engine.tokenizer.eos_ids)
+        seen = Before(rules.lookback).then("".join(step.text for step in before))
+        stream = engine.tokenizer.stream((*prompt, *prefix))
+        budget = self._sampling.max_tokens - len(prefix)
+        sampling = replace(self._seeded(problem, name, 0), max_tokens=budget)
+        steps: list[Step] = []
+        segmenter = Segmenter(rules, stream, seen, budget)
+        reason: str | None = None
+        async with self._room, aclosing(engine.generate((*prompt, *prefix), sampling)) as deltas:
+            async for delta in deltas:
+                reason = delta.finish_reason
+                for token in delta.token_ids:
+                    step = segmenter.push(token)
+                    if step is None:
+                        continue
+                    steps.append(step)
+                    if step.end.ends_reply or len(steps) == most:
+                        return steps
+                    seen = seen.then(step.text)
+                    budget -= len(step.token_ids)
+                    segmenter = Segmenter(rules, stream, seen, budget)
+        return [*steps, segmenter.close(reason)]
+
+    def _seeded(self, problem: str, name: str, number: int) -> Sampling:
+        return replace(self._sampling, seed=int(draw(self._how.seed, problem, name, number) * _SEEDS))
+
+    @staticmethod
+    def _prompt(engine: Engine, question: str) -> list[int]:
+        return engine.tokenizer.chat_prompt([{"role": "user", "content": question}])
+
+
+def _ids(steps: Iterable[Step]) -> tuple[int, ...]:
+    return tuple(token for step in steps for token in step.token_ids)
+
+
+def _most_common_answer(texts: Sequence[str]) -> str | None:
+    """The number that most of the texts end with; None: none ends with any."""
+    numbers = Counter(number for text in texts if (number := final_number(text)) is not None)
+    return str(numbers.most_common(1)[0][0]) if numbers else None
+
+
+def _in_turns(problems: Sequence[Problem], size: int) -> Iterator[list[Problem]]:
+    for begin in range(0, len(problems), size):
+        yield list(problems[begin : begin + size])

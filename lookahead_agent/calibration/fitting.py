@@ -1,0 +1,155 @@
+"""Which verifier, how strict, accepts most at a stated risk; and how often the promise is kept on other problems."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.calibration.pairs import LabelledPair
+from lookahead_agent.calibration.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds
+from lookahead_agent.calibration.scores import Candidate
+from lookahead_agent.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A verifier's thresholds.
+
+    Attributes:
+        candidate: The verifier.
+        of_risk: By risk; risks that it cannot keep are left out.
+    """
+
+    candidate: Candidate
+    of_risk: Mapping[float, Threshold]
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """What became of a stated risk on problems that calibration did not see.
+
+    Attributes:
+        risk: As stated.
+        splits: How many times the problems were divided.
+        certified: In how many of them some threshold kept the risk.
+        kept: In how many of those the harmful share of the others' accepted pairs was no larger.
+        harmful: Harmful share of accepted pairs, over all of them together.
+        accepted: Accepted share of pairs, over all of them together.
+    """
+
+    risk: float
+    splits: int
+    certified: int
+    kept: int
+    harmful: float
+    accepted: float
+
+
+def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: HarmRule) -> dict[str, ScoredPair]:
+    """Labelled pairs as a verifier sees them, by problem; pairs without a label are left out.
+
+    Raises:
+        ConfigurationError: One was not measured.
+    """
+    found = {}
+    for problem, pair in pairs.items():
+        harmful = pair.harmful(rule)
+        if harmful is None:
+            continue
+        score = candidate.score(pair)
+        if score is None:
+            raise ConfigurationError(
+                f"the pair of {problem!r} has no {candidate.measure}: measure it with `lookahead-agent calibrate score`"
+            )
+        found[problem] = ScoredPair(score, harmful)
+    return found
+
+
+def fit(
+    pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate], rule: HarmRule, level: float = LEVEL
+) -> list[Fit]:
+    """Thresholds of verifiers, of which the best may be taken for each risk.
+
+    Args:
+        pairs: By problem.
+        candidates: The verifiers.
+        rule: When a pair harms.
+        level: Probability with which a threshold that is taken is riskier than stated.
+
+    Raises:
+        ConfigurationError: The pairs say nothing; see `thresholds`.
+    """
+    return [
+        Fit(
+            candidate,
+            thresholds(
+                list(scored(pairs, candidate, rule).values()), candidate.grid, level=level, tests=len(candidates)
+            ),
+        )
+        for candidate in candidates
+    ]
+
+
+def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None:
+    """The verifier that accepts most at a risk, with its threshold; None: none keeps it."""
+    found = [
+        (each.candidate, each.of_risk[max(kept)])
+        for each in fits
+        if (kept := [other for other in each.of_risk if other <= risk])
+    ]
+    return max(found, key=lambda one: one[1].accepted) if found else None
+
+
+def split_results(
+    pairs: Mapping[str, LabelledPair],
+    candidates: Sequence[Candidate],
+    rule: HarmRule,
+    *,
+    level: float = LEVEL,
+    splits: int = 20,
+    seed: int = 0,
+) -> Iterator[SplitResult]:
+    """Learn thresholds from half of the problems and hold the other half against them, again and again.
+
+    Args:
+        pairs: By problem.
+        candidates: The verifiers, of which the best is taken each time.
+        rule: When a pair harms.
+        level: Probability with which a threshold may be riskier than stated.
+        splits: How often.
+        seed: Of the divisions.
+
+    Raises:
+        ConfigurationError: The pairs say nothing; see `thresholds`.
+    """
+    known = {candidate.name: scored(pairs, candidate, rule) for candidate in candidates}
+    for of_candidate in known.values():
+        check(list(of_candidate.values()))
+    problems = sorted(next(iter(known.values())))
+    counts: dict[float, list[tuple[int, int, int]]] = {risk: [] for risk in RISKS}
+    for number in range(splits):
+        mixed = random.Random(f"{seed} {number}").sample(problems, len(problems))
+        seen, others = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+        fits = []
+        for candidate in candidates:
+            of_seen = [known[candidate.name][problem] for problem in seen]
+            if len({pair.harmful for pair in of_seen}) == 2:
+                fits.append(Fit(candidate, thresholds(of_seen, candidate.grid, level=level, tests=len(candidates))))
+        for risk in RISKS:
+            if (chosen := best(fits, risk)) is not None:
+                candidate, threshold = chosen
+                of_others = [known[candidate.name][problem] for problem in others]
+                accepted = [pair.harmful for pair in of_others if pair.score >= threshold.value]
+                counts[risk].append((len(accepted), sum(accepted), len(of_others)))
+    for risk, of_risk in counts.items():
+        accepted_pairs = sum(accepted for accepted, _, _ in of_risk)
+        yield SplitResult(
+            risk,
+            splits,
+            len(of_risk),
+            sum(harmful <= risk * accepted for accepted, harmful, _ in of_risk),
+            sum(harmful for _, harmful, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
+            accepted_pairs / sum(total for _, _, total in of_risk) if of_risk else 0.0,
+        )

@@ -1,0 +1,211 @@
+"""Pairs of steps with what followed from each, kept in a file of rows that only grows.
+
+A row tells one thing of one problem's pair: the pair itself, the outcomes of continuations, scores of verifiers, or
+what somebody said about it. A problem has one pair, so that pairs are independent of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lookahead_agent.bench.row_file import Row
+from lookahead_agent.calibration.arithmetic import false_equations
+from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.verifiers.protocol import StepPair
+
+
+class StepRow(BaseModel):
+    """A step as it is kept: see `Step`."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    end: StepEnd
+
+    @classmethod
+    def of(cls, step: Step) -> StepRow:
+        """A step's row."""
+        return cls(token_ids=step.token_ids, text=step.text, end=step.end)
+
+    @property
+    def step(self) -> Step:
+        """The step."""
+        return Step(self.token_ids, self.text, self.end)
+
+
+class PairRow(BaseModel):
+    """Two steps from the same prefix.
+
+    Attributes:
+        problem: Id of the problem.
+        fingerprint: Of its question and answer.
+        question: What was asked.
+        answer: The right answer; None: nobody knows it.
+        before: The reply up to the two steps.
+        before_ids: Its tokens, in the target's vocabulary.
+        position: Which step of the reply they are, from 0.
+        positions: How many positions there were to choose from.
+        reply: The whole of the target's reply.
+        draft: The draft's step; None, as `target`: no position had two steps that can stand for each other.
+        target: The target's.
+        settings: What else determines the rows of the file.
+        environment: Versions and hardware.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    kind: Literal["pair"] = "pair"
+    problem: str
+    fingerprint: str
+    question: str
+    answer: str | None
+    before: str = ""
+    before_ids: tuple[int, ...] = ()
+    position: int = 0
+    positions: int = 0
+    reply: str = ""
+    draft: StepRow | None = None
+    target: StepRow | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def pair(self) -> StepPair:
+        """As a verifier is asked about it."""
+        assert self.draft is not None
+        assert self.target is not None
+        return StepPair(self.question, self.before, self.draft.step, self.target.step, self.position)
+
+    @property
+    def same_text(self) -> bool:
+        """Whether both steps say the same, letter for letter, so that nothing can follow from accepting the draft's."""
+        if self.draft is None or self.target is None:
+            return False
+        return self.draft.text.strip() == self.target.text.strip()
+
+    @property
+    def false_arithmetic(self) -> list[str]:
+        """Equations of the draft's step that do not hold and that the target's step has not."""
+        if self.draft is None or self.target is None:
+            return []
+        own = false_equations(self.target.text)
+        return [equation for equation in false_equations(self.draft.text) if equation not in own]
+
+
+class OutcomesRow(BaseModel):
+    """What the target came to from each step.
+
+    Attributes:
+        problem: Whose pair.
+        answer: What counted as right.
+        draft: Whether each continuation from the draft's step was right, in order.
+        target: The same from the target's step.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    kind: Literal["outcomes"] = "outcomes"
+    problem: str
+    answer: str | None
+    draft: list[bool]
+    target: list[bool]
+
+
+class ScoresRow(BaseModel):
+    """What verifiers measure of a pair, by name of the measure: see `scores`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    kind: Literal["scores"] = "scores"
+    problem: str
+    scores: dict[str, float]
+
+
+class LabelRow(BaseModel):
+    """What somebody said about a pair.
+
+    Attributes:
+        problem: Whose pair.
+        harmful: Whether accepting the draft's step does harm; None: what was said before no longer holds.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    kind: Literal["label"] = "label"
+    problem: str
+    harmful: bool | None
+
+
+class LabelledPair(BaseModel):
+    """Everything that is known of a pair.
+
+    Attributes:
+        row: The pair.
+        outcomes: What followed; None: nothing was tried yet.
+        scores: Of verifiers, by measure.
+        said: What somebody said about it.
+    """
+
+    row: PairRow
+    outcomes: OutcomesRow | None = None
+    scores: dict[str, float] = Field(default_factory=dict)
+    said: bool | None = None
+
+    def harmful(self, rule: HarmRule) -> bool | None:
+        """Whether accepting the draft's step does harm; None: not known yet.
+
+        What somebody said goes first. Else a step does harm whose arithmetic is false, or from which the target comes
+        to the right answer less often than from its own, by the rule.
+        """
+        if self.said is not None:
+            return self.said
+        if self.row.same_text:
+            return False
+        if self.row.false_arithmetic:
+            return True
+        known = self.outcomes
+        if known is None or rule.missing(known.draft, known.target):
+            return None
+        return rule.harmful(known.draft, known.target)
+
+
+def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
+    """Pairs by problem, with what is known of them, from the rows of a file; problems without a pair are left out.
+
+    Raises:
+        ConfigurationError: Other rows.
+    """
+    found: dict[str, LabelledPair] = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            _add(found, row)
+        except (ValidationError, KeyError) as error:
+            raise ConfigurationError(f"row {number} is none of `lookahead-agent calibrate`: {error!r}") from error
+    return {problem: pair for problem, pair in found.items() if pair.row.draft is not None}
+
+
+def problems_seen(rows: Iterable[Row]) -> set[str]:
+    """Problems for which a pair was looked for."""
+    return {row["problem"] for row in rows if row.get("kind") == "pair"}
+
+
+def _add(found: dict[str, LabelledPair], row: Row) -> None:
+    match row.get("kind"):
+        case "pair":
+            pair = PairRow.model_validate(row)
+            found[pair.problem] = LabelledPair(row=pair)
+        case "outcomes":
+            outcomes = OutcomesRow.model_validate(row)
+            found[outcomes.problem].outcomes = outcomes
+        case "scores":
+            scores = ScoresRow.model_validate(row)
+            found[scores.problem].scores |= scores.scores
+        case "label":
+            label = LabelRow.model_validate(row)
+            found[label.problem].said = label.harmful
+        case kind:
+            raise KeyError(kind)

@@ -1,0 +1,163 @@
+"""The most accepting threshold that keeps a risk, with a finite-sample bound (learn then test, arXiv 2110.01052).
+
+The risk of a threshold is the share of harmful pairs among those whose score reaches it. Thresholds of a fixed grid are
+tested one after another, from the strictest that accepts enough pairs to be tested at all, and testing ends with the
+first that fails. If n of the pairs reach a threshold and k of them are harmful, the hypothesis that its risk is above ρ
+has the p-value P(Bin(n, ρ) ≤ k), exactly, for pairs that are independent of each other.
+
+Every risk of a ladder is tested so, and a threshold that keeps a smaller risk also keeps a larger one. In ρ,
+P(Bin(n, ρ) ≤ k) is a survival function of a beta distribution, so it is log-concave, and P(Bin(n, cρ) ≤ k) is at most
+P(Bin(n, ρ) ≤ k)^c for c ≥ 1: where each risk ρ is tested at the level δ', a threshold taken for the risk r is wrong
+with a probability of at most Σ δ'^(r/ρ) over the ladder's ρ ≤ r. δ' is what makes that δ. So no threshold of a larger
+risk is stricter than that of a smaller one. What this assumes is in docs/risk.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from lookahead_agent.errors import ConfigurationError
+
+RISKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Risks that are tested; each at least twice the one before."""
+LEVEL = 0.1
+"""Probability δ with which a threshold may be riskier than stated."""
+
+
+@dataclass(frozen=True)
+class ScoredPair:
+    """A pair as a verifier sees it, and what followed.
+
+    Attributes:
+        score: What is held against the threshold; infinite where the pair is accepted or rejected whatever it is.
+        harmful: Whether accepting the draft's step does harm.
+    """
+
+    score: float
+    harmful: bool
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold that keeps a risk.
+
+    Attributes:
+        value: Least score of an accepted pair.
+        risk: Harmful share of accepted pairs that it keeps.
+        accepted: Pairs of the calibration that reach it.
+        harmful: Harmful ones among them.
+        pairs: Pairs of the calibration.
+        bound: Upper bound of the harmful share by these counts alone (Clopper and Pearson), at the level of the tests.
+    """
+
+    value: float
+    risk: float
+    accepted: int
+    harmful: int
+    pairs: int
+    bound: float
+
+
+def thresholds(
+    pairs: Sequence[ScoredPair], grid: Sequence[float], *, level: float = LEVEL, tests: int = 1
+) -> dict[float, Threshold]:
+    """The most accepting threshold of each risk that any keeps.
+
+    Args:
+        pairs: Independent of each other: one of a problem.
+        grid: Thresholds, fixed before the pairs were seen.
+        level: Probability δ with which one of them may be riskier than stated.
+        tests: How many verifiers are tested on the same pairs, the best of which is taken.
+
+    Returns:
+        By risk of `RISKS`; risks that no threshold keeps are left out.
+
+    Raises:
+        ConfigurationError: There are no pairs, all are harmful or none is, or a score is not a number.
+    """
+    check(pairs)
+    each = level_of_each(level / tests)
+    found: dict[float, Threshold] = {}
+    best: Threshold | None = None
+    for risk in RISKS:
+        kept = _most_accepting(pairs, grid, risk, each)
+        if kept is not None and (best is None or kept.value < best.value):
+            best = kept
+        if best is not None:
+            found[risk] = Threshold(best.value, risk, best.accepted, best.harmful, best.pairs, best.bound)
+    return found
+
+
+def check(pairs: Sequence[ScoredPair]) -> None:
+    """Raise ConfigurationError if no threshold can be learnt from the pairs."""
+    if not pairs:
+        raise ConfigurationError("there are no labelled pairs: collect some with `lookahead-agent calibrate collect`")
+    if any(math.isnan(pair.score) for pair in pairs):
+        raise ConfigurationError("a pair's score is not a number: score the pairs again")
+    harmful = sum(pair.harmful for pair in pairs)
+    if harmful in (0, len(pairs)):
+        raise ConfigurationError(
+            f"{'all' if harmful else 'none'} of {len(pairs)} pairs are harmful, which says nothing about where harm "
+            "begins: collect more pairs, of harder problems or with another draft"
+        )
+
+
+def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: float, level: float) -> Threshold | None:
+    kept = None
+    for value in sorted(set(grid), reverse=True):
+        of_accepted = [pair.harmful for pair in pairs if pair.score >= value]
+        accepted, harmful = len(of_accepted), sum(of_accepted)
+        if accepted * math.log1p(-risk) > math.log(level):
+            continue  # too few to be tested, whatever they are
+        if p_value(accepted, harmful, risk) > level:
+            break
+        kept = Threshold(value, risk, accepted, harmful, len(pairs), upper_bound(accepted, harmful, level))
+    return kept
+
+
+def p_value(accepted: int, harmful: int, risk: float) -> float:
+    """P(Bin(accepted, risk) ≤ harmful): how likely so few are harmful if the risk is no smaller."""
+    logs = (
+        math.lgamma(accepted + 1)
+        - math.lgamma(count + 1)
+        - math.lgamma(accepted - count + 1)
+        + count * math.log(risk)
+        + (accepted - count) * math.log1p(-risk)
+        for count in range(harmful + 1)
+    )
+    return min(math.fsum(map(math.exp, logs)), 1.0)
+
+
+def upper_bound(accepted: int, harmful: int, level: float) -> float:
+    """The risk at which so few harmful pairs are as likely as the level (Clopper and Pearson)."""
+    low, high = 0.0, 1.0
+    if harmful >= accepted:
+        return 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(accepted, harmful, middle) > level else (low, middle)
+    return high
+
+
+@cache
+def level_of_each(level: float) -> float:
+    """The level δ' of each risk's tests with which a threshold is riskier than stated with probability δ at most."""
+    if not 0 < level < 1:
+        raise ConfigurationError("a level is a probability between 0 and 1")
+
+    def total(each: float) -> float:
+        return max(math.fsum(each ** (risk / other) for other in RISKS if other <= risk) for risk in RISKS)
+
+    low, high = 0.0, level
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if total(middle) <= level else (low, middle)
+    return low
+
+
+def least_pairs(risk: float, level: float = LEVEL, tests: int = 1) -> int:
+    """How many accepted pairs a risk needs even if none of them is harmful."""
+    return math.ceil(math.log(level_of_each(level / tests)) / math.log(1 - risk))

@@ -1,0 +1,315 @@
+"""`lookahead-agent calibrate`: thresholds of verifiers that keep a stated risk, learnt from pairs of steps."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from lookahead_agent.bench.answers import AnswerKind
+from lookahead_agent.bench.environment import environment
+from lookahead_agent.bench.problems import dataset_file, read_problems
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.calibration.certificate import Certificate, digest, keep
+from lookahead_agent.calibration.collecting import Collection, Collector
+from lookahead_agent.calibration.fitting import Fit, SplitResult, best, fit, split_results
+from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs
+from lookahead_agent.calibration.risk import LEVEL, RISKS
+from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
+from lookahead_agent.calibration.scoring import score_pairs
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.cli import options
+from lookahead_agent.cli.bars import Bars
+from lookahead_agent.engines.cores import available_cores, binding
+from lookahead_agent.errors import ConfigurationError
+
+calibrate = typer.Typer(
+    help="Learn how strict a verifier must be for a stated risk.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+Pairs = Annotated[Path, typer.Argument(help="File of pairs.", dir_okay=False)]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Continuations from each step at first.")]
+Margin = Annotated[
+    int, typer.Option("--margin", min=1, help="By how many the draft's step must fall short to be suspected.")
+]
+Confirm = Annotated[int, typer.Option("--confirm", min=1, help="Continuations from each step of a suspected pair.")]
+Verifiers = Annotated[str, typer.Option("--verifiers", help=f"Some of {','.join(CANDIDATES)}.")]
+Level = Annotated[
+    float, typer.Option("--level", min=0.001, max=0.5, help="Probability that a threshold is riskier than stated.")
+]
+
+_RULE = HarmRule()
+_DEFAULT_VERIFIERS = "embedding+results"
+
+
+@calibrate.command()
+def collect(
+    dataset: Annotated[str, typer.Option("--dataset", help="JSON Lines with question, and answer if it is known.")],
+    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Pairs, appended; a rerun resumes.")] = Path(
+        "results/pairs.jsonl"
+    ),
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many problems.")] = None,
+    skip: Annotated[int, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")] = 0,
+    answer: Annotated[AnswerKind, typer.Option("--answer", help="How answers are compared.")] = "number",
+    seeds: Seeds = _RULE.seeds,
+    margin: Margin = _RULE.margin,
+    confirm: Confirm = _RULE.confirm,
+    temperature_on: Annotated[
+        float, typer.Option("--temperature-on", min=0.01, help="Of continuations: they are compared by chance.")
+    ] = 0.7,
+    at_once: Annotated[int, typer.Option("--at-once", min=1, help="Replies written at the same time.")] = 24,
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
+    engine_arg: options.EngineArgument = None,
+) -> None:
+    """Have target and draft write over problems, and label a pair of steps of each by what follows from it.
+
+    Interrupt it at any time: run again, it goes on.
+    """
+    how = Collection(answer, _rule(seeds, margin, confirm), temperature_on, at_once, seed)
+    cores = binding(available_cores())
+    with options.chat_model(
+        model=model,
+        draft=draft,
+        engine_args=engine_arg,
+        policy="random",  # for a draft engine
+        token_speculation="none",
+        precision=precision,
+        draft_precision=draft_precision,
+        cores=(cores, cores),  # they write one after the other
+        max_tokens=max_tokens,
+        temperature=temperature,
+        use_running=False,
+    ) as llm:
+        collector = Collector(llm, read_problems(dataset_file(dataset), limit, skip), how, out)
+        collector.run(Bars())
+    _show_pairs(collector.pairs, how.rule)
+
+
+@calibrate.command()
+def score(
+    pairs: Pairs,
+    measures: Annotated[
+        str, typer.Option("--measures", help=f"What is measured: some of {','.join(MEASURES)}.")
+    ] = "similarity",
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    precision: options.TargetPrecision = "auto",
+    engine_arg: options.EngineArgument = None,
+) -> None:
+    """Measure what verifiers go by, of pairs that have not been measured yet; appended to their file."""
+    names = options.words(measures)
+    if unknown := [name for name in names if name not in MEASURES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MEASURES)}", param_hint="--measures")
+    chosen: list[Measure] = [name for name in MEASURES if name in names]
+
+    def chat_model() -> ChatLookahead:
+        return options.chat_model(
+            model=model,
+            draft=draft,
+            engine_args=engine_arg,
+            policy="balanced:depth=1",  # for embedder and judge
+            token_speculation="none",
+            precision=precision,
+            use_running=False,
+        )
+
+    done = score_pairs(pairs, chosen, chat_model, Bars())
+    typer.echo(f"{done} pairs measured: {pairs}")
+
+
+@calibrate.command()
+def label(
+    pairs: Pairs,
+    every: Annotated[bool, typer.Option("--every", help="Also pairs about which somebody has said something.")] = False,
+    seeds: Seeds = _RULE.seeds,
+    margin: Margin = _RULE.margin,
+    confirm: Confirm = _RULE.confirm,
+) -> None:
+    """Show pairs, and ask whether accepting the draft's step does harm; your word goes before what followed."""
+    rule = _rule(seeds, margin, confirm)
+    file = _existing(pairs)
+    show = Console()
+    with file.writing():
+        for pair in labelled_pairs(file.rows).values():
+            if pair.row.same_text or (pair.said is not None and not every):
+                continue
+            _show_pair(show, pair, rule)
+            said = typer.prompt("Harmful? y, n, f (forget what was said), s (skip), q (quit)", default="s").lower()[:1]
+            if said == "q":
+                break
+            if said in ("y", "n", "f"):
+                row = LabelRow(problem=pair.row.problem, harmful={"y": True, "n": False, "f": None}[said])
+                file.append(row.model_dump(mode="json"))
+    _show_pairs(labelled_pairs(file.rows), rule)
+
+
+@calibrate.command("fit")
+def fit_command(
+    pairs: Pairs,
+    verifiers: Verifiers = _DEFAULT_VERIFIERS,
+    level: Level = LEVEL,
+    keep_in: Annotated[
+        Path | None,
+        typer.Option("--keep-in", file_okay=False, help="Where certificates are kept. Default: by the models."),
+    ] = None,
+    seeds: Seeds = _RULE.seeds,
+    margin: Margin = _RULE.margin,
+    confirm: Confirm = _RULE.confirm,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find the most accepting threshold of each risk, and keep certificates of it: policies `risk=…` go by them."""
+    rule = _rule(seeds, margin, confirm)
+    known = labelled_pairs(_existing(pairs).rows)
+    candidates = _candidates(verifiers)
+    fits = fit(known, candidates, rule, level)
+    found = _certificates(pairs, known, fits, rule, level)
+    if found:
+        kept = keep(found, keep_in)
+    if as_json:
+        typer.echo(json.dumps([certificate.model_dump(mode="json") for certificate in found]))
+        return
+    show = Console(width=None if Console().is_terminal else 160)
+    table = Table(box=None)
+    for heading in ("risk", "verifier", "threshold", "accepted", "harmful", "bound"):
+        table.add_column(heading, justify="left" if heading == "verifier" else "right")
+    for each in fits:
+        for risk, one in each.of_risk.items():
+            accepted = f"{one.accepted} of {one.pairs}"
+            row = (f"{risk:g}", each.candidate.name, f"{one.value:g}", accepted, str(one.harmful), f"{one.bound:.3f}")
+            table.add_row(*row)
+    show.print(table)
+    if not found:
+        show.print("No threshold keeps any of these risks by so few pairs: policies with a risk remain exact.")
+        return
+    for certificate in found:
+        show.print(certificate.describe(), highlight=False)
+    show.print(f"Kept in {kept}", highlight=False)
+
+
+@calibrate.command()
+def check(
+    pairs: Pairs,
+    verifiers: Verifiers = _DEFAULT_VERIFIERS,
+    level: Level = LEVEL,
+    splits: Annotated[int, typer.Option("--splits", min=1, help="How often the problems are divided.")] = 20,
+    seed: Annotated[int, typer.Option("--seed", help="Of the divisions.")] = 0,
+    seeds: Seeds = _RULE.seeds,
+    margin: Margin = _RULE.margin,
+    confirm: Confirm = _RULE.confirm,
+    as_json: options.AsJson = False,
+) -> None:
+    """Hold thresholds learnt from half of the problems against the other half, again and again."""
+    known = labelled_pairs(_existing(pairs).rows)
+    rule = _rule(seeds, margin, confirm)
+    found = list(split_results(known, _candidates(verifiers), rule, level=level, splits=splits, seed=seed))
+    if as_json:
+        typer.echo(json.dumps([asdict(result) for result in found]))
+        return
+    _show_splits(found)
+
+
+def _rule(seeds: int, margin: int, confirm: int) -> HarmRule:
+    if margin > seeds:
+        raise typer.BadParameter(f"no pair falls short by {margin} of {seeds} continuations", param_hint="--margin")
+    return HarmRule(seeds, margin, confirm)
+
+
+def _existing(pairs: Path) -> RowFile:
+    if not pairs.is_file():
+        raise ConfigurationError(f"there is no file {pairs}: collect pairs with `lookahead-agent calibrate collect`")
+    return RowFile(pairs)
+
+
+def _candidates(verifiers: str) -> list[Candidate]:
+    names = list(dict.fromkeys(options.words(verifiers)))
+    if not names or (set(names) - set(CANDIDATES)):
+        raise typer.BadParameter(f"choose some of {', '.join(CANDIDATES)}", param_hint="--verifiers")
+    return [CANDIDATES[name] for name in names]
+
+
+def _certificates(
+    file: Path, known: dict[str, LabelledPair], fits: list[Fit], rule: HarmRule, level: float
+) -> list[Certificate]:
+    settings = next(iter(known.values())).row.settings
+    found = []
+    for risk in RISKS:
+        chosen = best(fits, risk)
+        if chosen is None:
+            continue
+        candidate, threshold = chosen
+        found.append(
+            Certificate(
+                risk=risk,
+                models={role: settings["models"].get(role) for role in candidate.decides},
+                precision=settings["precision"],
+                verifier=candidate.name,
+                policy=candidate.policy(threshold.value).model_dump(exclude_unset=True),
+                threshold=threshold.value,
+                level=level,
+                tests=len(fits),
+                pairs=threshold.pairs,
+                accepted=threshold.accepted,
+                harmful=threshold.harmful,
+                bound=threshold.bound,
+                rule=asdict(rule),
+                data=digest(file),
+                date=datetime.date.today().isoformat(),
+                environment=environment(),
+            )
+        )
+    return found
+
+
+def _show_pair(show: Console, pair: LabelledPair, rule: HarmRule) -> None:
+    row = pair.row
+    assert row.draft is not None
+    assert row.target is not None
+    show.rule(row.problem)
+    show.print(row.question, highlight=False, markup=False)
+    show.print(row.before, style="dim", highlight=False, markup=False)
+    for title, step in (("draft", row.draft), ("target", row.target)):
+        show.print(Panel(step.text.strip(), title=title))
+    known = pair.outcomes
+    if known is not None:
+        right = f"right from the draft's step {sum(known.draft)}, from the target's {sum(known.target)}"
+        show.print(f"{right}, of {len(known.draft)} each", highlight=False)
+    if row.false_arithmetic:
+        show.print(f"false: {'; '.join(row.false_arithmetic)}", highlight=False, markup=False)
+    show.print({None: "not known yet", True: "harmful", False: "harmless"}[pair.harmful(rule)])
+
+
+def _show_pairs(pairs: dict[str, LabelledPair], rule: HarmRule) -> None:
+    labels = [pair.harmful(rule) for pair in pairs.values()]
+    typer.echo(
+        f"{len(pairs)} pairs: {sum(pair.row.same_text for pair in pairs.values())} of the same text, "
+        f"{labels.count(True)} harmful, {labels.count(None)} not known yet"
+    )
+
+
+def _show_splits(found: list[SplitResult]) -> None:
+    table = Table(box=None)
+    for heading in ("risk", "splits with a threshold", "risk kept in", "harmful of accepted", "accepted"):
+        table.add_column(heading, justify="right")
+    for result in found:
+        table.add_row(
+            f"{result.risk:g}",
+            f"{result.certified} of {result.splits}",
+            f"{result.kept}",
+            f"{result.harmful:.3f}" if result.certified else "",
+            f"{result.accepted:.0%}" if result.certified else "",
+        )
+    Console(width=None if Console().is_terminal else 120).print(table)

@@ -1,0 +1,311 @@
+"""Pairs that are collected, measured and fitted, with engines that follow a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lookahead_agent.bench.problems import Problem, read_problems
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.calibration.certificate import Certificate, certificates, find_certificate, keep
+from lookahead_agent.calibration.collecting import Collection, Collector
+from lookahead_agent.calibration.fitting import best, fit, split_results
+from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs
+from lookahead_agent.calibration.scores import CANDIDATES
+from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.cli import options
+from lookahead_agent.cli.app import app
+from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
+from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.models import CATALOGUE, DEFAULT_SET
+from lookahead_agent.policy import as_policy
+from lookahead_agent.progress import LogProgress
+from lookahead_agent.step import StepEnd
+from lookahead_agent.testing import SameText
+
+NAMES = {"target": "big", "draft": "small", "embedding": "mini"}
+TOKENS = ScriptedTokenizer()  # one for all: rows have tokens, and each tokenizer gives out its own
+REPLY = ["Three boxes of four.\n\n", "3 * 4 = 12\n\n", "The answer is 12."]
+
+
+class Similar(SameText):
+    """Finds everything rather similar."""
+
+    async def similarity(self, first: str, second: str) -> float:
+        return 1.0 if first == second else 0.8
+
+
+def _target(prompt: str, begun: str) -> Sequence[ScriptedStep]:
+    if "I forget it" in begun:
+        return [ScriptedStep("The answer is 7.")] if "answer" not in begun else []
+    return [ScriptedStep(each) for each in REPLY[begun.count("\n\n") :]]
+
+
+def _draft(prompt: str, begun: str) -> Sequence[ScriptedStep]:
+    number = begun.count("\n\n")
+    if "forget" in prompt:
+        return [ScriptedStep("I forget it.\n\n")]
+    if "false" in prompt:
+        return [ScriptedStep("3 * 4 = 13\n\n")]
+    if "reword" in prompt:
+        return [ScriptedStep("Put otherwise.\n\n")]
+    return [ScriptedStep(each) for each in REPLY[number:]]
+
+
+def scripted(**more: Any) -> ChatLookahead:
+    engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), Similar(), names=NAMES)
+    return ChatLookahead(engines=engines, policy="random", temperature=0.0, **more)
+
+
+KINDS = ("plain", "forget", "false", "reword")
+
+
+def problems(count: int = 8, answer: str | None = "12") -> list[Problem]:
+    return [Problem(f"p{number}", f"How many, {KINDS[number % 4]} {number}?", answer) for number in range(count)]
+
+
+def collected(out: Path, count: int = 8, answer: str | None = "12") -> dict[str, LabelledPair]:
+    collector = Collector(scripted(), problems(count, answer), Collection(at_once=3), out)
+    collector.run(LogProgress())
+    return collector.pairs
+
+
+@pytest.mark.parametrize("answer", ["12", None])
+def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) -> None:
+    pairs = collected(tmp_path / "pairs.jsonl", answer=answer)
+    rule = HarmRule()
+    labels = {problem.question.split()[2]: pairs[problem.id].harmful(rule) for problem in problems()}
+    assert labels == {"plain": False, "forget": True, "false": True, "reword": False}
+    for pair in pairs.values():
+        row = pair.row
+        assert row.draft is not None
+        assert row.target is not None
+        assert row.reply == "".join(REPLY)
+        assert row.reply.startswith(row.before + row.target.text)
+        assert row.positions >= row.position >= 0
+        if row.same_text or row.false_arithmetic:
+            assert pair.outcomes is None, "nobody has to ask"
+            continue
+        assert pair.outcomes is not None
+        assert pair.outcomes.answer == "12"
+        harmful = pair.harmful(rule)
+        assert len(pair.outcomes.draft) == len(pair.outcomes.target) == (16 if harmful else 4)
+        assert set(pair.outcomes.target) == {True}
+    assert pairs["p2"].row.false_arithmetic == ["3 * 4 = 13"]
+
+
+def test_a_run_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = collected(tmp_path / "whole.jsonl")
+    out = tmp_path / "pairs.jsonl"
+    written = 0
+    append = RowFile.append
+
+    def failing(file: RowFile, row: dict[str, Any]) -> None:
+        nonlocal written
+        written += 1
+        if written == 5:
+            raise EngineError("gone")
+        append(file, row)
+
+    monkeypatch.setattr(RowFile, "append", failing)
+    with pytest.raises(EngineError, match="gone"):
+        collected(out)
+    monkeypatch.undo()
+    again = collected(out)
+    assert {name: pair.harmful(HarmRule()) for name, pair in again.items()} == {
+        name: pair.harmful(HarmRule()) for name, pair in whole.items()
+    }
+    rows = out.read_text().splitlines()
+    assert sum('"kind": "pair"' in row for row in rows) == 8
+    collected(out)
+    assert out.read_text().splitlines() == rows, "nothing is done twice"
+    with pytest.raises(ConfigurationError, match="other settings"):
+        Collector(scripted(), problems(), Collection(seed=1), out)
+    with pytest.raises(ConfigurationError, match="is another in"):
+        Collector(scripted(), [Problem("p0", "Another?", "1")], Collection(), out)
+    other = scripted()
+    assert other.engines is not None
+    other.engines.names["draft"] = "another"
+    with pytest.raises(ConfigurationError, match="other models"):
+        Collector(other, problems(9), Collection(), out).run(LogProgress())
+
+
+def test_what_cannot_be_collected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="temperature above 0"):
+        Collection(temperature=0.0)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        Collection(at_once=0)
+    with pytest.raises(ConfigurationError, match="has no answer"):
+        Collector(scripted(), problems(answer=None), Collection("math"), tmp_path / "pairs.jsonl")
+    alone = scripted()
+    assert alone.engines is not None
+    alone.engines.draft = None
+    with pytest.raises(ConfigurationError, match="no draft model"):
+        Collector(alone, problems(), Collection(), tmp_path / "pairs.jsonl").run(LogProgress())
+    (tmp_path / "other.jsonl").write_text('{"kind": "sample"}\n')
+    with pytest.raises(ConfigurationError, match="none of `lookahead-agent calibrate`"):
+        labelled_pairs(RowFile(tmp_path / "other.jsonl").rows)
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "ChatLookahead", lambda **fields: scripted())
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
+    dataset, out = tmp_path / "problems.jsonl", tmp_path / "pairs.jsonl"
+    dataset.write_text(
+        "".join(
+            json.dumps({"id": each.id, "question": each.question, "answer": each.answer}) + "\n"
+            for each in problems(160)
+        )
+    )
+    assert len(read_problems(dataset)) == 160
+
+    def call(*arguments: str, code: int = 0, **more: Any) -> str:
+        done = CliRunner().invoke(app, ["calibrate", *arguments], **more)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    said = call("collect", "--dataset", str(dataset), "--out", str(out))
+    assert "160 pairs: 40 of the same text, 80 harmful, 0 not known yet" in said
+    unmeasured = CliRunner().invoke(app, ["calibrate", "fit", str(out)])
+    assert isinstance(unmeasured.exception, ConfigurationError)
+    assert "calibrate score" in str(unmeasured.exception)
+    assert "160 pairs measured" in call("score", str(out))
+    assert "0 pairs measured" in call("score", str(out))
+    fitted = json.loads(call("fit", str(out), "--json"))
+    assert fitted[0]["models"] == {"target": "big", "draft": "small", "embedding": "mini"}
+    assert fitted[0]["policy"] == {"verifier": "embedding", "same_numbers": True, "similarity": fitted[0]["threshold"]}
+    shown = call("fit", str(out), "--keep-in", str(tmp_path / "own"))
+    assert "Kept in" in shown
+    assert len(list((tmp_path / "own").iterdir())) == 1
+    fields, reason = find_certificate(fitted[0]["risk"], NAMES, {})
+    assert fields == fitted[0]["policy"]
+    assert reason == Certificate.model_validate(fitted[0]).describe()
+    checked = json.loads(call("check", str(out), "--splits", "5", "--json"))
+    assert checked[-1]["splits"] == 5
+    assert "risk kept in" in call("check", str(out), "--splits", "2")
+    asked = call("label", str(out), input="y\nf\nn\nq\n")
+    assert asked.count("Harmful?") == 4
+    assert "right from the draft's step 0, from the target's 16" in asked
+    assert call("label", str(out), input="q\n").count("Harmful?") == 1
+    for wrong in (["fit", str(out), "--verifiers", "guess"], ["score", str(out), "--measures", "guess"]):
+        assert "some of" in call(*wrong, code=2) or "none of" in call(*wrong, code=2)
+    assert "falls short by 5" in call("fit", str(out), "--margin", "5", code=2)
+
+
+def _pair(score: float, harmful: bool, text: str = "another") -> LabelledPair:
+    step = StepRow(token_ids=(1,), text=text, end=StepEnd.DELIMITER)
+    row = PairRow(
+        problem="p",
+        fingerprint="f",
+        question="q",
+        answer="1",
+        draft=step.model_copy(update={"text": "own"}),
+        target=step,
+        settings={"models": NAMES, "precision": {}},
+    )
+    outcomes = OutcomesRow(problem="p", answer="1", draft=[not harmful] * 16, target=[True] * 16)
+    return LabelledPair(row=row, outcomes=outcomes, scores={"similarity": score, "p_aligned": 1 - score})
+
+
+def test_the_verifier_that_accepts_most_is_taken() -> None:
+    good, bad = {f"g{n}": _pair(0.9, False) for n in range(200)}, {f"b{n}": _pair(0.2, True) for n in range(50)}
+    candidates = [CANDIDATES["judge"], CANDIDATES["embedding"]]
+    chosen = best(fit(good | bad, candidates, HarmRule()), 0.03)
+    assert chosen is not None
+    candidate, threshold = chosen
+    assert candidate.name == "embedding", "the judge has it the wrong way round"
+    assert (threshold.value, threshold.risk, threshold.accepted) == (0.21, 0.02, 200)
+    assert candidate.policy(threshold.value).explain().endswith("a similarity of 0.21 to the target's")
+    assert best(fit(bad | {"g": _pair(0.9, False)}, candidates, HarmRule()), 0.2) is None
+    results = list(split_results(good | bad, candidates, HarmRule(), splits=4))
+    kept = {result.risk: result.kept for result in results}
+    assert kept[0.1] == 4
+    assert kept[0.01] == 0, "half of the pairs are too few for so small a risk"
+
+
+def test_different_results_are_rejected_first_where_the_policy_says_so() -> None:
+    differ = _pair(0.99, True, text="It is 3.")
+    assert CANDIDATES["embedding"].score(differ) == 0.99
+    assert CANDIDATES["embedding+results"].score(differ) == float("-inf")
+    assert CANDIDATES["embedding+results"].score(_pair(0.99, True, text=" own ")) == float("inf")
+    assert CANDIDATES["likelihood"].score(differ) is None
+
+
+def certificate(**changes: Any) -> Certificate:
+    fields: dict[str, Any] = {
+        "risk": 0.02,
+        "models": NAMES,
+        "precision": {"target": "int8-weights", "draft": "int8-weights"},
+        "verifier": "embedding",
+        "policy": {"verifier": "embedding", "similarity": 0.9},
+        "threshold": 0.9,
+        "level": 0.1,
+        "tests": 1,
+        "pairs": 300,
+        "accepted": 200,
+        "harmful": 0,
+        "bound": 0.012,
+        "rule": {"seeds": 4},
+        "data": "pairs.jsonl 0",
+        "date": "2026-11-23",
+    }
+    return Certificate.model_validate(fields | changes)
+
+
+def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    precision = certificate().precision
+    assert find_certificate(0.02, NAMES, precision)[0] == {"verifier": "exact"}
+    keep([certificate(), certificate(risk=0.05, policy={"verifier": "embedding", "similarity": 0.8})])
+    keep([certificate(precision={})])
+    assert len(certificates(NAMES)) == 3
+    keep([certificate(precision={}, threshold=0.95)])
+    assert len(certificates(NAMES)) == 3, "in place of the one before"
+    default = CATALOGUE[DEFAULT_SET]
+    keep([certificate(models={"target": default.target.name, "draft": default.draft.name, "embedding": "x"})])
+    assert "0.02 (int8-weights / int8-weights)" in CliRunner().invoke(app, ["models", "list"]).output
+    assert find_certificate(0.02, NAMES, precision)[0]["similarity"] == 0.9
+    assert find_certificate(0.06, NAMES, precision)[0]["similarity"] == 0.8
+    for risk, models, other, why in (
+        (0.01, NAMES, precision, "no threshold keeps a risk of 0.01"),
+        (0.02, NAMES | {"draft": "tiny"}, precision, "no certificate is of big with tiny"),
+        (0.02, NAMES | {"embedding": "maxi"}, precision, "of this precision and verifier"),
+        (0.02, NAMES, {"target": "bf16"}, "of this precision and verifier (target bf16)"),
+    ):
+        fields, reason = find_certificate(risk, models, other)
+        assert fields == {"verifier": "exact"}
+        assert why in reason
+    next((tmp_path / "certificates").glob("big+small.json")).write_text("{}")
+    with pytest.raises(ConfigurationError, match="has no certificates"):
+        certificates(NAMES)
+
+
+def test_a_policy_with_a_risk_goes_by_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    llm = scripted()
+    without = llm.invoke("How many, reword?", policy="risk=0.02").response_metadata["lookahead"]
+    assert without["policy"] == "risk=0.02"
+    assert without["certificate"].startswith("exact, since no certificate is of big with small")
+    assert without["accepted"] == 0
+    keep([certificate(precision={}, policy={"verifier": "embedding", "similarity": 0.7})])
+    llm = scripted()
+    certified = llm.invoke("How many, reword?", policy="risk=0.02").response_metadata["lookahead"]
+    assert certified["certificate"] == certificate(precision={}).describe()
+    assert certified["accepted"] > 0
+    assert llm.invoke("How many?", policy="exact").response_metadata["lookahead"]["certificate"] is None
+    assert scripted(policies={"a": "risk=0.02"}).explain().splitlines()[1].startswith("risk=0.02: risk 0.02: embedding")
+
+
+def test_what_does_not_go_with_a_certificate_is_said() -> None:
+    policy = as_policy("risk=0.02:synchronous=true")
+    assert policy.judged_by({"verifier": "exact"}).synchronous
+    with pytest.raises(ConfigurationError, match="does not use synchronous"):
+        policy.judged_by({"verifier": "likelihood", "likelihood": -0.1})

@@ -1,0 +1,142 @@
+"""Thresholds that keep a risk."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.stats import binom, fisher_exact
+
+from lookahead_agent.calibration.harm import HarmRule, fisher
+from lookahead_agent.calibration.risk import (
+    LEVEL,
+    RISKS,
+    ScoredPair,
+    least_pairs,
+    level_of_each,
+    p_value,
+    thresholds,
+    upper_bound,
+)
+from lookahead_agent.errors import ConfigurationError
+
+GRID = [step / 20 for step in range(21)]
+
+
+def pairs_of(scores: Sequence[float], harmful: Sequence[bool]) -> list[ScoredPair]:
+    return [ScoredPair(score, harm) for score, harm in zip(scores, harmful, strict=True)]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2, max_size=300), st.floats(0.01, 0.5))
+def test_a_larger_risk_never_has_a_stricter_threshold(pairs: list[tuple[float, bool]], level: float) -> None:
+    assume(len({harm for _, harm in pairs}) == 2)
+    found = thresholds([ScoredPair(*pair) for pair in pairs], GRID, level=level)
+    values = [found[risk].value for risk in RISKS if risk in found]
+    assert values == sorted(values, reverse=True)
+    assert list(found) == [risk for risk in RISKS if risk >= min(found, default=1)]
+    for risk, threshold in found.items():
+        accepted = [harm for score, harm in pairs if score >= threshold.value]
+        assert (threshold.accepted, threshold.harmful) == (len(accepted), sum(accepted))
+        assert threshold.harmful <= risk * threshold.accepted
+        assert threshold.bound <= risk + 1e-9
+
+
+def test_thresholds_are_riskier_than_stated_no_more_often_than_promised() -> None:
+    # The chance of harm falls as the score rises, and what a threshold risks is known.
+    def risk_above(value: float) -> float:
+        return 0.15 * (1 - value)  # the mean of 0.3 * (1 - score) over scores above the value
+
+    chance = random.Random(1)
+    wrong = dict.fromkeys(RISKS, 0)
+    runs = 400
+    for _ in range(runs):
+        scores = [chance.random() for _ in range(300)]
+        pairs = pairs_of(scores, [chance.random() < 0.3 * (1 - score) for score in scores])
+        for risk, threshold in thresholds(pairs, GRID).items():
+            wrong[risk] += risk_above(threshold.value) > risk
+    # Three standard deviations of the promised share.
+    most = runs * LEVEL + 3 * math.sqrt(runs * LEVEL * (1 - LEVEL))
+    assert all(count <= most for count in wrong.values()), wrong
+    assert wrong[0.1] > 0, "a promise kept by accepting nothing is none"
+
+
+def test_one_more_pair_than_needed_decides() -> None:
+    enough = least_pairs(0.02)
+    harmless = pairs_of([1.0] * enough + [0.0], [False] * enough + [True])
+    assert 0.02 in thresholds(harmless, GRID)
+    assert 0.02 not in thresholds(harmless[1:], GRID)
+    assert 0.02 not in thresholds(harmless, GRID, tests=2), "the best of two needs more"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "no labelled pairs"),
+        (pairs_of([0.1, 0.2], [True, True]), "all of 2 pairs"),
+        (pairs_of([0.1, 0.2], [False, False]), "none of 2 pairs"),
+        (pairs_of([0.1, math.nan], [True, False]), "not a number"),
+    ],
+)
+def test_pairs_that_say_nothing(pairs: list[ScoredPair], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        thresholds(pairs, GRID)
+
+
+def test_a_level_is_a_probability() -> None:
+    with pytest.raises(ConfigurationError, match="between 0 and 1"):
+        thresholds(pairs_of([0.1, 0.2], [True, False]), GRID, level=1.0)
+
+
+@given(st.integers(1, 400), st.data(), st.sampled_from(RISKS))
+def test_p_values_are_those_of_the_binomial(accepted: int, data: st.DataObject, risk: float) -> None:
+    harmful = data.draw(st.integers(0, accepted))
+    assert p_value(accepted, harmful, risk) == pytest.approx(binom.cdf(harmful, accepted, risk))
+
+
+def test_p_values_of_many_pairs_do_not_vanish() -> None:
+    assert p_value(100_000, 20_000, 0.2) == pytest.approx(0.5, abs=0.01)
+
+
+@given(st.integers(1, 300), st.data())
+def test_bounds_are_where_the_p_value_is_the_level(accepted: int, data: st.DataObject) -> None:
+    harmful = data.draw(st.integers(0, accepted - 1))
+    assert p_value(accepted, harmful, upper_bound(accepted, harmful, 0.1)) == pytest.approx(0.1)
+    assert upper_bound(accepted, accepted, 0.1) == 1.0
+
+
+@given(st.floats(0.001, 0.5))
+def test_the_levels_of_a_ladder_add_up(level: float) -> None:
+    each = level_of_each(level)
+    for risk in RISKS:
+        assert sum(each ** (risk / other) for other in RISKS if other <= risk) <= level + 1e-12
+    assert each > 0.6 * level
+
+
+@given(st.integers(1, 20), st.data())
+def test_fisher(count: int, data: st.DataObject) -> None:
+    draft, target = (data.draw(st.integers(0, count)) for _ in range(2))
+    expected = fisher_exact([[draft, count - draft], [target, count - target]], alternative="less").pvalue
+    assert fisher(draft, target, count) == pytest.approx(expected)
+
+
+def test_the_rule_asks_twice() -> None:
+    rule = HarmRule()
+    right, wrong = [True] * 12, [False] * 12
+    assert rule.missing([], []) == 4
+    assert rule.missing(right[:4], right[:4]) == 0
+    assert not rule.suspected(right[:3] + wrong[:1], right[:4])
+    assert rule.missing(wrong[:4], right[:4]) == 12
+    assert rule.harmful(wrong[:4] + wrong, right[:4] + right)
+    assert not rule.harmful(wrong[:4] + right, right[:4] + right), "a suspicion alone decides nothing"
+    assert not rule.harmful(right[:4] + wrong, right[:4] + right), "nobody was asked again"
+
+
+@given(st.floats(0, 1))
+def test_what_does_no_harm_is_hardly_ever_called_harmful(right: float) -> None:
+    rule = HarmRule()
+    assert rule.chance_of_harmful(right, right) <= rule.level
+    assert rule.chance_of_harmful(0.0, 1.0) == 1.0
