@@ -12,6 +12,7 @@ import psutil
 
 from lookahead_agent.engines.cores import available_cores
 from lookahead_agent.machine.gpus import gpus
+from lookahead_agent.machine.kernels import processor
 from lookahead_agent.machine.output import output_of
 from lookahead_agent.machine.versions import version_of
 
@@ -27,7 +28,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
         "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(available_cores()),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpus(),
@@ -46,14 +47,3 @@ def _commit() -> str | None:
         "git", "-C", str(folder), "diff", "HEAD", "--name-only", "--", "lookahead_agent", "graphs", "tools"
     )
     return commit + ("+" if changed else "")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    found = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f" {flag}" in flags]
-    return f"{models[0] if models else platform.machine()} ({', '.join(found)})"

@@ -64,7 +64,9 @@ def test_by_itself_it_takes_what_is_fastest_and_says_why(pair: tuple[Path, Path]
     assert found.observed is not None
 
 
-@pytest.mark.parametrize(("instructions", "precision"), [("avx2", "bf16"), ("avx2 avx512_vnni", "int8"), ("i8mm", "int8")])
+@pytest.mark.parametrize(
+    ("instructions", "precision"), [("avx2", "bf16"), ("avx2 avx512_vnni", "int8"), ("i8mm", "int8")]
+)
 def test_int8_is_taken_by_itself_where_the_processor_multiplies_it(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, instructions: str, precision: str
 ) -> None:
