@@ -16,7 +16,7 @@ from lookahead_agent.calibration.certificate import Certificate, certificates, f
 from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import best, fit, split_results
 from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
 from lookahead_agent.calibration.scores import CANDIDATES
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.cli import options
@@ -213,6 +213,21 @@ def _pair(score: float, harmful: bool, text: str = "another") -> LabelledPair:
     )
     outcomes = OutcomesRow(problem="p", answer="1", draft=[not harmful] * 16, target=[True] * 16)
     return LabelledPair(row=row, outcomes=outcomes, scores={"similarity": score, "p_aligned": 1 - score})
+
+
+def pair_rows(harmless: int = 30, harmful: int = 10) -> list[dict[str, Any]]:
+    """Rows of a file of pairs, which are labelled and measured."""
+    rows: list[dict[str, Any]] = []
+    for number in range(harmless + harmful):
+        pair = _pair(0.9 if number < harmless else 0.2, harmful=number >= harmless)
+        assert pair.outcomes is not None
+        problem = {"problem": f"p{number}"}
+        rows += [
+            pair.row.model_copy(update=problem).model_dump(mode="json"),
+            pair.outcomes.model_copy(update=problem).model_dump(mode="json"),
+            ScoresRow(problem=f"p{number}", scores=pair.scores).model_dump(mode="json"),
+        ]
+    return rows
 
 
 def test_the_verifier_that_accepts_most_is_taken() -> None:

@@ -27,8 +27,8 @@ from lookahead_agent.machine.observed import Observed
 from lookahead_agent.machine.shape import ModelShape
 from lookahead_agent.progress import LogProgress
 
-TARGET = ModelShape(layers=28, weights=1310.0, head=233.0)
-DRAFT = ModelShape(layers=24, weights=358.0, head=136.0)
+TARGET = ModelShape(layers=28, weights=1310.0, head=233.0, width=1536)
+DRAFT = ModelShape(layers=24, weights=358.0, head=136.0, width=896)
 
 
 def times(bf16: list[float], fp32: list[float], int8: list[float], int8_weights: list[float] | None = None) -> Times:
@@ -95,6 +95,16 @@ def test_what_replies_took_goes_before_what_was_predicted() -> None:
     assert "measured" in second.reason
 
 
+@pytest.mark.parametrize(("share", "guessing"), [(0.9, "draft_model"), (0.7, "guided")])
+def test_a_draft_on_cores_of_its_own_must_be_worth_them(share: float, guessing: str) -> None:
+    ways: tuple[Guessing, ...] = ("draft_model", "guided")
+    known = chosen(WITH_INT8, WITH_INT8_ONE_CORE, guessing=ways)
+    names = {candidate.arrangement.guessing: candidate.arrangement.name for candidate in known.candidates}
+    paces = {names["draft_model"]: 0.05, names["guided"]: share * 0.05}
+    found = chosen(WITH_INT8, WITH_INT8_ONE_CORE, guessing=ways, observed=paces)
+    assert found.arrangement.guessing == guessing
+
+
 def test_one_slow_reply_makes_all_predictions_slower_and_changes_nothing() -> None:
     first = chosen(PLAIN, PLAIN_ONE_CORE)
     slow = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 1.3 * first.candidates[0].pace})
@@ -126,7 +136,7 @@ def test_passes_cost_more_with_more_tokens() -> None:
     costs = pass_costs(TARGET, "fp32", PLAIN)
     assert list(costs) == list(BATCHES)
     assert costs[1] < costs[8] < costs[128]
-    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 1e-3)
+    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 1536 * 0.9e-6)
 
 
 def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from lookahead_agent.plan.borders import borders
 from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.testing import scripted_chat
 from tests.unit.test_bench_synthetic import ScriptedPair
+from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
 from tests.unit.test_examples import reply_to
 from tests.unit.test_plan import SMALL
@@ -58,6 +60,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     problem = '{"id": "a", "question": "How many?", "answer": "36"}\n'
     (tmp_path / "problems.jsonl").write_text(problem)
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))  # certificates are kept there
 
 
 async def _ended_keeper(order: str) -> dict[str, Any]:
@@ -71,6 +74,8 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         Path("results").mkdir()
         for name in ("agents", "before", "after"):
             shutil.copy(ROOT / "docs" / "measurements" / "templates-own-6.jsonl", f"results/{name}.jsonl")
+    if arguments[:2] in (["calibrate", "score"], ["calibrate", "check"], ["calibrate", "fit"]):
+        Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
     if arguments[0] in ("status", "down"):
         monkeypatch.setattr(running_commands, "ask_keeper", _ended_keeper)
     if arguments[0] == "serve":

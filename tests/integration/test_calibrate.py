@@ -1,0 +1,46 @@
+"""Pairs of steps of the packaged pair, labelled by what follows and measured."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.bench.problems import dataset_file, read_problems
+from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.calibration.collecting import Collection, Collector
+from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.calibration.pairs import labelled_pairs
+from lookahead_agent.calibration.scores import MEASURES
+from lookahead_agent.calibration.scoring import score_pairs
+from lookahead_agent.progress import LogProgress
+
+
+def test_pairs_are_collected_labelled_and_measured(real: ChatLookahead, tmp_path: Path) -> None:
+    rule = HarmRule(seeds=2, margin=2, confirm=3)
+    problems = read_problems(dataset_file("own"), 3)
+    llm = real.model_copy(update={"max_tokens": 160})
+    collector = Collector(llm, problems, Collection(rule=rule, at_once=6), tmp_path / "pairs.jsonl")
+    collector.run(LogProgress())
+    pairs = collector.pairs
+    assert pairs, "three replies have a step between them that the draft writes too"
+    for pair in pairs.values():
+        row = pair.row
+        assert row.draft is not None
+        assert row.target is not None
+        assert row.reply.startswith(row.before + row.target.text)
+        assert row.draft.end is row.target.end
+        assert pair.harmful(rule) is not None
+        if pair.outcomes is not None:
+            assert len(pair.outcomes.draft) == len(pair.outcomes.target) in (2, 5)
+    assert score_pairs(tmp_path / "pairs.jsonl", MEASURES, lambda: nullcontext(real), LogProgress()) == len(pairs)  # type: ignore[arg-type, return-value]
+    for pair in labelled_pairs(RowFile(tmp_path / "pairs.jsonl").rows).values():
+        assert set(pair.scores) == set(MEASURES)
+        assert all(math.isfinite(value) for value in pair.scores.values())
+        assert -1 <= pair.scores["similarity"] <= 1.0001
+        assert 0 <= pair.scores["p_aligned"] <= 1
+        assert 0 <= pair.scores["score"] <= 9
+        assert pair.scores["likelihood"] <= 0
+    certified = real.invoke(problems[0].question, policy="risk=0.02", max_tokens=24).response_metadata["lookahead"]
+    assert certified["certificate"].startswith(("exact, since", "risk "))
