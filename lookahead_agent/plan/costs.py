@@ -117,7 +117,7 @@ async def measure(
 
     Args:
         engine: What is measured.
-        batches: Sizes of batches.
+        batches: Sizes of batches; those that the engine does not write at once are left out.
         beside: An engine that writes meanwhile.
         tokens: Tokens of each reply.
         repeats: Measurements of each size, of which the median counts.
@@ -135,13 +135,17 @@ async def measure(
         await _seconds_per_token(engine, 1, prompt, tokens, 0, now)  # warms up
         for batch in batches:
             found = [await _seconds_per_token(engine, batch, prompt, tokens, number, now) for number in range(repeats)]
-            seconds[batch] = statistics.median(found)
+            together = [each for each in found if each is not None]
+            if len(together) < len(found):
+                break  # some waited for others to end, as larger batches would
+            seconds[batch] = statistics.median(together)
     return BatchCosts(seconds=seconds)
 
 
 async def _seconds_per_token(
     engine: Engine, batch: int, prompt: int, tokens: int, number: int, now: Callable[[], float]
-) -> float:
+) -> float | None:
+    """None if the batch was not written at once."""
     times: list[list[float]] = [[] for _ in range(batch)]
 
     async def write(index: int) -> None:
@@ -153,6 +157,8 @@ async def _seconds_per_token(
 
     await asyncio.gather(*map(write, range(batch)))
     together = max(at[_LEAVE_OUT] for at in times), min(at[-1] for at in times)
+    if together[0] >= together[1]:
+        return None
     written = [sum(together[0] <= at <= together[1] for at in of_one) - 1 for of_one in times]
     return (together[1] - together[0]) / max(statistics.mean(written), 1.0)
 

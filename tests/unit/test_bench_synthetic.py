@@ -31,7 +31,7 @@ from lookahead_agent.cli.app import app
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.plan.costs import BatchCosts, MachineCosts
+from lookahead_agent.plan.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.planner import Acceptance, predicted_speed
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.step import Step, StepEnd
@@ -341,3 +341,23 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         wrong = CliRunner().invoke(app, [*command, option, value])
         assert wrong.exit_code == 2
         assert value in wrong.output
+
+
+class _TwoAtOnce(_Same):
+    """Has room for two replies; others wait."""
+
+    def __init__(self, tokenizer: ScriptedTokenizer) -> None:
+        super().__init__(tokenizer, "target")
+        self._room = asyncio.Semaphore(2)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        async with self._room:
+            async for delta in super().generate(prompt_ids, sampling):
+                yield delta
+
+
+def test_batches_that_are_not_written_at_once_have_no_cost() -> None:
+    tokenizer = ScriptedTokenizer()
+    tokenizer.encode("one two three four")
+    costs = asyncio.run(measure(_TwoAtOnce(tokenizer), (1, 2, 4, 8)))
+    assert list(costs.seconds) == [1, 2]
