@@ -15,6 +15,7 @@ from typing import Any
 
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.errors import ConfigurationError, DownloadError, MissingExtraError
+from lookahead_agent.models.cache import write_whole
 
 Row = Mapping[str, Any]
 
@@ -109,9 +110,7 @@ def fetch_dataset(name: str, file: Path, load: Callable[[Dataset], Iterable[Row]
     lines = [json.dumps({"id": f"{name}-{number}", **problem}) + "\n" for number, problem in enumerate(problems)]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_name(f"{file.name}.part")
-        unfinished.write_text("".join(lines), encoding="utf-8")
-        unfinished.replace(file)
+        write_whole(file, "".join(lines))
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
     return len(problems)

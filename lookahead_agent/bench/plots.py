@@ -116,13 +116,20 @@ def as_svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
+def new_figure(
+    width: float, height: float, columns: int = 1, rows: int = 1, *, sharey: bool = False
+) -> tuple[Figure, Any]:
+    """An empty figure, in inches, and its axes, row by row.
+
+    Raises:
+        MissingExtraError: Matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("pictures need Matplotlib: pip install 'lookahead-agent[bench]'") from error
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
 
 
 def _plain(axes: Axes, along: Literal["x", "y"] = "y") -> None:
@@ -132,7 +139,7 @@ def _plain(axes: Axes, along: Literal["x", "y"] = "y") -> None:
 
 
 def _speedup_against_accuracy(arms: Sequence[ArmSummary]) -> Figure:
-    figure, ((axes,),) = _figure(7, 4.2)
+    figure, ((axes,),) = new_figure(7, 4.2)
     for number, arm in enumerate(arms):
         if arm.right is None:
             continue
@@ -173,7 +180,7 @@ def _acceptance(arms: Sequence[ArmSummary], results: Results) -> Figure:
     groups = by_arm(results.samples)
     scored = {arm.arm: _scores(groups[arm.task, arm.arm]) for arm in shown}
     scored = {name: scores for name, scores in scored.items() if len(scores) > 1}
-    figure, axes = _figure(9 if scored else 5, 0.45 * len(shown) + 1.6, columns=2 if scored else 1)
+    figure, axes = new_figure(9 if scored else 5, 0.45 * len(shown) + 1.6, columns=2 if scored else 1)
     bars = axes[0][0]
     bars.barh([arm.arm for arm in shown], [100 * arm.acceptance for arm in shown], color="#2ca02c")
     for number, arm in enumerate(shown):
@@ -209,7 +216,7 @@ def _scores(samples: Sequence[Sample]) -> list[float]:
 def _latency_per_node(nodes: Sequence[NodeSummary]) -> Figure:
     arms = list(dict.fromkeys(node.arm for node in nodes))
     names = list(dict.fromkeys(str(node.node) for node in nodes))
-    figure, ((axes,),) = _figure(8, 0.5 * len(arms) + 1.6)
+    figure, ((axes,),) = new_figure(8, 0.5 * len(arms) + 1.6)
     left = [0.0] * len(arms)
     for number, name in enumerate(names):
         seconds = [sum(node.seconds for node in nodes if node.arm == arm and str(node.node) == name) for arm in arms]
@@ -236,7 +243,7 @@ def _profile(samples: Sequence[Sample], own: Mapping[str, float | None]) -> Figu
     by_arm: dict[str, list[Sample]] = {}
     for sample in samples:
         by_arm.setdefault(sample.arm, []).append(sample)
-    figure, ((axes,),) = _figure(8, 0.8 * len(by_arm) + 1.4)
+    figure, ((axes,),) = new_figure(8, 0.8 * len(by_arm) + 1.4)
     for row, of_arm in enumerate(by_arm.values()):
         calls = [call for sample in of_arm for call in sample.calls]
         per_call = 1 / len(calls)
@@ -262,7 +269,7 @@ def _profile(samples: Sequence[Sample], own: Mapping[str, float | None]) -> Figu
 
 
 def _speedup_by_depth(predictions: Sequence[Prediction]) -> Figure:
-    figure, ((axes,),) = _figure(7, 4)
+    figure, ((axes,),) = new_figure(7, 4)
     ordered = sorted(predictions, key=lambda prediction: prediction.depth)
     deepest = ordered[-1]
     depths = list(range(1, min(_MOST_DEPTH, 2 * deepest.depth) + 1))
@@ -293,7 +300,7 @@ def _speedup_by_depth(predictions: Sequence[Prediction]) -> Figure:
 
 
 def _predicted(predictions: Sequence[Prediction]) -> Figure:
-    figure, ((axes,),) = _figure(8, 4)
+    figure, ((axes,),) = new_figure(8, 4)
     for number, prediction in enumerate(predictions):
         names = ["\n".join(_wrapped(name)) for name, _ in prediction.stages] + ["measured"]
         values = [value for _, value in prediction.stages] + [prediction.measured]
@@ -313,7 +320,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _timelines(samples: Sequence[Sample]) -> Figure:
-    figure, rows = _figure(10, 0.95 * len(samples) + 1.2, rows=len(samples))
+    figure, rows = new_figure(10, 0.95 * len(samples) + 1.2, rows=len(samples))
     longest = max(sample.seconds for sample in samples)
     for (axes,), sample in zip(rows, samples, strict=True):
         for entry in sample.timeline or ():

@@ -6,23 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lookahead_agent.bench.plots import as_svg
+from lookahead_agent.bench.plots import as_svg, new_figure
 from lookahead_agent.bench.report import Table, as_markdown, machine_of, versions_of
 from lookahead_agent.bench.synthetic import SyntheticResult, SyntheticRow
-from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.costs import MachineCosts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADINGS = (
-    *("mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"),
-    *("predicted", "of it", "tokens a pass", "idle"),
-)
-
 
 def result_table(found: Sequence[SyntheticResult]) -> Table:
     """Each way: how fast it was against the target alone, and how fast it should have been."""
+    headings = ["mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"]
+    headings += ["predicted", "of it", "tokens a pass", "idle"]
     rows = []
     for one in found:
         way = one.way
@@ -41,7 +38,7 @@ def result_table(found: Sequence[SyntheticResult]) -> Table:
                 f"{one.waiting:.1%}",
             ]
         )
-    return list(HEADINGS), rows
+    return headings, rows
 
 
 def write_synthetic_report(
@@ -92,13 +89,8 @@ def check_report_name(file: Path) -> None:
 
 
 def _picture(found: Sequence[SyntheticResult]) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("pictures need Matplotlib: pip install 'lookahead-agent[bench]'") from error
     panels = list(dict.fromkeys((one.way.mode, one.way.replies) for one in found if one.way.depth))
-    figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
-    squares = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    figure, (squares,) = new_figure(3.6 * len(panels), 3.4, columns=len(panels), sharey=True)
     for (mode, replies), axes in zip(panels, squares, strict=True):
         of_panel = [one for one in found if (one.way.mode, one.way.replies) == (mode, replies)]
         for alpha in sorted({one.way.alpha for one in of_panel}):

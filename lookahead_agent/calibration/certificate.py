@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import cache_dir
+from lookahead_agent.models.cache import cache_dir, write_whole
 
 PACKAGED = Path(__file__).parent / "certificates"
 """Certificates of the default pair, which come with the package."""
@@ -108,9 +108,7 @@ def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         rows = [each.model_dump(mode="json") for each in (*others, *found)]
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(file)
+        write_whole(file, json.dumps(rows, indent=1) + "\n")
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
     return file

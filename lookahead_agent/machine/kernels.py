@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.errors import EngineStartError
 from lookahead_agent.machine.versions import version_of
-from lookahead_agent.models.cache import cache_dir
+from lookahead_agent.models.cache import cache_dir, write_whole
 from lookahead_agent.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -84,9 +84,7 @@ def kernel_times(progress: Progress, *, again: bool = False) -> KernelTimes:
             return known
         with progress.task("Measuring this machine, once"):
             measured = KernelTimes(seconds=_measure_in_child(shares), processor=processor(), versions=versions())
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(measured.model_dump_json(indent=1), encoding="utf-8")
-        os.replace(unfinished, file)
+        write_whole(file, measured.model_dump_json(indent=1))
     return measured
 
 

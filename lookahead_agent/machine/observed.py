@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import statistics
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ from filelock import FileLock
 
 from lookahead_agent.engines.cores import available_cores
 from lookahead_agent.machine.kernels import FORM, processor, versions
-from lookahead_agent.models.cache import cache_dir
+from lookahead_agent.models.cache import cache_dir, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +57,7 @@ class Observed:
             for name, value in ((arrangement, pace), (_RIGHT, right)):
                 if value is not None:
                     known[name] = [*known.get(name, []), value][-_KEPT:]
-            unfinished = self._file.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(known, indent=1), encoding="utf-8")
-            os.replace(unfinished, self._file)
+            write_whole(self._file, json.dumps(known, indent=1))
 
     def _read(self) -> dict[str, list[float]]:
         try:

@@ -65,6 +65,13 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file that is there whole or not at all, in place of the one before."""
+    unfinished = file.with_name(f"{file.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(file)
+
+
 def sha256_of(path: Path, task: Task | None = None) -> str:
     """Hex sha256 of a file; `task` is told the bytes read so far."""
     digest = hashlib.sha256()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.bench.plots import new_figure
 from lookahead_agent.plan.costs import BatchCosts, MachineCosts
 from lookahead_agent.plan.planner import Acceptance, ModeName, plan
 
@@ -105,16 +105,12 @@ def picture(cells: Sequence[Cell], points: Sequence[MeasuredPoint] = ()) -> Figu
     Raises:
         MissingExtraError: Matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise MissingExtraError("pictures need Matplotlib: pip install 'lookahead-agent[bench]'") from error
     ratios = sorted({cell.c for cell in cells})
     rates = sorted({cell.steps for cell in cells})
     size = rates[1] - rates[0] if len(rates) > 1 else 1.0
-    figure = Figure(figsize=(3.6 * len(ratios), 4.4), layout="constrained")
-    squares: Any = figure.subplots(1, len(ratios), squeeze=False)[0]
+    figure, (squares,) = new_figure(3.6 * len(ratios), 4.4, columns=len(ratios))
+    from matplotlib.patches import Patch  # it is there, or there were no figure
+
     for c, axes in zip(ratios, squares, strict=True):
         for cell in cells:
             if cell.c == c:

@@ -322,7 +322,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "lr" in short.output
     shown = CliRunner().invoke(app, [*command, "--costs", str(costs), "--json"])
     (result,) = json.loads(shown.stdout)
-    assert result["predicted"] == pytest.approx(predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5))
+    drawn = result["alpha"]
+    assert 0 < drawn < 1
+    assert result["predicted"] == pytest.approx(predicted_speed(COSTS, Acceptance(drawn, 0.7, 4), "lr", 2, 5))
     report = tmp_path / "reports" / "cpu.md"
     assert CliRunner().invoke(app, [*command, "--costs", str(costs), "--report", str(report)]).exit_code == 0
     written = report.read_text()

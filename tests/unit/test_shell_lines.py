@@ -60,7 +60,6 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     problem = '{"id": "a", "question": "How many?", "answer": "36"}\n'
     (tmp_path / "problems.jsonl").write_text(problem)
-    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))  # certificates are kept there
 
 
 async def _ended_keeper(order: str) -> dict[str, Any]:
@@ -76,6 +75,9 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             shutil.copy(ROOT / "docs" / "measurements" / "templates-own-6.jsonl", f"results/{name}.jsonl")
     if arguments[:2] in (["calibrate", "score"], ["calibrate", "check"], ["calibrate", "fit"]):
         Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
+        monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are kept there
+    if arguments[0] == "doctor":  # as if the models were fetched
+        monkeypatch.setattr("lookahead_agent.machine.checkup.locate", lambda _: ROOT)
     if arguments[0] in ("status", "down"):
         monkeypatch.setattr(running_commands, "ask_keeper", _ended_keeper)
     if arguments[0] == "serve":
