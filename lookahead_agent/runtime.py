@@ -87,8 +87,9 @@ class RuntimeSpec:
     @property
     def names(self) -> dict[str, str]:
         """The models' names by role; a judge is only named if it has an engine of its own."""
-        facts = {"target": self.models.target, "draft": self.models.draft, "judge": self.models.judge}
-        found = {role: each.name for role, each in (facts | {"embedding": self.models.embedding}).items() if each}
+        models = self.models
+        facts = {"target": models.target, "draft": models.draft, "judge": models.judge, "embedding": models.embedding}
+        found = {role: each.name for role, each in facts.items() if each}
         return found | {role: each.model for role, each in self.remote.items() if each.model is not None}
 
     @property

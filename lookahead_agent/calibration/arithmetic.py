@@ -17,23 +17,9 @@ _WORD_AFTER = re.compile(r"\s*([A-Za-z]+)")
 # Beside one of these a run of arithmetic is part of a longer expression, of which the rest is in words.
 _OPERATOR_WORDS = frozenset(
     {
-        *(
-            "of",
-            "twice",
-            "half",
-            "double",
-            "triple",
-            "thrice",
-            "quarter",
-            "third",
-            "times",
-            "plus",
-            "minus",
-            "by",
-            "over",
-        ),
-        *("less", "more", "than", "and", "squared", "cubed", "divided", "multiplied", "percent", "mod"),
-        *("hundred", "thousand", "million", "dozen"),
+        *("of", "times", "plus", "minus", "by", "over", "and", "less", "more", "than", "divided", "multiplied", "mod"),
+        *("half", "third", "quarter", "twice", "double", "thrice", "triple", "squared", "cubed", "percent"),
+        *("dozen", "hundred", "thousand", "million"),
     }
 )
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -74,7 +60,8 @@ def _in_words(beside: re.Match[str] | None, edge: str) -> bool:
     if beside is None:
         return False
     word = beside[1]
-    return not (edge.isspace() or beside[0] != word) or len(word) == 1 or word.lower() in _OPERATOR_WORDS
+    touches = beside[0] == word and not edge.isspace()
+    return touches or len(word) == 1 or word.lower() in _OPERATOR_WORDS
 
 
 def _has_operator(side: str) -> bool:

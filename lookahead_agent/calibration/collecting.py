@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs, problems_seen
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs, pair_rows
 from lookahead_agent.call_options import CallOptions
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
@@ -29,7 +29,7 @@ from lookahead_agent.decoding.vocabulary import Vocabularies
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.policy import as_policy
+from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.step import Step, comparable
 from lookahead_agent.verifiers.random_accept import draw
@@ -103,9 +103,7 @@ class Collector:
 
     def _check_rows(self) -> None:
         known = {problem.id: problem.fingerprint for problem in self._problems}
-        for row in self._file.rows:
-            if row.get("kind") != "pair":
-                continue
+        for row in pair_rows(self._file.rows):
             if any(row["settings"].get(name) != value for name, value in self._settings.items()):
                 raise ConfigurationError(f"{self._file.path} has pairs of other settings: choose another file")
             if known.get(row["problem"], row["fingerprint"]) != row["fingerprint"]:
@@ -129,7 +127,7 @@ class Collector:
             MissingExtraError: The answers' kind needs a library that is not installed.
         """
         with self._file.writing():
-            seen = problems_seen(self._file.rows)
+            seen = {row["problem"] for row in pair_rows(self._file.rows)}
             pairless = [problem for problem in self._problems if problem.id not in seen]
             if not pairless and not self._unfinished():
                 return
@@ -137,17 +135,21 @@ class Collector:
             # Problems go in turns: after any interruption nearly all pairs that are there have their label.
             turns = list(_in_turns(pairless, 2 * self._how.at_once)) or [[]]
             with progress.task("Collecting pairs", len(self._problems)) as task:
+                done = len(self._problems) - len(pairless)
                 for turn in turns:
-                    background.run(self._turn(turn, lambda: task.advance(len(problems_seen(self._file.rows)))))
+                    task.advance(done)
+                    background.run(self._turn(turn))
+                    done += len(turn)
+                task.advance(done)
 
-    async def _turn(self, problems: Sequence[Problem], advance: Callable[[], None]) -> None:
+    async def _turn(self, problems: Sequence[Problem]) -> None:
         policy = as_policy(self._llm.policy)
         async with self._llm._engines(policy) as engines:
             if engines.draft is None:
                 raise ConfigurationError(engines.problem or "there is no draft model to collect steps of")
-            work = _Work(engines, engines.draft, self._how, self._sampling, self._segmentation(engines.target))
+            work = _Work(engines, engines.draft, self._how, self._sampling, self._rules)
             settings = self._settings | {"models": engines.names, "precision": engines.precision}
-            if any(pair.row.settings != settings for pair in self.pairs.values()):
+            if any(row["settings"] != settings for row in pair_rows(self._file.rows)):
                 raise ConfigurationError(f"{self._file.path} has pairs of other models: choose another file")
             replies = await background.all_of(work.reply(problem) for problem in problems)
             # The two engines may be on the same cores, so they work one after the other.
@@ -159,14 +161,6 @@ class Collector:
             async with aclosing(background.as_they_come(map(work.outcomes, self._unfinished()))) as outcomes:
                 async for outcome in outcomes:
                     self._file.append(outcome.model_dump(mode="json"))
-                    advance()
-
-    def _segmentation(self, engine: Engine) -> Segmentation:
-        return Segmentation(
-            delimiter=self._rules.delimiter,
-            max_step_tokens=self._rules.max_step_tokens,
-            eos_ids=engine.tokenizer.eos_ids,
-        )
 
     def _unfinished(self) -> list[LabelledPair]:
         """Pairs of which nobody knows yet whether they harm."""
@@ -177,14 +171,14 @@ class _Work:
     """What the engines are asked."""
 
     def __init__(
-        self, engines: EngineSet, draft: Engine, how: Collection, sampling: Sampling, segmentation: Segmentation
+        self, engines: EngineSet, draft: Engine, how: Collection, sampling: Sampling, rules: VerifierPolicy
     ) -> None:
         self._target = engines.target
         self._draft = draft
         self._vocabularies = Vocabularies(self._target.tokenizer, draft.tokenizer)
         self._how = how
         self._sampling = sampling
-        self._segmentation = segmentation
+        self._rules = rules
         self._room = asyncio.Semaphore(how.at_once)
 
     async def reply(self, problem: Problem) -> list[Step]:
@@ -221,9 +215,7 @@ class _Work:
     async def outcomes(self, pair: LabelledPair) -> OutcomesRow:
         """What the target comes to from each of two steps, as often as the rule asks."""
         row = pair.row
-        assert row.draft is not None
-        assert row.target is not None
-        steps = {"draft": row.draft.step, "target": row.target.step}
+        steps = {"draft": row.pair.draft, "target": row.pair.target}
         right: dict[str, list[bool]] = {"draft": [], "target": []}
         answer = row.answer
         prompt = self._prompt(self._target, row.question)
@@ -281,7 +273,11 @@ class _Work:
         most: int | None = None,
     ) -> list[Step]:
         """Steps that an engine writes after others."""
-        rules = replace(self._segmentation, eos_ids=engine.tokenizer.eos_ids)
+        rules = Segmentation(
+            delimiter=self._rules.delimiter,
+            max_step_tokens=self._rules.max_step_tokens,
+            eos_ids=engine.tokenizer.eos_ids,
+        )
         seen = Before(rules.lookback).then("".join(step.text for step in before))
         stream = engine.tokenizer.stream((*prompt, *prefix))
         budget = self._sampling.max_tokens - len(prefix)

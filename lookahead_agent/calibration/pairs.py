@@ -7,11 +7,12 @@ what somebody said about it. A problem has one pair, so that pairs are independe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lookahead_agent.bench.row_file import Row
+from lookahead_agent.bench.row_file import Row, RowFile
 from lookahead_agent.calibration.arithmetic import false_equations
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.errors import ConfigurationError
@@ -83,17 +84,15 @@ class PairRow(BaseModel):
     @property
     def same_text(self) -> bool:
         """Whether both steps say the same, letter for letter, so that nothing can follow from accepting the draft's."""
-        if self.draft is None or self.target is None:
-            return False
-        return self.draft.text.strip() == self.target.text.strip()
+        pair = self.pair
+        return pair.draft.text.strip() == pair.target.text.strip()
 
     @property
     def false_arithmetic(self) -> list[str]:
         """Equations of the draft's step that do not hold and that the target's step has not."""
-        if self.draft is None or self.target is None:
-            return []
-        own = false_equations(self.target.text)
-        return [equation for equation in false_equations(self.draft.text) if equation not in own]
+        pair = self.pair
+        own = false_equations(pair.target.text)
+        return [equation for equation in false_equations(pair.draft.text) if equation not in own]
 
 
 class OutcomesRow(BaseModel):
@@ -173,6 +172,22 @@ class LabelledPair(BaseModel):
         return rule.harmful(known.draft, known.target)
 
 
+def pair_file(path: Path) -> RowFile:
+    """The file of pairs at a path.
+
+    Raises:
+        ConfigurationError: There is none, or it is something else.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}: collect pairs with `lookahead-agent calibrate collect`")
+    return RowFile(path)
+
+
+def pair_rows(rows: Iterable[Row]) -> list[Row]:
+    """Of the rows of a file those of pairs, one of each problem, also where no pair was found."""
+    return [row for row in rows if row.get("kind") == "pair"]
+
+
 def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
     """Pairs by problem, with what is known of them, from the rows of a file; problems without a pair are left out.
 
@@ -186,11 +201,6 @@ def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
         except (ValidationError, KeyError) as error:
             raise ConfigurationError(f"row {number} is none of `lookahead-agent calibrate`: {error!r}") from error
     return {problem: pair for problem, pair in found.items() if pair.row.draft is not None}
-
-
-def problems_seen(rows: Iterable[Row]) -> set[str]:
-    """Problems for which a pair was looked for."""
-    return {row["problem"] for row in rows if row.get("kind") == "pair"}
 
 
 def _add(found: dict[str, LabelledPair], row: Row) -> None:

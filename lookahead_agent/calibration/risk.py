@@ -15,8 +15,8 @@ risk is stricter than that of a smaller one. What this assumes is in docs/risk.m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from lookahead_agent.errors import ConfigurationError
@@ -87,7 +87,7 @@ def thresholds(
         if kept is not None and (best is None or kept.value < best.value):
             best = kept
         if best is not None:
-            found[risk] = Threshold(best.value, risk, best.accepted, best.harmful, best.pairs, best.bound)
+            found[risk] = replace(best, risk=risk)
     return found
 
 
@@ -106,7 +106,7 @@ def check(pairs: Sequence[ScoredPair]) -> None:
 
 
 def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: float, level: float) -> Threshold | None:
-    kept = None
+    kept: tuple[float, int, int] | None = None
     for value in sorted(set(grid), reverse=True):
         of_accepted = [pair.harmful for pair in pairs if pair.score >= value]
         accepted, harmful = len(of_accepted), sum(of_accepted)
@@ -114,8 +114,11 @@ def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: fl
             continue  # too few to be tested, whatever they are
         if p_value(accepted, harmful, risk) > level:
             break
-        kept = Threshold(value, risk, accepted, harmful, len(pairs), upper_bound(accepted, harmful, level))
-    return kept
+        kept = value, accepted, harmful
+    if kept is None:
+        return None
+    value, accepted, harmful = kept
+    return Threshold(value, risk, accepted, harmful, len(pairs), upper_bound(accepted, harmful, level))
 
 
 def p_value(accepted: int, harmful: int, risk: float) -> float:
@@ -133,13 +136,10 @@ def p_value(accepted: int, harmful: int, risk: float) -> float:
 
 def upper_bound(accepted: int, harmful: int, level: float) -> float:
     """The risk at which so few harmful pairs are as likely as the level (Clopper and Pearson)."""
-    low, high = 0.0, 1.0
     if harmful >= accepted:
         return 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(accepted, harmful, middle) > level else (low, middle)
-    return high
+    _, bound = _border(1.0, lambda risk: p_value(accepted, harmful, risk) > level)
+    return bound
 
 
 @cache
@@ -151,11 +151,17 @@ def level_of_each(level: float) -> float:
     def total(each: float) -> float:
         return max(math.fsum(each ** (risk / other) for other in RISKS if other <= risk) for risk in RISKS)
 
-    low, high = 0.0, level
+    each, _ = _border(level, lambda each: total(each) <= level)
+    return each
+
+
+def _border(most: float, holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Two numbers of [0, most], next to each other: what holds up to the first does no longer from the second on."""
+    low, high = 0.0, most
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if total(middle) <= level else (low, middle)
-    return low
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def least_pairs(risk: float, level: float = LEVEL, tests: int = 1) -> int:

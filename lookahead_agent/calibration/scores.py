@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from lookahead_agent.calibration.pairs import LabelledPair, PairRow
@@ -33,8 +34,6 @@ async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) ->
     Raises:
         EngineError: An engine failed.
     """
-    assert row.draft is not None
-    assert row.target is not None
     pair = row.pair
     target = engines.target
     step: DraftStep | None = None
@@ -82,20 +81,23 @@ class Candidate:
 
     def score(self, pair: LabelledPair) -> float | None:
         """What decides about a pair, infinite where no threshold matters; None: it was not measured."""
-        known = VerifierPolicy.model_validate({**self.fields, "name": self.name})
-        if not known.draft_first:
+        if not self._rules.draft_first:
             if pair.row.same_text:
                 return math.inf
             of_pair = pair.row.pair
             texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
-            if known.compares_results and different_results(*texts) is not None:
+            if self._rules.compares_results and different_results(*texts) is not None:
                 return -math.inf
         return pair.scores.get(self.measure)
 
     def policy(self, threshold: float) -> VerifierPolicy:
         """The policy with a threshold."""
-        field = {"similarity": "similarity", "p_aligned": "p_aligned"}.get(self.measure, self.measure)
-        return VerifierPolicy.model_validate({**self.fields, field: threshold})
+        return VerifierPolicy.model_validate({**self.fields, self.measure: threshold})
+
+    @cached_property
+    def _rules(self) -> VerifierPolicy:
+        """What is compared before the threshold matters."""
+        return VerifierPolicy.model_validate(self.fields)
 
 
 def _steps(low: float, high: float, step: float) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lookahead_agent import background
 from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.calibration.pairs import LabelledPair, ScoresRow, labelled_pairs
+from lookahead_agent.calibration.pairs import LabelledPair, ScoresRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.scores import Measure, measure
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.errors import ConfigurationError
@@ -34,9 +34,7 @@ def score_pairs(file: Path, measures: Sequence[Measure], make: Callable[[], Chat
         ConfigurationError: There is no such file, or it is something else; or there is no embedder or judge.
         EngineError: An engine failed; a rerun goes on.
     """
-    if not file.is_file():
-        raise ConfigurationError(f"there is no file {file}: collect pairs with `lookahead-agent calibrate collect`")
-    with RowFile(file).writing() as rows:
+    with pair_file(file).writing() as rows:
         missing = [
             (pair, names)
             for pair in labelled_pairs(rows.rows).values()

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from lookahead_agent.bench.difference import changes
-from lookahead_agent.bench.report import Report, Table
+from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, read_results
+from lookahead_agent.cli.tables import as_rich, console
 from lookahead_agent.errors import ConfigurationError
 
 _WIDE = 240
@@ -41,11 +41,8 @@ def compare(
 ) -> None:
     """Say what changed from one file of results to another, and whether it is more than noise."""
     found = changes(_read(first), _read(second))
-    table = RichTable(box=None)
-    for heading in ("task", "mode", "samples", "speed", "right", "accepted", ""):
-        table.add_column(heading, justify="left" if heading in ("task", "mode", "") else "right", no_wrap=True)
-    for change in found:
-        table.add_row(
+    rows = [
+        [
             change.task,
             change.arm,
             str(change.samples),
@@ -53,8 +50,11 @@ def compare(
             change.right.shown("{:+.2f}".format) if change.right else "",
             change.acceptance.shown("{:+.2f}".format),
             ", ".join(change.verdicts()) or "within the noise",
-        )
-    _console().print(table)
+        ]
+        for change in found
+    ]
+    headings = ["task", "mode", "samples", "speed", "right", "accepted", ""]
+    console(_WIDE).print(as_rich((headings, rows), words=("mode", ""), no_wrap=True))
 
 
 def show_summary(results: Results) -> None:
@@ -70,30 +70,16 @@ def _read(*files: Path) -> Results:
 
 
 def _show(made: Report) -> None:
-    console = _console()
-    console.print(made.conditions(), highlight=False, markup=False)
+    show = console(_WIDE)
+    show.print(made.conditions(), highlight=False, markup=False)
     for task in made.tasks:
-        console.print(f"\n[bold]{task}[/]", highlight=False)
+        show.print(f"\n[bold]{task}[/]", highlight=False)
         for table in made.tables(task):
-            console.print(_rich(table))
+            show.print(as_rich(table, no_wrap=True))
     for tie in made.results.ties:
         apart = "not near each other" if tie.gap is None else f"{tie.gap:.3f} nats apart"
-        console.print(
+        show.print(
             f"{tie.problem}: {tie.arm} differs from off at token {tie.at}, where the target finds both {apart}",
             highlight=False,
             markup=False,
         )
-
-
-def _rich(table: Table) -> RichTable:
-    headings, rows = table
-    made = RichTable(box=None)
-    for number, heading in enumerate(headings):
-        made.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
-def _console() -> Console:
-    return Console(width=None if Console().is_terminal else _WIDE)

@@ -9,12 +9,12 @@ from typing import Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from lookahead_agent.bench.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
 from lookahead_agent.bench.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.tables import as_rich, console
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.plan.cost_file import read_costs, write_costs
@@ -116,11 +116,12 @@ def synthetic(
     bench = SyntheticBench(pair, what, out)
 
     def measure_costs() -> None:
+        nonlocal known
         assert costs is not None
-        write_costs(costs, measure_pair(pair, what.batches, Bars()))
+        known = measure_pair(pair, what.batches, Bars())
+        write_costs(costs, known)
 
     whole = bench.run(Bars(), seconds, measure_costs if costs is not None and known is None else None)
-    known = read_costs(costs)
     found = list(results(bench.rows(), what, known))
     if report is not None and found:
         write_synthetic_report(report, bench.rows(), found, known)
@@ -134,15 +135,9 @@ def synthetic(
 
 
 def _show(found: list[SyntheticResult], costs: MachineCosts | None) -> None:
-    show = Console(width=None if Console().is_terminal else 160)
+    show = console()
     if costs is not None:
         show.print(
             f"c = {costs.c:.2f}; {costs.beside.free_batch()} steps at once cost at most a quarter more than one.\n"
         )
-    headings, rows = result_table(found)
-    table = Table(box=None)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "mode" else "right")
-    for row in rows:
-        table.add_row(*row)
-    show.print(table)
+    show.print(as_rich(result_table(found)))

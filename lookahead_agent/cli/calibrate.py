@@ -11,25 +11,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import dataset_file, read_problems
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.certificate import Certificate, digest, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import Fit, SplitResult, best, fit, split_results
 from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs
+from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.risk import LEVEL, RISKS
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
 from lookahead_agent.calibration.scoring import score_pairs
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.tables import as_rich, console
 from lookahead_agent.engines.cores import available_cores, binding
-from lookahead_agent.errors import ConfigurationError
 
 calibrate = typer.Typer(
     help="Learn how strict a verifier must be for a stated risk.", no_args_is_help=True, rich_markup_mode="rich"
@@ -141,7 +139,7 @@ def label(
 ) -> None:
     """Show pairs, and ask whether accepting the draft's step does harm; your word goes before what followed."""
     rule = _rule(seeds, margin, confirm)
-    file = _existing(pairs)
+    file = pair_file(pairs)
     show = Console()
     with file.writing():
         for pair in labelled_pairs(file.rows).values():
@@ -173,7 +171,7 @@ def fit_command(
 ) -> None:
     """Find the most accepting threshold of each risk, and keep certificates of it: policies `risk=…` go by them."""
     rule = _rule(seeds, margin, confirm)
-    known = labelled_pairs(_existing(pairs).rows)
+    known = labelled_pairs(pair_file(pairs).rows)
     candidates = _candidates(verifiers)
     fits = fit(known, candidates, rule, level)
     found = _certificates(pairs, known, fits, rule, level)
@@ -182,16 +180,21 @@ def fit_command(
     if as_json:
         typer.echo(json.dumps([certificate.model_dump(mode="json") for certificate in found]))
         return
-    show = Console(width=None if Console().is_terminal else 160)
-    table = Table(box=None)
-    for heading in ("risk", "verifier", "threshold", "accepted", "harmful", "bound"):
-        table.add_column(heading, justify="left" if heading == "verifier" else "right")
-    for each in fits:
-        for risk, one in each.of_risk.items():
-            accepted = f"{one.accepted} of {one.pairs}"
-            row = (f"{risk:g}", each.candidate.name, f"{one.value:g}", accepted, str(one.harmful), f"{one.bound:.3f}")
-            table.add_row(*row)
-    show.print(table)
+    show = console()
+    headings = ["verifier", "risk", "threshold", "accepted", "harmful", "bound"]
+    rows = [
+        [
+            each.candidate.name,
+            f"{risk:g}",
+            f"{one.value:g}",
+            f"{one.accepted} of {one.pairs}",
+            str(one.harmful),
+            f"{one.bound:.3f}",
+        ]
+        for each in fits
+        for risk, one in each.of_risk.items()
+    ]
+    show.print(as_rich((headings, rows)))
     if not found:
         show.print("No threshold keeps any of these risks by so few pairs: policies with a risk remain exact.")
         return
@@ -213,7 +216,7 @@ def check(
     as_json: options.AsJson = False,
 ) -> None:
     """Hold thresholds learnt from half of the problems against the other half, again and again."""
-    known = labelled_pairs(_existing(pairs).rows)
+    known = labelled_pairs(pair_file(pairs).rows)
     rule = _rule(seeds, margin, confirm)
     found = list(split_results(known, _candidates(verifiers), rule, level=level, splits=splits, seed=seed))
     if as_json:
@@ -226,12 +229,6 @@ def _rule(seeds: int, margin: int, confirm: int) -> HarmRule:
     if margin > seeds:
         raise typer.BadParameter(f"no pair falls short by {margin} of {seeds} continuations", param_hint="--margin")
     return HarmRule(seeds, margin, confirm)
-
-
-def _existing(pairs: Path) -> RowFile:
-    if not pairs.is_file():
-        raise ConfigurationError(f"there is no file {pairs}: collect pairs with `lookahead-agent calibrate collect`")
-    return RowFile(pairs)
 
 
 def _candidates(verifiers: str) -> list[Candidate]:
@@ -276,12 +273,11 @@ def _certificates(
 
 def _show_pair(show: Console, pair: LabelledPair, rule: HarmRule) -> None:
     row = pair.row
-    assert row.draft is not None
-    assert row.target is not None
+    of_row = row.pair
     show.rule(row.problem)
     show.print(row.question, highlight=False, markup=False)
     show.print(row.before, style="dim", highlight=False, markup=False)
-    for title, step in (("draft", row.draft), ("target", row.target)):
+    for title, step in (("draft", of_row.draft), ("target", of_row.target)):
         show.print(Panel(step.text.strip(), title=title))
     known = pair.outcomes
     if known is not None:
@@ -301,15 +297,15 @@ def _show_pairs(pairs: dict[str, LabelledPair], rule: HarmRule) -> None:
 
 
 def _show_splits(found: list[SplitResult]) -> None:
-    table = Table(box=None)
-    for heading in ("risk", "splits with a threshold", "risk kept in", "harmful of accepted", "accepted"):
-        table.add_column(heading, justify="right")
-    for result in found:
-        table.add_row(
+    headings = ["risk", "splits with a threshold", "risk kept in", "harmful of accepted", "accepted"]
+    rows = [
+        [
             f"{result.risk:g}",
             f"{result.certified} of {result.splits}",
             f"{result.kept}",
             f"{result.harmful:.3f}" if result.certified else "",
             f"{result.accepted:.0%}" if result.certified else "",
-        )
-    Console(width=None if Console().is_terminal else 120).print(table)
+        ]
+        for result in found
+    ]
+    console().print(as_rich((headings, rows)))

@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lookahead_agent.cli import options
+from lookahead_agent.cli.tables import console
 from lookahead_agent.machine.checkup import Finding, checkup
 from lookahead_agent.models import choose_models
 
@@ -35,7 +35,7 @@ def doctor(
 
 
 def _show(findings: list[Finding]) -> None:
-    show = Console(width=None if Console().is_terminal else 160)
+    show = console()
     table = Table(box=None, show_header=False)
     for finding in findings:
         table.add_row(_SIGNS[finding.state], escape(finding.what), escape(finding.found))

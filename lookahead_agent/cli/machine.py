@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lookahead_agent.arranging import Arranged, Wanted, arrange
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.tables import console
 from lookahead_agent.engines.vllm_engine import require_vllm, runs_on_cpu
 from lookahead_agent.machine.kernels import KernelTimes, kernel_times
 from lookahead_agent.models import choose_models, fetch
@@ -33,7 +33,7 @@ def machine(
     if as_json:
         typer.echo(_as_json(times, arranged))
         return
-    show = Console(width=None if Console().is_terminal else 160)
+    show = console()
     if times is not None:
         show.print(_table(times))
         show.print(f"{times.processor}\n", highlight=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lookahead_agent.calibration.certificate import certificates
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.tables import console
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.quantize import kept_precisions
 
@@ -40,7 +40,7 @@ def list_models() -> None:
             _risks(known.target, known.draft),
             known.note,
         )
-    Console(width=None if Console().is_terminal else 200).print(table)
+    console(200).print(table)
 
 
 @models.command("fetch")

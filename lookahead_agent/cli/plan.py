@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from lookahead_agent.bench.plots import as_svg
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.tables import as_rich, console
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.borders import MeasuredPoint, picture
 from lookahead_agent.plan.borders import borders as find_borders
@@ -136,33 +135,27 @@ def _draw_borders(file: Path, measured: MachineCosts, acceptance: Acceptance) ->
 
 
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: str) -> None:
-    show = Console(width=None if Console().is_terminal else 160)
-    headings, rows = measured.table()
-    table = Table(box=None)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*row)
-    show.print(table)
+    show = console()
+    show.print(as_rich(measured.table()))
     show.print(
         f"c = {measured.c:.2f}; {measured.beside.free_batch()} steps at once cost at most a quarter more than one; "
         f"α = {acceptance.steps:.2f}, of tokens {acceptance.tokens:.2f}; {acceptance.step_tokens:.0f} tokens a step, "
         f"{acceptance.verifier:.2f} s a verdict.\n",
         highlight=False,
     )
-    table = Table(box=None)
-    for heading in ("mode", "predicted speed", "depth", "width", "tokens at once", "as options"):
-        table.add_column(heading, justify="left" if heading in ("mode", "as options") else "right")
-    for setting in settings:
-        table.add_row(
+    headings = ["mode", "predicted speed", "depth", "width", "tokens at once", "as options"]
+    rows = [
+        [
             setting.mode,
             f"{setting.speedup:.2f}",
             str(setting.depth or ""),
             str(setting.width or ""),
             str(setting.token_depth) if setting.token_depth > 1 else "",
             _options(setting, method),
-        )
-    show.print(table)
+        ]
+        for setting in settings
+    ]
+    show.print(as_rich((headings, rows), words=("as options",)))
 
 
 def _options(setting: Setting, method: str) -> str:

@@ -222,6 +222,6 @@ def hold_guarantees(case: Case) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_whatever_happens_the_reply_is_whole_and_nothing_is_left(case: Case) -> None:
     hold_guarantees(case)

@@ -250,13 +250,13 @@ def hold_guarantees(
 
 
 @given(**EVERYTHING)
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 def test_guarantees_hold_in_every_order_of_events(**case: Any) -> None:
     hold_guarantees(**case)
 
 
 @given(depth=st.integers(0, 4), salt=st.integers(0, 500), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_failed_target_ends_it(depth: int, salt: int, data: st.DataObject) -> None:
     target = model("ab", 5, salt)
     world = World(target, candidates(target, target), verdict("all"), depth)

@@ -15,7 +15,6 @@ from tests.unit import test_driver_faults, test_machine
 
 quickly = settings(
     max_examples=600,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.generate],  # nobody reads here what a failing case would shrink to

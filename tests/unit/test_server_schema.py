@@ -16,7 +16,7 @@ schema = openapi.from_asgi("/openapi.json", app)
 
 
 @schema.parametrize()
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 def test_no_request_makes_the_server_fail(case) -> None:  # type: ignore[no-untyped-def]
     response = case.call()
     case.validate_response(response, checks=[not_a_server_error, response_schema_conformance, content_type_conformance])

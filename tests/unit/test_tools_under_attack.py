@@ -169,7 +169,7 @@ expressions = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(expressions)
 def test_every_expression_is_a_number_or_a_clear_error(expression: str) -> None:
     """One that does not come back would be ended by the test's own time-out."""
