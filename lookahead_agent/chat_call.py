@@ -26,6 +26,7 @@ from lookahead_agent.regions import PROMPT_TAIL, Regions, ThinkingTags
 from lookahead_agent.thinking import ThinkingSplitter
 from lookahead_agent.tool_calls import ContentStream, ParsedReply, call_constraint, parse_constrained
 from lookahead_agent.tool_parsers import ToolParser
+from lookahead_agent.watching import WatchCounts
 
 _TELLING_TOKENS = 24
 """Tokens of a reply from which its pace tells something."""
@@ -57,6 +58,7 @@ class ChatRequest:
         options: Tools and the reply's form.
         target_timeout: Seconds without a token after which the target has failed; None: never.
         longest_prompt: In tokens; None: the context.
+        watch: Share of the steps accepted by a certificate that are looked at again.
         id: Which call it is, in its step events and its reply's metadata.
     """
 
@@ -68,6 +70,7 @@ class ChatRequest:
     options: CallOptions
     target_timeout: float | None = None
     longest_prompt: int | None = None
+    watch: float = 0.0
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -91,6 +94,7 @@ class ChatReply:
         chosen: In which mode it was written, and why.
         engines: How the engines were arranged.
         certificate: Of a policy that states a risk: by which certificate its verifier was chosen, or why it is `exact`.
+        watched: What became of accepted steps that were looked at again, since the engines were started.
     """
 
     parsed: ParsedReply
@@ -103,6 +107,7 @@ class ChatReply:
     chosen: ModeChoice = field(default_factory=lambda: ModeChoice("off", ""))
     engines: dict[str, Any] = field(default_factory=dict)
     certificate: str | None = None
+    watched: WatchCounts = field(default_factory=WatchCounts)
 
 
 class ChatCall:
@@ -124,7 +129,7 @@ class ChatCall:
         parser: ToolParser,
         emit: Emit,
     ) -> None:
-        policy, self._certificate = engines.certified(request.policy)
+        policy, certificate, self._certificate = engines.certified(request.policy)
         self._request = request if policy is request.policy else replace(request, policy=policy)
         self._engines = engines
         self._thinking = thinking if request.is_chat else None
@@ -133,6 +138,8 @@ class ChatCall:
         self._tools = request.options.tools
         self._forced = request.options.tool_choice is not None
         self._verifier = engines.verifier(policy)
+        if certificate is not None and self._verifier is not None:
+            self._verifier = engines.watch.over(self._verifier, certificate, request.watch)
         self._chosen = self._mode()
 
     def _mode(self) -> ModeChoice:
@@ -177,6 +184,7 @@ class ChatCall:
         reply = await self._in_its_form(prompt, sampling)
         if alone and self._engines.target.in_flight == 0:
             await self._learn(reply)
+        self._engines.watch.go_on()
         return reply
 
     async def _learn(self, reply: ChatReply) -> None:
@@ -352,6 +360,7 @@ class ChatCall:
             self._chosen,
             self._arrangement(),
             self._certificate,
+            replace(self._engines.watch.counts),
         )
 
     def _arrangement(self) -> dict[str, Any]:
@@ -380,6 +389,7 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             "policy": request.policy.name,
             "chosen_by": request.policy.rule,
             "certificate": reply.certificate,
+            "watched": asdict(reply.watched),
             "node": request.path.node,
             "path": str(request.path) or None,
             "mode": reply.chosen.mode,

@@ -112,7 +112,7 @@ class ChatLookahead(BaseChatModel):
     tell what happens to each step: the fields of `decoding.StepEvent`.
 
     `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `chosen_by`, `certificate` (of a
-    policy with a risk), `node`, `path`,
+    policy with a risk), `watched` (of steps that were looked at again since the engines were started), `node`, `path`,
     `steps`, `accepted`, `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the
     verifier had to be asked), `tokens` (of each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the
     time that `draft`, `target` and `verifier` had work, and `waiting`, in which none had), and `speculation_off` (why
@@ -183,6 +183,9 @@ class ChatLookahead(BaseChatModel):
     """Times that a request to a server is repeated that failed before it was answered."""
     tool_parser: str | None = None
     """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
+    watch: float = Field(0.02, ge=0, le=1)
+    """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again when it
+    has nothing else to do; where they are disputed more often than in the calibration, the policy is tightened."""
     streaming: bool = False
     """Whether `invoke` streams too, so that callbacks get its pieces."""
     stream_steps: bool = False
@@ -196,7 +199,7 @@ class ChatLookahead(BaseChatModel):
     `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
     precision: Precision = "auto"
     """Of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on a CPU), or "auto": on a CPU
-    the fastest of them but "int8", on a GPU what the model's folder has."""
+    the fastest of them, "int8" only where it has instructions for that, on a GPU what the model's folder has."""
     draft_precision: Precision = "auto"
     """Of the draft's weights."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
@@ -480,7 +483,7 @@ class ChatLookahead(BaseChatModel):
             return "the engines are not running: call start()" if kept is None else str(kept["reason"])
         arranged = engines.arranged
         said = [arranged.reason if arranged is not None and arranged.reason else "the engines are as they were given"]
-        certified = {policy.name: engines.certified(policy)[1] for policy in self._every_policy()}
+        certified = {policy.name: engines.certified(policy)[2] for policy in self._every_policy()}
         return "\n".join([*said, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
 
     def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
@@ -663,6 +666,7 @@ class ChatLookahead(BaseChatModel):
             options,
             self.timeout,
             longest_prompt,
+            self.watch,
         )
 
     def work(self, request: ChatRequest) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:

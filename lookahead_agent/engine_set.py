@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lookahead_agent.calibration.certificate import find_certificate
+from lookahead_agent.calibration.certificate import Certificate, find_certificate
 from lookahead_agent.engines.protocol import Engine, Guided
 from lookahead_agent.modes import ModeChooser
 from lookahead_agent.policy import VerifierPolicy
@@ -26,6 +26,7 @@ from lookahead_agent.verifiers import (
 )
 from lookahead_agent.verifiers.judge import USER_PROMPT
 from lookahead_agent.verifiers.score import PROMPT
+from lookahead_agent.watching import Watch
 
 if TYPE_CHECKING:
     from lookahead_agent.arranging import Arranged
@@ -60,7 +61,10 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.arranged = arranged
         self.names = dict(names or {})
-        self._certificates: dict[float, tuple[Mapping[str, Any], str]] = {}
+        self._certificates: dict[float, tuple[Certificate | None, str]] = {}
+        self._given_up: set[Certificate] = set()
+        self.watch = Watch(target, self._give_up)
+        """Looks again at steps that were accepted by a certificate."""
         self.modes = ModeChooser()
         """Which way of writing each node's replies get, where that is free."""
         self.problem: str | None = None
@@ -83,19 +87,28 @@ class EngineSet:
         """Whether the target guesses tokens by what the draft writes beside it, which a reply may do without."""
         return self.draft is not None and isinstance(self.target, Guided) and self.target.guided
 
-    def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, str | None]:
-        """A policy that states a risk with the verifier that keeps it on these models, and by which certificate.
+    def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, Certificate | None, str | None]:
+        """A policy that states a risk with the verifier that keeps it on these models.
+
+        Returns:
+            The policy; by which certificate, None: there is none; and this in words, None of a policy without a risk.
 
         Raises:
             ConfigurationError: The file of certificates is something else.
             PolicyError: Something in the policy does not go with that verifier.
         """
         if policy.risk is None:
-            return policy, None
+            return policy, None, None
         if policy.risk not in self._certificates:
-            self._certificates[policy.risk] = find_certificate(policy.risk, self.names, self.precision)
-        fields, reason = self._certificates[policy.risk]
-        return policy.judged_by(fields), reason
+            self._certificates[policy.risk] = find_certificate(policy.risk, self.names, self.precision, self._given_up)
+        certificate, reason = self._certificates[policy.risk]
+        fields = certificate.policy if certificate is not None else {"verifier": "exact"}
+        return policy.judged_by(fields), certificate, reason
+
+    def _give_up(self, certificate: Certificate) -> None:
+        """Go by a certificate no longer."""
+        self._given_up.add(certificate)
+        self._certificates.clear()
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Certificate(BaseModel):
         pairs: Pairs of the calibration.
         accepted: Those of them that it accepts.
         harmful: Harmful ones among these.
+        disputed: Those of the accepted that the target, asked as a judge, disputes: see `watching`. None: not measured.
         bound: Upper bound of the harmful share by the counts.
         rule: When a pair counts as harmful.
         data: Name and digest of the file of pairs.
@@ -55,10 +56,14 @@ class Certificate(BaseModel):
     accepted: int
     harmful: int
     bound: float
+    disputed: int | None = None
     rule: dict[str, float]
     data: str
     date: str
     environment: dict[str, Any] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.risk, self.threshold, self.data))
 
     def describe(self) -> str:
         """One line for people."""
@@ -120,28 +125,35 @@ def digest(file: Path) -> str:
 
 
 def find_certificate(
-    risk: float, models: Mapping[str, str], precision: Mapping[str, str]
-) -> tuple[Mapping[str, Any], str]:
-    """The verifier that keeps a stated risk with these models.
+    risk: float,
+    models: Mapping[str, str],
+    precision: Mapping[str, str],
+    given_up: Collection[Certificate] = (),
+) -> tuple[Certificate | None, str]:
+    """The certificate of the verifier that accepts most at a stated risk with these models.
 
     Args:
         risk: Harmful share of accepted steps that is allowed.
         models: Names by role.
         precision: Of the weights of target and draft, by role.
+        given_up: Certificates that hold no longer.
 
     Returns:
-        Fields of a policy, those of `exact` where no certificate is good enough; and why these.
+        The certificate, None where none is good enough; and in words which verifier that makes.
 
     Raises:
         ConfigurationError: A file of certificates is something else.
     """
     of_pair = certificates(models)
     fitting = [each for each in of_pair if each.is_for(models, precision) and each.risk <= risk]
-    if not fitting:
-        return {"verifier": "exact"}, f"exact, since {_why_none(of_pair, risk, models, precision)}"
+    left = [each for each in fitting if each not in given_up]
+    tightened = "accepted steps are disputed more often than in the calibration"
+    if not left:
+        why = tightened if fitting else _why_none(of_pair, risk, models, precision)
+        return None, f"exact, since {why}"
     # Those made here come first, and the largest risk accepts most.
-    chosen = max(fitting, key=lambda each: each.risk)
-    return chosen.policy, chosen.describe()
+    chosen = max(left, key=lambda each: each.risk)
+    return chosen, chosen.describe() + (f", since {tightened}" if len(left) < len(fitting) else "")
 
 
 def _why_none(

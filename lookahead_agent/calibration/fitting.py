@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from lookahead_agent.calibration.drift import DISPUTED_BELOW
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair
 from lookahead_agent.calibration.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds
@@ -100,6 +101,29 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
         if (kept := [other for other in each.of_risk if other <= risk])
     ]
     return max(found, key=lambda one: one[1].accepted) if found else None
+
+
+def disputed(
+    pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold, rule: HarmRule
+) -> int | None:
+    """How many of the pairs that a threshold accepts the target disputes, asked as a judge; see `drift`.
+
+    Returns:
+        None where it was not asked about one of them, and of verifiers that judge draft steps by themselves: in use
+        there is no pair then.
+    """
+    if candidate.draft_first:
+        return None
+    known = scored(pairs, candidate, rule)
+    count = 0
+    for problem, pair in known.items():
+        if pair.score < threshold.value or pairs[problem].row.same_text:
+            continue
+        aligned = pairs[problem].scores.get("p_aligned")
+        if aligned is None:
+            return None
+        count += aligned < DISPUTED_BELOW
+    return count
 
 
 def split_results(

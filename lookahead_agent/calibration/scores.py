@@ -47,7 +47,7 @@ async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) ->
             found[name] = await engines.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
         elif name == "p_aligned":
             assert engines.judge is not None
-            found[name] = await JudgeVerifier(engines.judge, 0.5).p_aligned(pair)
+            found[name] = (await JudgeVerifier(engines.judge, 0.0).verify(pair)).score or 0.0  # none: too long
         else:
             assert step is not None
             verifier = ScoreVerifier(target, 0.0) if name == "score" else LikelihoodVerifier(target, 0.0)
@@ -79,9 +79,14 @@ class Candidate:
         more = {"similarity": ("embedding",), "p_aligned": ("judge",)}
         return ("target", "draft", *more.get(self.measure, ()))
 
+    @property
+    def draft_first(self) -> bool:
+        """Whether draft steps are judged by themselves."""
+        return self._rules.draft_first
+
     def score(self, pair: LabelledPair) -> float | None:
         """What decides about a pair, infinite where no threshold matters; None: it was not measured."""
-        if not self._rules.draft_first:
+        if not self.draft_first:
             if pair.row.same_text:
                 return math.inf
             of_pair = pair.row.pair

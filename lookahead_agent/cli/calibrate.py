@@ -17,7 +17,7 @@ from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.certificate import Certificate, digest, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.fitting import Fit, SplitResult, best, fit, split_results
+from lookahead_agent.calibration.fitting import Fit, SplitResult, best, disputed, fit, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.risk import LEVEL, RISKS
@@ -262,6 +262,7 @@ def _certificates(
                 accepted=threshold.accepted,
                 harmful=threshold.harmful,
                 bound=threshold.bound,
+                disputed=disputed(known, candidate, threshold, rule),
                 rule=asdict(rule),
                 data=digest(file),
                 date=datetime.date.today().isoformat(),

@@ -41,6 +41,12 @@ def serve(
     precision: options.TargetPrecision = "auto",
     draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
+    watch: Annotated[
+        float,
+        typer.Option(
+            "--watch", min=0, max=1, help="Share of the steps accepted by a certificate that are looked at again."
+        ),
+    ] = 0.02,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = 4096,
     max_prompt_tokens: Annotated[
         int | None, typer.Option("--max-prompt-tokens", min=1, help="Longest prompt. Default: the context.")
@@ -81,6 +87,7 @@ def serve(
         token_speculation=token_speculation,
         precision=precision,
         draft_precision=draft_precision,
+        watch=watch,
         max_tokens=max_tokens,
     )
     settings = ServerSettings.model_validate(

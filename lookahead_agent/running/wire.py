@@ -58,6 +58,7 @@ def order_to_frame(order: ReplyOrder) -> Frame:
         "options": request.options.model_dump(exclude={"policy"}, exclude_unset=True),
         "target_timeout": request.target_timeout,
         "longest_prompt": request.longest_prompt,
+        "watch": request.watch,
         "id": request.id,
     }
 
@@ -73,6 +74,7 @@ def order_from_frame(frame: Frame) -> ReplyOrder:
         options=CallOptions.model_validate(frame["options"]),
         target_timeout=frame["target_timeout"],
         longest_prompt=frame["longest_prompt"],
+        watch=frame["watch"],
         id=frame["id"],
     )
     return ReplyOrder(frame["engines"], request, frame["model"], frame["tool_parser"], frame["with_token_ids"])

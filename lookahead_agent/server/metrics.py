@@ -43,6 +43,17 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._watched = Gauge(
+            "lookahead_watched_steps",
+            "Steps accepted by a certificate that were looked at again since the engines were started, by outcome.",
+            ("outcome",),
+            registry=self._registry,
+        )
+        self._tightened = Gauge(
+            "lookahead_tightened_policies",
+            "Certificates given up since then, for too many of their steps were disputed.",
+            registry=self._registry,
+        )
         Gauge("lookahead_running", "Replies being written.", registry=self._registry).set_function(running)
         Gauge("lookahead_waiting", "Replies that wait.", registry=self._registry).set_function(waiting)
 
@@ -64,6 +75,11 @@ class Metrics:
                 self._tokens.labels(*labels, model, fate).inc(count)
         self._judged.labels(*labels).inc(figures["verifier_calls"])
         self._off.labels(*labels).inc(figures["speculation_off"] is not None)
+        watched = figures["watched"]
+        self._watched.labels("agreed").set(watched["looked_again"] - watched["disputed"])
+        self._watched.labels("disputed").set(watched["disputed"])
+        self._watched.labels("forgotten").set(watched["forgotten"])
+        self._tightened.set(watched["tightened"])
         self._seconds.labels(*labels).observe(seconds)
         if first is not None:
             self._first.labels(*labels).observe(first)

@@ -14,9 +14,10 @@ from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.certificate import Certificate, certificates, find_certificate, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.fitting import best, fit, split_results
+from lookahead_agent.calibration.fitting import best, disputed, fit, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
+from lookahead_agent.calibration.risk import Threshold
 from lookahead_agent.calibration.scores import CANDIDATES
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.cli import options
@@ -185,9 +186,9 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = call("fit", str(out), "--keep-in", str(tmp_path / "own"))
     assert "Kept in" in shown
     assert len(list((tmp_path / "own").iterdir())) == 1
-    fields, reason = find_certificate(fitted[0]["risk"], NAMES, {})
-    assert fields == fitted[0]["policy"]
-    assert reason == Certificate.model_validate(fitted[0]).describe()
+    found, reason = find_certificate(fitted[0]["risk"], NAMES, {})
+    assert found == Certificate.model_validate(fitted[0])
+    assert reason == found.describe()
     checked = json.loads(call("check", str(out), "--splits", "5", "--json"))
     assert checked[-1]["splits"] == 5
     assert "risk kept in" in call("check", str(out), "--splits", "2")
@@ -246,6 +247,24 @@ def test_the_verifier_that_accepts_most_is_taken() -> None:
     assert kept[0.01] == 0, "half of the pairs are too few for so small a risk"
 
 
+def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
+    pairs = {f"g{n}": _pair(0.9, False) for n in range(20)} | {"same": _pair(0.9, False, text="own")}
+    pairs |= {"low": _pair(0.4, False), "agreed": _pair(0.95, False)}
+    pairs["agreed"].scores["p_aligned"] = 0.9
+
+    def count(name: str, least: float) -> int | None:
+        return disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1), HarmRule())
+
+    assert count("embedding", 0.5) == 20
+    assert count("embedding", 0.92) == 0
+    assert count("judge", 0.5) == 0, "it is its own verifier"
+    assert count("likelihood", 0.0) is None, "in use there is no second step"
+    pairs["unasked"] = _pair(0.9, False)
+    del pairs["unasked"].scores["p_aligned"]
+    assert count("embedding", 0.5) is None
+    assert count("embedding", 0.92) == 0, "it is not accepted"
+
+
 def test_different_results_are_rejected_first_where_the_policy_says_so() -> None:
     differ = _pair(0.99, True, text="It is 3.")
     assert CANDIDATES["embedding"].score(differ) == 0.99
@@ -278,7 +297,7 @@ def certificate(**changes: Any) -> Certificate:
 def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
     precision = certificate().precision
-    assert find_certificate(0.02, NAMES, precision)[0] == {"verifier": "exact"}
+    assert find_certificate(0.02, NAMES, precision)[0] is None
     keep([certificate(), certificate(risk=0.05, policy={"verifier": "embedding", "similarity": 0.8})])
     keep([certificate(precision={})])
     assert len(certificates(NAMES)) == 3
@@ -287,16 +306,22 @@ def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: 
     default = CATALOGUE[DEFAULT_SET]
     keep([certificate(models={"target": default.target.name, "draft": default.draft.name, "embedding": "x"})])
     assert "0.02 (int8-weights / int8-weights)" in CliRunner().invoke(app, ["models", "list"]).output
-    assert find_certificate(0.02, NAMES, precision)[0]["similarity"] == 0.9
-    assert find_certificate(0.06, NAMES, precision)[0]["similarity"] == 0.8
+    for risk, similarity in ((0.02, 0.9), (0.06, 0.8)):
+        found, reason = find_certificate(risk, NAMES, precision)
+        assert found is not None
+        assert found.policy["similarity"] == similarity
+        assert reason == found.describe()
+        given_up, reason = find_certificate(risk, NAMES, precision, {found})
+        assert given_up == (certificates(NAMES)[0] if risk > 0.02 else None)
+        assert reason.endswith("since accepted steps are disputed more often than in the calibration")
     for risk, models, other, why in (
         (0.01, NAMES, precision, "no threshold keeps a risk of 0.01"),
         (0.02, NAMES | {"draft": "tiny"}, precision, "no certificate is of big with tiny"),
         (0.02, NAMES | {"embedding": "maxi"}, precision, "of this precision and verifier"),
         (0.02, NAMES, {"target": "bf16"}, "of this precision and verifier (target bf16)"),
     ):
-        fields, reason = find_certificate(risk, models, other)
-        assert fields == {"verifier": "exact"}
+        found, reason = find_certificate(risk, models, other)
+        assert found is None
         assert why in reason
     next((tmp_path / "certificates").glob("big+small.json")).write_text("{}")
     with pytest.raises(ConfigurationError, match="has no certificates"):

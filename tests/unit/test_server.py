@@ -323,6 +323,8 @@ def test_figures_for_prometheus() -> None:
     assert 'lookahead_refused_total{status="400"} 1.0' in text
     assert "lookahead_reply_seconds_bucket" in text
     assert "lookahead_running 0.0" in text
+    assert 'lookahead_watched_steps{outcome="agreed"} 0.0' in text
+    assert "lookahead_tightened_policies 0.0" in text
 
 
 def test_health_says_when_the_engines_are_gone() -> None:
