@@ -131,7 +131,12 @@ class EngineSet:
         judge = None
         if policy.asks_judge:
             assert self.judge is not None
-            judge = JudgeVerifier(self.judge, policy.p_aligned, user_prompt=policy.judge_prompt or USER_PROMPT)
+            judge = JudgeVerifier(
+                self.judge,
+                policy.p_aligned,
+                user_prompt=policy.judge_prompt or USER_PROMPT,
+                both_orders=policy.both_orders,
+            )
             if policy.verifier == "judge":
                 return judge
         assert self.embedder is not None

@@ -20,8 +20,8 @@ _READS: dict[str, frozenset[str]] = {
     "exact": frozenset(),
     "certified": frozenset({"risk"}),
     "embedding": frozenset({"similarity", "same_numbers"}),
-    "judge": frozenset({"p_aligned", "same_numbers", "judge_prompt"}),
-    "cascade": frozenset({"similarity", "ask_judge_from", "p_aligned", "same_numbers", "judge_prompt"}),
+    "judge": frozenset({"p_aligned", "same_numbers", "judge_prompt", "both_orders"}),
+    "cascade": frozenset({"similarity", "ask_judge_from", "p_aligned", "same_numbers", "judge_prompt", "both_orders"}),
     "score": frozenset({"score", "judge_prompt"}),
     "likelihood": frozenset({"likelihood"}),
     "random": frozenset({"probability"}),
@@ -46,6 +46,8 @@ class VerifierPolicy(BaseModel):
         p_aligned: Least probability of "yes" with which the judge accepts, in [0, 1] (judge, cascade).
         judge_prompt: The question to the judge, with {target} and {draft}, and possibly {question} and {before}
             (judge, cascade); what the target is asked for a mark (score). None: this package's.
+        both_orders: Whether the judge is asked again with the two steps in each other's place, and the lower p(aligned)
+            decides (judge, cascade).
         same_numbers: Whether steps with different numbers, units or equations are rejected before any model is asked
             (embedding, judge, cascade); by default not for "embedding".
         score: Least mark, in [0, 9] (score).
@@ -75,6 +77,7 @@ class VerifierPolicy(BaseModel):
     ask_judge_from: float | None = Field(0.65, ge=-1, le=1)
     p_aligned: float = Field(0.75, ge=0, le=1)
     judge_prompt: str | None = None
+    both_orders: bool = False
     same_numbers: bool = True
     risk: float | None = Field(None, gt=0, lt=1)
     score: float = Field(7.0, ge=0, le=9)
@@ -210,13 +213,14 @@ class VerifierPolicy(BaseModel):
     def _does(self) -> str:
         if not self.speculates:
             return "the target alone"
+        orders = " in both orders" if self.both_orders else ""
         conditions = {
             "exact": "has the target's own tokens",
             "embedding": f"has a similarity of {self.similarity:g} to the target's",
-            "judge": f"means the same to the judge with p ≥ {self.p_aligned:g}",
+            "judge": f"means the same to the judge with p ≥ {self.p_aligned:g}{orders}",
             "cascade": f"has a similarity of {self.similarity:g} to the target's"
             + (
-                f", or of {self.ask_judge_from:g} and means the same to the judge with p ≥ {self.p_aligned:g}"
+                f", or of {self.ask_judge_from:g} and means the same to the judge with p ≥ {self.p_aligned:g}{orders}"
                 if self.asks_judge
                 else ""
             ),

@@ -61,8 +61,10 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: HarmRu
             continue
         score = candidate.score(pair)
         if score is None:
+            missing = ",".join(name for name in candidate.measures if name not in pair.scores)
             raise ConfigurationError(
-                f"the pair of {problem!r} has no {candidate.measure}: measure it with `lookahead-agent calibrate score`"
+                f"the pair of {problem!r} has no {missing}: measure it with "
+                f"`lookahead-agent calibrate score --measures {missing}`"
             )
         found[problem] = ScoredPair(score, harmful)
     return found

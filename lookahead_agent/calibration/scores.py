@@ -13,12 +13,13 @@ from lookahead_agent.calibration.pairs import LabelledPair, PairRow
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.verifiers import JudgeVerifier, LikelihoodVerifier, ScoreVerifier
+from lookahead_agent.verifiers.judge import swapped
 from lookahead_agent.verifiers.protocol import DraftStep
 from lookahead_agent.verifiers.results import different_results
 
-Measure = Literal["similarity", "p_aligned", "score", "likelihood"]
-"""Cosine similarity; the judge's p(aligned); the target's mark of the draft's step, from 0 to 9; the mean
-log-probability of the draft's step under the target, in nats per token."""
+Measure = Literal["similarity", "p_aligned", "p_swapped", "score", "likelihood"]
+"""Cosine similarity; the judge's p(aligned), and the same with the two steps in each other's place; the target's mark
+of the draft's step, from 0 to 9; the mean log-probability of the draft's step under the target, in nats per token."""
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
@@ -45,9 +46,10 @@ async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) ->
         if name == "similarity":
             assert engines.embedder is not None
             found[name] = await engines.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
-        elif name == "p_aligned":
+        elif name in ("p_aligned", "p_swapped"):
             assert engines.judge is not None
-            found[name] = (await JudgeVerifier(engines.judge, 0.0).verify(pair)).score or 0.0  # none: too long
+            asked = pair if name == "p_aligned" else swapped(pair)
+            found[name] = (await JudgeVerifier(engines.judge, 0.0).verify(asked)).score or 0.0  # none: too long
         else:
             assert step is not None
             verifier = ScoreVerifier(target, 0.0) if name == "score" else LikelihoodVerifier(target, 0.0)
@@ -63,7 +65,7 @@ class Candidate:
 
     Attributes:
         name: Of the verifier, and whether it compares results first.
-        measure: What is held against the threshold.
+        measure: What the threshold is of, and the policy's field for it.
         grid: Thresholds to choose from, fixed before any pair is seen.
         fields: Of its policy, without the threshold.
     """
@@ -74,10 +76,16 @@ class Candidate:
     fields: Mapping[str, Any]
 
     @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What has to be known of a pair."""
+        more: tuple[Measure, ...] = ("p_swapped",) if self._rules.both_orders else ()
+        return (self.measure, *more, *(("similarity",) if self._rules.verifier == "cascade" else ()))
+
+    @property
     def decides(self) -> tuple[str, ...]:
         """Roles of the models on which the scores depend."""
-        more = {"similarity": ("embedding",), "p_aligned": ("judge",)}
-        return ("target", "draft", *more.get(self.measure, ()))
+        asked = {"similarity": "embedding", "p_aligned": "judge"}
+        return ("target", "draft", *(role for name, role in asked.items() if name in self.measures))
 
     @property
     def draft_first(self) -> bool:
@@ -93,7 +101,15 @@ class Candidate:
             texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
             if self._rules.compares_results and different_results(*texts) is not None:
                 return -math.inf
-        return pair.scores.get(self.measure)
+        if not all(name in pair.scores for name in self.measures):
+            return None
+        if self._rules.verifier == "cascade":
+            similarity, ask_from = pair.scores["similarity"], self._rules.ask_judge_from
+            if similarity >= self._rules.similarity:
+                return math.inf
+            if ask_from is None or similarity < ask_from:
+                return -math.inf
+        return min(pair.scores[name] for name in self.measures if name != "similarity" or name == self.measure)
 
     def policy(self, threshold: float) -> VerifierPolicy:
         """The policy with a threshold."""
@@ -119,8 +135,15 @@ CANDIDATES: dict[str, Candidate] = {
         ),
         Candidate("judge", "p_aligned", _steps(0.0, 1.0, 0.01), {"verifier": "judge", "same_numbers": False}),
         Candidate("judge+results", "p_aligned", _steps(0.0, 1.0, 0.01), {"verifier": "judge", "same_numbers": True}),
+        Candidate("both orders", "p_aligned", _steps(0.0, 1.0, 0.01), {"verifier": "judge", "both_orders": True}),
+        Candidate(
+            "cascade",
+            "p_aligned",
+            _steps(0.0, 1.0, 0.01),
+            {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True},
+        ),
         Candidate("score", "score", _steps(0.0, 9.0, 0.1), {"verifier": "score"}),
         Candidate("likelihood", "likelihood", _steps(-3.0, 0.0, 0.02), {"verifier": "likelihood"}),
     )
 }
-"""Verifiers by name; "+results" compares numbers, units and equations first."""
+"""Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""

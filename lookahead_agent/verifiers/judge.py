@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 from lookahead_agent.verifiers.judge_model import JudgeModel
@@ -55,6 +56,8 @@ class JudgeVerifier:
         threshold: Least p(aligned) of an accepted pair, in [0, 1].
         system_prompt: What the judge is told to do.
         user_prompt: The question to it, a format string with `target`, `draft`, and possibly `question` and `before`.
+        both_orders: Whether a pair that is accepted is judged again with the two steps in each other's place, and the
+            lower p(aligned) decides: small judges favour a place.
 
     Raises:
         ConfigurationError: A prompt that cannot be filled in.
@@ -66,11 +69,14 @@ class JudgeVerifier:
         threshold: float,
         system_prompt: str = SYSTEM_PROMPT,
         user_prompt: str = USER_PROMPT,
+        *,
+        both_orders: bool = False,
     ) -> None:
         self._model = model
         self._threshold = threshold
         self._system_prompt = system_prompt
         self._user_prompt = check_prompt(user_prompt)
+        self._both_orders = both_orders
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair.
@@ -79,10 +85,12 @@ class JudgeVerifier:
             EngineError: The judge failed, or gave neither yes nor no any probability.
         """
         try:
-            aligned = await self.p_aligned(pair)
+            aligned, calls = await self.p_aligned(pair), 1
+            if self._both_orders and aligned >= self._threshold:
+                aligned, calls = min(aligned, await self.p_aligned(swapped(pair))), 2
         except ContextLengthError:
             return Verdict(False, "too long for the judge")
-        return Verdict(aligned >= self._threshold, "judge", aligned, judge_calls=1)
+        return Verdict(aligned >= self._threshold, "judge", aligned, judge_calls=calls)
 
     async def p_aligned(self, pair: StepPair) -> float:
         """Probability that the judge answers yes, in [0, 1].
@@ -109,6 +117,11 @@ class JudgeVerifier:
             draft=pair.draft.text.strip(),
         )
         return [{"role": "system", "content": self._system_prompt}, {"role": "user", "content": user}]
+
+
+def swapped(pair: StepPair) -> StepPair:
+    """The pair with the draft's step and the target's in each other's place."""
+    return replace(pair, draft=pair.target, target=pair.draft)
 
 
 def _end(text: str, longest: int | None) -> str:

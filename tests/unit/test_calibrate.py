@@ -231,6 +231,23 @@ def pair_rows(harmless: int = 30, harmful: int = 10) -> list[dict[str, Any]]:
     return rows
 
 
+def test_scores_of_both_orders_and_of_the_cascade() -> None:
+    pair = _pair(0.7, False)
+    assert CANDIDATES["both orders"].score(pair) is None, "one order was not asked"
+    assert CANDIDATES["judge"].score(pair) == pytest.approx(0.3)
+    for p_swapped, lower in ((0.1, 0.1), (0.8, 0.3)):
+        pair.scores["p_swapped"] = p_swapped
+        assert CANDIDATES["both orders"].score(pair) == pytest.approx(lower)
+        assert CANDIDATES["cascade"].score(pair) == pytest.approx(lower)
+    for similarity, score in ((0.6, float("-inf")), (0.96, float("inf"))):
+        pair.scores["similarity"] = similarity
+        assert CANDIDATES["cascade"].score(pair) == score
+    policy = CANDIDATES["cascade"].policy(0.4)
+    assert (policy.p_aligned, policy.similarity, policy.both_orders) == (0.4, 0.95, True)
+    assert CANDIDATES["cascade"].decides == ("target", "draft", "embedding", "judge")
+    assert CANDIDATES["both orders"].decides == ("target", "draft", "judge")
+
+
 def test_the_verifier_that_accepts_most_is_taken() -> None:
     good, bad = {f"g{n}": _pair(0.9, False) for n in range(200)}, {f"b{n}": _pair(0.2, True) for n in range(50)}
     candidates = [CANDIDATES["judge"], CANDIDATES["embedding"]]

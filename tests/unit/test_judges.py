@@ -58,6 +58,21 @@ async def test_a_remote_judge_is_asked_as_openai_is() -> None:
     assert "So it is 4." in body["messages"][1]["content"]
 
 
+@pytest.mark.parametrize(("p_swapped", "accepted"), [(0.6, False), (0.8, True)])
+async def test_the_lower_of_both_orders_decides(p_swapped: float, accepted: bool) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked = json.loads(request.content)["messages"][1]["content"]
+        in_order = asked.index("So it is 4.") > asked.index("Version B")
+        p = 0.9 if in_order else p_swapped
+        return answering(("yes", p), ("no", 1 - p))
+
+    verdict = await JudgeVerifier(remote(answer), 0.75, both_orders=True).verify(PAIR)
+    assert (verdict.accepted, verdict.judge_calls) == (accepted, 2)
+    assert verdict.score == pytest.approx(p_swapped)
+    once = await JudgeVerifier(remote(answer), 0.95, both_orders=True).verify(PAIR)
+    assert (once.accepted, once.judge_calls) == (False, 1), "the other order cannot save it"
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -113,6 +128,11 @@ async def test_the_prompt_of_a_policy_is_what_the_judge_reads() -> None:
     policy = as_policy({"verifier": "judge", "judge_prompt": "{before}|{target}|{draft}|{question}"})
     await engines.verifier(policy).verify(PAIR)  # type: ignore[union-attr]
     assert "First.\n\n|It is 4.|So it is 4.|What is it?" in tokenizer.decode(engine.requests[0][0])
+    assert len(engine.requests) == 1
+    both = as_policy({**policy.model_dump(exclude_unset=True), "both_orders": True})
+    await engines.verifier(both).verify(PAIR)  # type: ignore[union-attr]
+    assert "|So it is 4.|It is 4.|" in tokenizer.decode(engine.requests[2][0])
+    assert "in both orders" in both.explain()
 
 
 async def test_a_judge_of_its_own_is_asked_in_place_of_the_target() -> None:
