@@ -14,7 +14,7 @@ from lookahead_agent.calibration.certificate import Certificate
 from lookahead_agent.calibration.drift import DISPUTED_BELOW, DriftTest
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
-from lookahead_agent.verifiers.judge import JudgeVerifier
+from lookahead_agent.verifiers.judge import JudgeVerifier, swapped
 from lookahead_agent.verifiers.judge_model import EngineJudge
 from lookahead_agent.verifiers.protocol import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier, Writing
 
@@ -100,7 +100,8 @@ class Watch:
     async def _is_disputed(self, pair: StepPair) -> bool:
         if pair.draft.text.strip() == pair.target.text.strip():
             return False
-        return not (await self._judge.verify(pair)).accepted
+        # In the other order than a judging policy has asked in, or it would only hear again what it knows.
+        return not (await self._judge.verify(swapped(pair))).accepted
 
     def _count(self, certificate: Certificate, disputed: bool) -> None:
         self.counts.looked_again += 1

@@ -12,7 +12,7 @@ import math
 from lookahead_agent.calibration.risk import upper_bound
 
 DISPUTED_BELOW = 0.5
-"""The target, asked whether two steps are equivalent, disputes them with less p(aligned)."""
+"""The target, asked whether two steps are equivalent, disputes them with less p(yes)."""
 LEVEL = 0.01
 """Probability δ with which the test ever raises an alarm where nothing has changed."""
 _BASE_LEVEL = 0.05

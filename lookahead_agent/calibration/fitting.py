@@ -108,7 +108,7 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
 def disputed(
     pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold, rule: HarmRule
 ) -> int | None:
-    """How many of the pairs that a threshold accepts the target disputes, asked as a judge; see `drift`.
+    """How many of the pairs that a threshold accepts the target disputes, asked as `watching` asks it.
 
     Returns:
         None where it was not asked about one of them, and of verifiers that judge draft steps by themselves: in use
@@ -121,7 +121,7 @@ def disputed(
     for problem, pair in known.items():
         if pair.score < threshold.value or pairs[problem].row.same_text:
             continue
-        aligned = pairs[problem].scores.get("p_aligned")
+        aligned = pairs[problem].scores.get("p_swapped")
         if aligned is None:
             return None
         count += aligned < DISPUTED_BELOW

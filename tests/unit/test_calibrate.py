@@ -267,17 +267,18 @@ def test_the_verifier_that_accepts_most_is_taken() -> None:
 def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
     pairs = {f"g{n}": _pair(0.9, False) for n in range(20)} | {"same": _pair(0.9, False, text="own")}
     pairs |= {"low": _pair(0.4, False), "agreed": _pair(0.95, False)}
-    pairs["agreed"].scores["p_aligned"] = 0.9
+    for pair in pairs.values():
+        pair.scores["p_swapped"] = pair.scores["p_aligned"]
+    pairs["agreed"].scores["p_swapped"] = 0.9
 
     def count(name: str, least: float) -> int | None:
         return disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1), HarmRule())
 
     assert count("embedding", 0.5) == 20
     assert count("embedding", 0.92) == 0
-    assert count("judge", 0.5) == 0, "it is its own verifier"
+    assert count("judge", 0.5) == 0
     assert count("likelihood", 0.0) is None, "in use there is no second step"
     pairs["unasked"] = _pair(0.9, False)
-    del pairs["unasked"].scores["p_aligned"]
     assert count("embedding", 0.5) is None
     assert count("embedding", 0.92) == 0, "it is not accepted"
 
