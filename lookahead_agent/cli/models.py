@@ -26,7 +26,7 @@ def list_models() -> None:
     In which precision they run is chosen when they start, or said with --precision: see `lookahead-agent machine`."""
     table = Table(box=None)
     for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "RISKS", "NOTE"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading == "RISKS")
     for known in CATALOGUE.values():
         folders = [locate(facts) for facts in (known.target, known.draft)]
         here = None not in folders
@@ -67,7 +67,7 @@ def _risks(target: ModelFacts, draft: ModelFacts) -> str:
     for each in certificates({"target": target.name, "draft": draft.name}):
         kinds = " / ".join(each.precision.get(role, "–") for role in ("target", "draft"))
         of_precision.setdefault(kinds, []).append(each.risk)
-    return "; ".join(
+    return "\n".join(
         f"{', '.join(f'{risk:g}' for risk in sorted(set(risks)))} ({kinds})" for kinds, risks in of_precision.items()
     )
 

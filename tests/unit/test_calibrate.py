@@ -221,6 +221,7 @@ def pair_rows(harmless: int = 30, harmful: int = 10) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number in range(harmless + harmful):
         pair = _pair(0.9 if number < harmless else 0.2, harmful=number >= harmless)
+        pair.scores["p_swapped"] = pair.scores["p_aligned"]
         assert pair.outcomes is not None
         problem = {"problem": f"p{number}"}
         rows += [
