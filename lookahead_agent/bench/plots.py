@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lookahead_agent.bench.prediction import Prediction
 from lookahead_agent.bench.samples import Results, Sample
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
-from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.theory import asynchronous_speedup, is_draft_bound
 from lookahead_agent.trace import LANES, lane_of
 
@@ -114,6 +115,19 @@ def as_svg(figure: Figure) -> str:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
     text = file.getvalue()
     return text[text.index("<svg") :]
+
+
+def save_svg(file: Path, figure: Figure) -> None:
+    """Write a figure.
+
+    Raises:
+        ConfigurationError: It cannot be written there.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(as_svg(figure), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def new_figure(

@@ -36,6 +36,7 @@ class SplitResult:
         splits: How many times the problems were divided.
         certified: In how many of them some threshold kept the risk.
         kept: In how many of those the harmful share of the others' accepted pairs was no larger.
+        shares: That share, of each of them.
         harmful: Harmful share of accepted pairs, over all of them together.
         accepted: Accepted share of pairs, over all of them together.
     """
@@ -44,6 +45,7 @@ class SplitResult:
     splits: int
     certified: int
     kept: int
+    shares: tuple[float, ...]
     harmful: float
     accepted: float
 
@@ -136,8 +138,9 @@ def split_results(
     level: float = LEVEL,
     splits: int = 20,
     seed: int = 0,
+    learn_from: float = 0.5,
 ) -> Iterator[SplitResult]:
-    """Learn thresholds from half of the problems and hold the other half against them, again and again.
+    """Learn thresholds from some of the problems and hold the others against them, again and again.
 
     Args:
         pairs: By problem.
@@ -146,6 +149,7 @@ def split_results(
         level: Probability with which a threshold may be riskier than stated.
         splits: How often.
         seed: Of the divisions.
+        learn_from: Share of the problems that thresholds are learnt from, in (0, 1).
 
     Raises:
         ConfigurationError: The pairs say nothing; see `thresholds`.
@@ -157,7 +161,8 @@ def split_results(
     counts: dict[float, list[tuple[int, int, int]]] = {risk: [] for risk in RISKS}
     for number in range(splits):
         mixed = random.Random(f"{seed} {number}").sample(problems, len(problems))
-        seen, others = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+        border = min(max(int(len(mixed) * learn_from), 1), len(mixed) - 1)
+        seen, others = mixed[:border], mixed[border:]
         fits = []
         for candidate in candidates:
             of_seen = [known[candidate.name][problem] for problem in seen]
@@ -176,6 +181,7 @@ def split_results(
             splits,
             len(of_risk),
             sum(harmful <= risk * accepted for accepted, harmful, _ in of_risk),
+            tuple(harmful / accepted if accepted else 0.0 for accepted, harmful, _ in of_risk),
             sum(harmful for _, harmful, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
             accepted_pairs / sum(total for _, _, total in of_risk) if of_risk else 0.0,
         )

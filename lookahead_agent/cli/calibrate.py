@@ -14,12 +14,14 @@ from rich.panel import Panel
 
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.environment import environment
+from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.certificate import Certificate, digest, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import Fit, SplitResult, best, disputed, fit, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
+from lookahead_agent.calibration.plots import kept_risks
 from lookahead_agent.calibration.risk import LEVEL, RISKS
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
 from lookahead_agent.calibration.scoring import score_pairs
@@ -210,15 +212,24 @@ def check(
     level: Level = LEVEL,
     splits: Annotated[int, typer.Option("--splits", min=1, help="How often the problems are divided.")] = 20,
     seed: Annotated[int, typer.Option("--seed", help="Of the divisions.")] = 0,
+    learn_from: Annotated[
+        float,
+        typer.Option("--learn-from", min=0.1, max=0.9, help="Share of the problems that thresholds are learnt from."),
+    ] = 0.5,
+    plot: Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Also drawn here, as SVG.")] = None,
     seeds: Seeds = _RULE.seeds,
     margin: Margin = _RULE.margin,
     confirm: Confirm = _RULE.confirm,
     as_json: options.AsJson = False,
 ) -> None:
-    """Hold thresholds learnt from half of the problems against the other half, again and again."""
+    """Hold thresholds learnt from some of the problems against the others, again and again."""
     known = labelled_pairs(pair_file(pairs).rows)
     rule = _rule(seeds, margin, confirm)
-    found = list(split_results(known, _candidates(verifiers), rule, level=level, splits=splits, seed=seed))
+    found = list(
+        split_results(known, _candidates(verifiers), rule, level=level, splits=splits, seed=seed, learn_from=learn_from)
+    )
+    if plot is not None:
+        save_svg(plot, kept_risks(found))
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in found]))
         return

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lookahead_agent.bench.plots import as_svg
+from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.tables import as_rich, console
-from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.borders import MeasuredPoint, picture
 from lookahead_agent.plan.borders import borders as find_borders
 from lookahead_agent.plan.cost_file import read_costs, write_costs
@@ -127,11 +126,7 @@ def plan(
 def _draw_borders(file: Path, measured: MachineCosts, acceptance: Acceptance) -> None:
     cells = find_borders(measured, _RATIOS, _RATES)
     point = MeasuredPoint(acceptance.steps, acceptance.tokens, measured.c, f"this pair, c = {measured.c:.2f}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(as_svg(picture(cells, [point])), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
+    save_svg(file, picture(cells, [point]))
 
 
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: str) -> None:

@@ -191,7 +191,12 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason == found.describe()
     checked = json.loads(call("check", str(out), "--splits", "5", "--json"))
     assert checked[-1]["splits"] == 5
-    assert "risk kept in" in call("check", str(out), "--splits", "2")
+    picture = tmp_path / "pictures" / "kept.svg"
+    assert "risk kept in" in call("check", str(out), "--splits", "2", "--plot", str(picture))
+    assert picture.read_text().startswith("<svg")
+    more = json.loads(call("check", str(out), "--splits", "5", "--learn-from", "0.8", "--json"))
+    assert sum(one["certified"] for one in more) > 0
+    assert all(len(one["shares"]) == one["certified"] for one in more)
     asked = call("label", str(out), input="y\nf\nn\nq\n")
     assert asked.count("Harmful?") == 4
     assert "right from the draft's step 0, from the target's 16" in asked
