@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.calibration.certificate import Certificate, certificates, find_certificate, keep
+from lookahead_agent.calibration.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import best, disputed, fit, split_results
 from lookahead_agent.calibration.harm import HarmRule
@@ -373,3 +373,15 @@ def test_what_does_not_go_with_a_certificate_is_said() -> None:
     assert policy.judged_by({"verifier": "exact"}).synchronous
     with pytest.raises(ConfigurationError, match="does not use synchronous"):
         policy.judged_by({"verifier": "likelihood", "likelihood": -0.1})
+
+
+def test_certificates_of_the_package_follow_from_the_pairs_of_the_repository(tmp_path: Path) -> None:
+    (file,) = (Path(__file__).parents[2] / "docs" / "pairs").glob("*.jsonl")
+    names = "embedding,embedding+results,judge,judge+results,both orders,cascade"
+    arguments = ["calibrate", "fit", str(file), "--verifiers", names, "--keep-in", str(tmp_path), "--json"]
+    computed = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
+    (packaged,) = PACKAGED.glob("*.json")
+    of_a_day = {"date", "environment"}
+    assert [{name: one[name] for name in one.keys() - of_a_day} for one in computed] == [
+        {name: one[name] for name in one.keys() - of_a_day} for one in json.loads(packaged.read_text())
+    ]
