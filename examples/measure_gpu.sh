@@ -30,11 +30,13 @@ synthetic() {
         --report "$OUT/synthetic-$name.md" --seconds "$seconds" "$@" || exit $?
 }
 
-# REPLIES: the packaged pair on problems, in every mode.
+# REPLIES: the packaged pair on problems, in every mode. The engines of all modes are in memory at once, about eight, so
+# each gets a tenth of the GPU's.
 problems() {
     left
     timeout -s INT "$seconds" lookahead-agent bench --dataset "$DATASET" --limit 100 --concurrency "$1" --max-tokens 512 \
-        --modes off,auto,sd,guided,lr,lr+sd,lr+guided --out "$OUT/problems-$1.jsonl"
+        --modes "${MODES:-off,auto,sd,guided,lr,lr+sd,lr+guided}" --engine-arg gpu_memory_utilization=0.1 \
+        --out "$OUT/problems-$1.jsonl"
     status=$?
     if [ "$status" -eq 124 ]; then
         echo "this piece is over: run the same again"

@@ -51,6 +51,13 @@ def test_everything_is_measured_by_commands_that_there_are(tmp_path: Path, monke
         assert run(*call, *quick, monkeypatch=monkeypatch) == 0, shlex.join(call)
 
 
+def test_engines_of_all_modes_share_the_gpu_and_modes_can_be_chosen(tmp_path: Path) -> None:
+    assert measured(tmp_path, DATASET="problems.jsonl", MODES="off,lr").returncode == 0
+    of_problems = [call for call in calls(tmp_path) if "--dataset" in call]
+    assert {call[call.index("--modes") + 1] for call in of_problems} == {"off,lr"}
+    assert all("gpu_memory_utilization=0.1" in call for call in of_problems)
+
+
 def test_without_problems_only_shapes_are_measured(tmp_path: Path) -> None:
     assert measured(tmp_path).returncode == 0
     assert len(calls(tmp_path)) == 4
