@@ -48,6 +48,7 @@ from lookahead_agent.step_callbacks import StepEvents
 from lookahead_agent.structured_output import Method, parsed, schema_format, text_parser, tool_parser
 from lookahead_agent.tool_calls import chosen_tools, forced
 from lookahead_agent.tool_parsers import ToolParser, check_tool_parser, choose_tool_parser
+from lookahead_agent.watching import SHARE
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
@@ -183,7 +184,7 @@ class ChatLookahead(BaseChatModel):
     """Times that a request to a server is repeated that failed before it was answered."""
     tool_parser: str | None = None
     """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
-    watch: float = Field(0.02, ge=0, le=1)
+    watch: float = Field(SHARE, ge=0, le=1)
     """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again when it
     has nothing else to do; where they are disputed more often than in the calibration, the policy is tightened."""
     streaming: bool = False

@@ -20,6 +20,8 @@ from lookahead_agent.verifiers.protocol import DraftVerifier, EarlyVerifier, Ste
 
 logger = logging.getLogger(__name__)
 
+SHARE = 0.02
+"""Of the accepted pairs that is looked at again unless somebody says otherwise."""
 _WAITING = 64
 
 
@@ -98,7 +100,7 @@ class Watch:
             self._count(certificate, disputed)
 
     async def _is_disputed(self, pair: StepPair) -> bool:
-        if pair.draft.text.strip() == pair.target.text.strip():
+        if pair.same_text:
             return False
         # In the other order than a judging policy has asked in, or it would only hear again what it knows.
         return not (await self._judge.verify(swapped(pair))).accepted

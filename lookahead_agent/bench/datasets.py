@@ -15,7 +15,7 @@ from typing import Any
 
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.errors import ConfigurationError, DownloadError, MissingExtraError
-from lookahead_agent.models.cache import write_whole
+from lookahead_agent.models.cache import writable, write_whole
 
 Row = Mapping[str, Any]
 
@@ -108,11 +108,8 @@ def fetch_dataset(name: str, file: Path, load: Callable[[Dataset], Iterable[Row]
     converted = [dataset.convert(row) for row in (load or _from_hub)(dataset)]
     problems = [problem for problem in converted if problem is not None]
     lines = [json.dumps({"id": f"{name}-{number}", **problem}) + "\n" for number, problem in enumerate(problems)]
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with writable(file):
         write_whole(file, "".join(lines))
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
     return len(problems)
 
 

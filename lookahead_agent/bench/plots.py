@@ -11,7 +11,8 @@ from lookahead_agent.bench.prediction import Prediction
 from lookahead_agent.bench.samples import Results, Sample
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
-from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.models.cache import writable
 from lookahead_agent.theory import asynchronous_speedup, is_draft_bound
 from lookahead_agent.trace import LANES, lane_of
 
@@ -123,11 +124,8 @@ def save_svg(file: Path, figure: Figure) -> None:
     Raises:
         ConfigurationError: It cannot be written there.
     """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with writable(file):
         file.write_text(as_svg(figure), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def new_figure(

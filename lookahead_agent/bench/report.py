@@ -16,6 +16,7 @@ from lookahead_agent.bench.samples import Results
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,11 +59,8 @@ class Report:
         forms = {".md": self._write_markdown, ".csv": self._write_csv, ".html": self._write_html}
         if file.suffix not in forms:
             raise ConfigurationError(f"{file.name}: a report is a .md, .csv or .html file")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+        with writable(file):
             forms[file.suffix](file)
-        except OSError as error:
-            raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
     def _write_markdown(self, file: Path) -> None:
         folder = file.with_suffix("")

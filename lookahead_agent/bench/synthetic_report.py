@@ -10,6 +10,7 @@ from lookahead_agent.bench.plots import as_svg, new_figure
 from lookahead_agent.bench.report import Table, as_markdown, machine_of, versions_of
 from lookahead_agent.bench.synthetic import SyntheticResult, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import writable
 from lookahead_agent.plan.costs import MachineCosts
 
 if TYPE_CHECKING:
@@ -73,13 +74,10 @@ def write_synthetic_report(
     looked_ahead = any(one.way.depth for one in found)
     if looked_ahead:
         parts.append(f"![speed by depth]({svg.name})\n\n*Speed by depth; dashed: predicted.*\n")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with writable(file):
         if looked_ahead:
             svg.write_text(as_svg(_picture(found)), encoding="utf-8")
         file.write_text("\n".join(parts), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def check_report_name(file: Path) -> None:

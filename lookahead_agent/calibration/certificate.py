@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import cache_dir, write_whole
+from lookahead_agent.models.cache import cache_dir, writable, write_whole
 
 PACKAGED = Path(__file__).parent / "certificates"
 """Certificates of the default pair, which come with the package."""
@@ -110,12 +110,9 @@ def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
     first = found[0]
     file = (folder or _made_here()) / _file_name(first.models)
     others = [each for each in (_read(file) if file.is_file() else ()) if each.precision != first.precision]
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        rows = [each.model_dump(mode="json") for each in (*others, *found)]
+    rows = [each.model_dump(mode="json") for each in (*others, *found)]
+    with writable(file):
         write_whole(file, json.dumps(rows, indent=1) + "\n")
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
     return file
 
 

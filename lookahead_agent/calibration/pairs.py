@@ -84,8 +84,7 @@ class PairRow(BaseModel):
     @property
     def same_text(self) -> bool:
         """Whether both steps say the same, letter for letter, so that nothing can follow from accepting the draft's."""
-        pair = self.pair
-        return pair.draft.text.strip() == pair.target.text.strip()
+        return self.pair.same_text
 
     @property
     def false_arithmetic(self) -> list[str]:

@@ -78,8 +78,7 @@ class Candidate:
     @property
     def measures(self) -> tuple[Measure, ...]:
         """What has to be known of a pair."""
-        more: tuple[Measure, ...] = ("p_swapped",) if self._rules.both_orders else ()
-        return (self.measure, *more, *(("similarity",) if self._rules.verifier == "cascade" else ()))
+        return (*self._compared, "similarity") if self._rules.verifier == "cascade" else self._compared
 
     @property
     def decides(self) -> tuple[str, ...]:
@@ -109,11 +108,16 @@ class Candidate:
                 return math.inf
             if ask_from is None or similarity < ask_from:
                 return -math.inf
-        return min(pair.scores[name] for name in self.measures if name != "similarity" or name == self.measure)
+        return min(pair.scores[name] for name in self._compared)
 
     def policy(self, threshold: float) -> VerifierPolicy:
         """The policy with a threshold."""
         return VerifierPolicy.model_validate({**self.fields, self.measure: threshold})
+
+    @property
+    def _compared(self) -> tuple[Measure, ...]:
+        """What is held against the threshold: the lower of two where both orders are asked."""
+        return (self.measure, "p_swapped") if self._rules.both_orders else (self.measure,)
 
     @cached_property
     def _rules(self) -> VerifierPolicy:

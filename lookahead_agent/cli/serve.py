@@ -13,6 +13,7 @@ from rich.console import Console
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.watching import SHARE
 
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"
@@ -46,7 +47,7 @@ def serve(
         typer.Option(
             "--watch", min=0, max=1, help="Share of the steps accepted by a certificate that are looked at again."
         ),
-    ] = 0.02,
+    ] = SHARE,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = 4096,
     max_prompt_tokens: Annotated[
         int | None, typer.Option("--max-prompt-tokens", min=1, help="Longest prompt. Default: the context.")

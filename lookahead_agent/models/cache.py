@@ -6,13 +6,14 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
 from filelock import FileLock
 
-from lookahead_agent.errors import DiskSpaceError
+from lookahead_agent.errors import ConfigurationError, DiskSpaceError
 from lookahead_agent.progress import Task
 
 CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
@@ -63,6 +64,20 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def writable(file: Path) -> Iterator[None]:
+    """Write a file that a user has named within this context; its folder is made.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import writable
 from lookahead_agent.plan.costs import MachineCosts
 
 
@@ -30,8 +31,5 @@ def write_costs(file: Path, measured: MachineCosts) -> None:
     Raises:
         ConfigurationError: The file cannot be written.
     """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with writable(file):
         file.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error

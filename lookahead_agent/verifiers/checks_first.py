@@ -23,9 +23,9 @@ class ChecksFirst:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        draft, target = pair.draft.text.strip(), pair.target.text.strip()
-        if draft == target:
+        if pair.same_text:
             return Verdict(True, "same text")
+        draft, target = pair.draft.text.strip(), pair.target.text.strip()
         if self._same_results and (difference := different_results(draft, target)) is not None:
             return Verdict(False, difference)
         return await self._verifier.verify(pair)

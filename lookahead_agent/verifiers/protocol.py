@@ -27,6 +27,11 @@ class StepPair:
     target: Step
     position: int = 0
 
+    @property
+    def same_text(self) -> bool:
+        """Whether both steps say the same, letter for letter."""
+        return self.draft.text.strip() == self.target.text.strip()
+
 
 @dataclass(frozen=True)
 class DraftStep:
