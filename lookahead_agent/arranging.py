@@ -9,9 +9,10 @@ from typing import Any
 
 from lookahead_agent.engines.cores import available_cores, share_cores
 from lookahead_agent.engines.guided_proposer import COSTS
+from lookahead_agent.engines.quantizations import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.token_speculation import guesses_by_draft_model, speculative_config, vllm_takes_classes
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS, runs_on_cpu
+from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import (
     TOKENS_RIGHT,
@@ -120,8 +121,8 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
     if target is not None:
         config = speculative_config(_with_guesses(method, arrangement), drafts[0], on_cpu=runs_on_cpu())
         if config is not None:
-            if config["method"] == "draft_model" and precision["draft"] == "int8-weights":
-                config["quantization"] = INT8_WEIGHTS
+            if config["model"] == str(drafts[0]) and "quantization" in drafts[1]:
+                config["quantization"] = drafts[1]["quantization"]
             chosen = arrangement if isinstance(method, str) else None
             right = choice.tokens_right if choice is not None else TOKENS_RIGHT
             more = _measured_guesses(guessing, chosen, config, target, draft, right, progress)
@@ -183,7 +184,10 @@ def as_precision(folder: Path | None, kernel: Kernel | None, progress: Progress)
         return folder, {}
     arguments: dict[str, Any] = {}
     if kernel == "int8":
-        folder = quantized(folder, progress)
+        written = quantized(folder, progress)
+        if written != folder and runs_on_cpu():
+            arguments["quantization"] = INT8
+        folder = written
     if kernel == "int8-weights":
         if not runs_on_cpu():
             raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
@@ -262,15 +266,20 @@ def _precisions(precision: Precision, arguments: Mapping[str, Any], folder: Path
         known = _DTYPES.get(str(arguments["dtype"]).removeprefix("torch."))
         _given(precision, arguments)
         return (known,) if known is not None else ()
-    multiplies_int8 = not set(processor().split()).isdisjoint(_INT8_INSTRUCTIONS)
-    if precision == "int8" and not multiplies_int8:
+    if precision == "int8" and not _multiplies_int8():
         raise ConfigurationError(
             "this processor has no instructions for int8 arithmetic (VNNI, AMX): choose the precision int8-weights"
         )
     if precision != "auto":
         return (precision,)
-    # Emulated, int8 is slower than anything else, and the engine may not come up in time.
-    return KERNELS if multiplies_int8 else tuple(kernel for kernel in KERNELS if kernel != "int8")
+    # Emulated, int8 is slower than anything else, and the engine may not come up in time; where it is not, float
+    # activations lose what a batch wins.
+    without = "int8-weights" if _multiplies_int8() else "int8"
+    return tuple(kernel for kernel in KERNELS if kernel != without)
+
+
+def _multiplies_int8() -> bool:
+    return not set(processor().split()).isdisjoint(_INT8_INSTRUCTIONS)
 
 
 def _measured_choice(
@@ -294,7 +303,8 @@ def _measured_choice(
         guessing=ways,
         target_precisions=of_target,
         draft_precisions=of_draft,
-        observed=observed.paces(),
+        # Of the target alone it says as much whether a draft was named then or not.
+        observed=Observed([str(target)]).paces() | observed.paces(),
         tokens_right=observed.tokens_right() or TOKENS_RIGHT,
     )
     return choice, observed

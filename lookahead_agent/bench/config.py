@@ -53,7 +53,7 @@ class TaskConfig(BaseModel):
         depths: Depths (γ) to try of each of them; none: the policy's own, else 4.
         widths: Widths (w) to try; none: the policy's own.
         schedules: "async", and "sync" for the paper's simpler variant.
-        samples: Replies to each problem in each way; sample s has the seed `seed + s`.
+        samples: Replies to each problem in each way; with a `seed`, sample s has the seed `seed + s`.
         concurrency: Problems at once.
         max_tokens: Most tokens of a reply.
     """
@@ -126,7 +126,8 @@ class BenchConfig(BaseModel):
             has the same cores or devices.
         temperature: 0 is greedy; None: what the model's makers recommend.
         top_p: None: what the model's makers recommend.
-        seed: Of the first sample.
+        seed: Of the first sample; None: replies have none (a sampled reply with a seed gets no guesses of tokens from a
+            guided target, since they would change which random numbers it takes).
         blocks: Modes whose engines are in memory together, block after block, where all at once would not fit. "off"
             is part of each, and each is compared with its own; none: all modes take turns from beginning to end.
         tasks: What is done.
@@ -151,7 +152,7 @@ class BenchConfig(BaseModel):
     extra_device_for_draft: bool = False
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    seed: int = 0
+    seed: int | None = None
     blocks: tuple[tuple[ModeName, ...], ...] = ()
     tasks: tuple[TaskConfig, ...] = Field(default=(TaskConfig(),), min_length=1)
 

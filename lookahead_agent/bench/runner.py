@@ -180,7 +180,7 @@ class Bench:
         config: RunnableConfig = {"callbacks": [recorder]}
         if job.arm.policy_of_call is not None:
             config["configurable"] = {POLICY_KEY: job.arm.policy_of_call}
-        seed = self.config.seed + job.sample
+        seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:
             answer = do(job.task, llm, job.problem.question, seed, config)

@@ -18,14 +18,14 @@ LIMITS = Limits(steps=24, tokens=24_000, seconds=900)
 _VOTING_TEMPERATURE = 0.7
 
 
-def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: RunnableConfig) -> str:
+def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: RunnableConfig) -> str:
     """The reply to a question, or the answer of a template's graph.
 
     Args:
         task: What is done.
         llm: The chat model.
         question: The problem.
-        seed: Of the sampling.
+        seed: Of the sampling; None: it has none.
         config: With the callbacks that measure.
     """
     question = task.asked(question)
@@ -40,7 +40,7 @@ def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: R
     return str(state.get("answer", ""))
 
 
-def ask(llm: ChatLookahead, question: str, seed: int, config: RunnableConfig) -> str:
+def ask(llm: ChatLookahead, question: str, seed: int | None, config: RunnableConfig) -> str:
     """The reply of the chat model to a question, so that callbacks get its step events.
 
     A model that streams hands these on only inside a chain or graph.

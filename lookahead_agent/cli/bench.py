@@ -64,7 +64,9 @@ def run(
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the first sample.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the first sample; without it, replies have none.")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Target model.")] = None,
     draft: options.Draft = None,
     judge: Annotated[str | None, typer.Option("--judge", help="A judge of its own.")] = None,

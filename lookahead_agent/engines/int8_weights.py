@@ -10,7 +10,6 @@ sent the engine's configuration.
 
 from __future__ import annotations
 
-import ctypes
 from types import ModuleType
 from typing import Any
 
@@ -18,12 +17,11 @@ import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
-
-_BLOCK = 1 << 17
-"""Weights that are made integers at a time: few enough to be in a core's cache from one operation to the next."""
+from lookahead_agent.engines.int8_product import rounded
+from lookahead_agent.engines.output_layer import RoundedOutputLayer
+from lookahead_agent.engines.quantizations import INT8_WEIGHTS
 
 
 def _kernel() -> ModuleType:
@@ -42,14 +40,7 @@ class Int8Matrix:
 
     def __init__(self, weight: torch.Tensor) -> None:
         kernel = _kernel()
-        exact = weight.detach()
-        self.scale = torch.empty(exact.shape[0])
-        integers = torch.empty_like(exact, dtype=torch.int8)
-        for begin in range(0, exact.shape[0], rows := max(1, _BLOCK // exact.shape[1])):
-            part = slice(begin, begin + rows)
-            block = exact[part].float()
-            self.scale[part] = (block.abs().amax(dim=1) / 127).clamp_(min=1e-12)
-            integers[part] = (block / self.scale[part, None]).round_().clamp_(-127, 127)
+        integers, self.scale = rounded(weight)
         self.integers = kernel.packed(integers)
         self._multiply = kernel.multiply
 
@@ -65,22 +56,6 @@ class _LinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.cpu_linear = Int8Matrix(layer.weight)
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
-
-
-class _EmbeddingMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        layer.cpu_linear = Int8Matrix(layer.weight)
-        _give_memory_back()  # the output layer comes last: what all others were loaded into is free by now
-
-
-def _give_memory_back() -> None:
-    """Return what is free to the system: vLLM's allocator keeps it, several times the size of the integers."""
-    allocator = ctypes.CDLL(None)
-    release = getattr(allocator, "MallocExtension_ReleaseFreeMemory", None)  # tcmalloc's
-    if release is not None:
-        release()
-    elif hasattr(allocator, "malloc_trim"):
-        allocator.malloc_trim(0)
 
 
 @register_quantization_config(INT8_WEIGHTS)
@@ -114,4 +89,4 @@ class Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
         """How a layer's weights are kept."""
         if isinstance(layer, LinearBase):
             return UnquantizedLinearMethod() if layer.input_size % _kernel().LANES else _LinearMethod()
-        return _EmbeddingMethod() if isinstance(layer, ParallelLMHead) else None
+        return RoundedOutputLayer(Int8Matrix) if isinstance(layer, ParallelLMHead) else None

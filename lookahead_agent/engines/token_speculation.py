@@ -22,6 +22,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "guided": {"num_speculative_tokens": 12},
 }
 
+PAUSING_DRAFT = "lookahead_agent.engines.pausing_draft"
+"""Module that vLLM's processes import where a draft model pauses."""
+
 
 def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mapping[str, Any]) -> None:
     """Refuse, before any model loads, what cannot work.
@@ -73,6 +76,14 @@ def vllm_takes_classes() -> bool:
 def is_guided(speculative_config: Any) -> bool:
     """Whether vLLM's `speculative_config` is that of a guided target."""
     return isinstance(speculative_config, Mapping) and speculative_config.get("model") == PATH
+
+
+def pauses(speculative_config: Any) -> bool:
+    """Whether vLLM's `speculative_config` has a draft model that guesses nothing for some number of replies at once."""
+    if not isinstance(speculative_config, Mapping) or speculative_config.get("method") != "draft_model":
+        return False
+    by_load = speculative_config.get("num_speculative_tokens_per_batch_size") or ()
+    return any(guesses == 0 for _, _, guesses in by_load)
 
 
 def guesses_by_draft_model(method: str | Mapping[str, Any]) -> bool:

@@ -23,8 +23,9 @@ from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.quantizations import modules_of
 from lookahead_agent.engines.spawning import Cores, Imported, Starts
-from lookahead_agent.engines.token_speculation import is_guided
+from lookahead_agent.engines.token_speculation import PAUSING_DRAFT, is_guided, pauses
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -36,10 +37,6 @@ from lookahead_agent.errors import (
 
 logger = logging.getLogger(__name__)
 
-INT8_WEIGHTS = "lookahead_int8_weights"
-"""The `quantization` of an engine on a CPU that keeps weights as integers: see `int8_weights`."""
-
-_INT8_WEIGHTS_MODULE = "lookahead_agent.engines.int8_weights"
 _SHUT_DOWN = "the engine was shut down"
 
 _STARTS = Starts()
@@ -298,10 +295,12 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
     more: dict[str, Any] = {}
-    if INT8_WEIGHTS in (arguments.get("quantization"), (arguments.get("speculative_config") or {}).get("quantization")):
+    for module in modules_of(arguments):
         # Imported for vLLM to know the method, here and in its processes.
-        import_module(_INT8_WEIGHTS_MODULE)
-        more[_INT8_WEIGHTS_MODULE] = Imported(_INT8_WEIGHTS_MODULE)
+        import_module(module)
+        more[module] = Imported(module)
+    if runs_on_cpu() and pauses(arguments.get("speculative_config")):
+        more[PAUSING_DRAFT] = Imported(PAUSING_DRAFT)
     if config.cores is not None and runs_on_cpu():
         more["cores"] = Cores(config.cores, when_sent)
     if board is not None:

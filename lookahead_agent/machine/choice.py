@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from lookahead_agent.engines.pass_costs import cost_at
 from lookahead_agent.errors import ConfigurationError
@@ -152,19 +152,13 @@ def choose_arrangement(
             "the target, so both compute in bf16 or both in float32 (fp32, int8-weights), but for a draft in int8. "
             "Choose another precision or draft_precision, or token_speculation='guided'"
         )
-    # Predictions miss what they leave out; what was seen of some tells how much, for the others too.
-    missed = [
-        known[candidate.arrangement.name] / candidate.pace
-        for candidate in predicted
-        if candidate.arrangement.name in known
-    ]
-    bias = statistics.median(missed) if missed else 1.0
+    missed = _missed(predicted, known)
     best: dict[Guessing, Candidate] = {}
     for candidate in predicted:
         name = candidate.arrangement.name
-        pace = known.get(name, candidate.pace * bias)
-        seen = Candidate(candidate.arrangement, candidate.prompt, pace, name in known)
         way = candidate.arrangement.guessing
+        pace = known.get(name, candidate.pace * missed[way])
+        seen = Candidate(candidate.arrangement, candidate.prompt, pace, name in known)
         if way not in best or seen.seconds < best[way].seconds:
             best[way] = seen
     ranked = sorted(best.values(), key=lambda candidate: candidate.seconds)
@@ -176,6 +170,24 @@ def choose_arrangement(
     if alone is not None and alone.seconds <= chosen.seconds * (1 + MARGIN):
         chosen = alone
     return Choice(chosen.arrangement, _reason(chosen, ranked), tuple(ranked), right)
+
+
+def _missed(predicted: Sequence[Candidate], known: Mapping[str, float]) -> Mapping[Guessing, float]:
+    """What replies took against what was predicted of them, by way of guessing.
+
+    Predictions miss what they leave out, of which the ways that use every core share most: what was seen of one tells
+    of the other. A guided target's shortfall is its own: it guesses too little, or waits for its draft.
+    """
+    seen: dict[Guessing, list[float]] = {}
+    for candidate in predicted:
+        if candidate.arrangement.name in known:
+            ratio = known[candidate.arrangement.name] / candidate.pace
+            seen.setdefault(candidate.arrangement.guessing, []).append(ratio)
+    on_every_core = [ratio for way, ratios in seen.items() if way != "guided" for ratio in ratios]
+    return {
+        way: statistics.median(ratios) if (ratios := seen.get(way) or on_every_core) else 1.0
+        for way in get_args(Guessing)
+    }
 
 
 def _best_guesses(candidates: Iterator[Candidate]) -> list[Candidate]:
@@ -259,7 +271,10 @@ def _guided(drafting: _Pass, writing: _Pass, right: float) -> float:
     draft = drafting.tokens(1) + beginning
     # In the time of a pass the draft writes so many guesses for the next.
     guesses = max(1, min(12, round(writing.tokens(6) / draft)))
-    return max(draft, writing.tokens(guesses + 1) / tokens_of_a_pass(guesses, right))
+    # After a wrong one the draft has nothing to show yet, and the target goes a pass alone.
+    wrong = 1 - right**guesses
+    won = tokens_of_a_pass(guesses, right) + wrong
+    return max(draft, (writing.tokens(guesses + 1) + wrong * writing.tokens(1)) / won)
 
 
 class _Pass:
@@ -268,13 +283,11 @@ class _Pass:
     def __init__(self, shape: ModelShape, kernel: Kernel, times: Times) -> None:
         self._shape = shape
         self._weights = times[kernel]
-        # The output layer is left in floating point.
-        self._head = times["bf16"] if kernel == "int8" else self._weights
 
     def tokens(self, count: int) -> float:
         """Seconds of a pass of so many tokens."""
         shape = self._shape
-        matrices = shape.weights * cost_at(self._weights, count) + shape.head * cost_at(self._head, count)
+        matrices = (shape.weights + shape.head) * cost_at(self._weights, count)
         return matrices + shape.layers * shape.width * _SECONDS_A_LAYER_AND_ELEMENT
 
     @property
@@ -304,7 +317,8 @@ def guesses_by_load(
 
     Returns:
         Ranges of replies, both ends included, with the guesses for each: vLLM's
-        `num_speculative_tokens_per_batch_size`. Always one at least: a draft that misses tokens does not catch up.
+        `num_speculative_tokens_per_batch_size`. None where the target is faster alone: then the draft pauses
+        (`pausing_draft`).
     """
     assert arrangement.draft is not None
     writing, drafting = _Pass(target, arrangement.target, times), _Pass(draft, arrangement.draft, times)
@@ -314,8 +328,10 @@ def guesses_by_load(
             won = tokens_of_a_pass(guesses, min(tokens_right, _MOST_RIGHT))
             return won / _round(drafting, writing, guesses, replies)
 
-        rates = [rate(guesses) for guesses in range(1, arrangement.guesses + 1)]
-        return next(guesses for guesses, each in enumerate(rates, 1) if each * (1 + MARGIN) >= max(rates))
+        # A single reply is what the arrangement was chosen for.
+        fewest = 0 if replies > 1 else 1
+        rates = [rate(guesses) for guesses in range(fewest, arrangement.guesses + 1)]
+        return next(guesses for guesses, each in enumerate(rates, fewest) if each * (1 + MARGIN) >= max(rates))
 
     ranges: list[tuple[int, int, int]] = []
     for replies in range(1, most_replies + 1):

@@ -40,7 +40,7 @@ BATCHES = (1, 2, 4, 8, 16, 128)
 # A matrix larger than a core's cache, and several of them: weights come from memory, as a model's do.
 _ROWS, _COLUMNS, _MATRICES = 6144, 1536, 4
 _REPEATS = 9
-FORM = 4
+FORM = 5
 """Changes when what is measured does, so that what was measured before does not count."""
 _SECONDS_FOR_ONE = 0.15
 """After so long a size is not repeated: kernels that are emulated take hundreds of times as long as others."""
@@ -174,24 +174,16 @@ def _measure(cores: str) -> dict[str, dict[int, float]]:
 
 def _multiplication(kernel: Kernel, torch: Any) -> Callable[[int], None]:
     """What multiplies so many tokens by all matrices, as vLLM's layers do it."""
-    from vllm import _custom_ops as ops
-
     dtype = torch.float32 if kernel in ("fp32", "int8-weights") else torch.bfloat16
     inputs = {tokens: torch.randn(tokens, _COLUMNS, dtype=dtype) for tokens in BATCHES}
     if kernel == "int8":
-        scales = torch.full((_ROWS, 1), 0.01)
-        handlers = [
-            ops.create_onednn_scaled_mm(
-                torch.randint(-127, 128, (_ROWS, _COLUMNS), dtype=torch.int8).t(), scales, dtype, True, False, 32
-            )
-            for _ in range(_MATRICES)
-        ]
-        outputs = {tokens: torch.empty(tokens, _ROWS, dtype=dtype) for tokens in BATCHES}
+        from lookahead_agent.engines.int8_product import Int8Product
+
+        products = [Int8Product(torch.randn(_ROWS, _COLUMNS), dtype) for _ in range(_MATRICES)]
 
         def int8(tokens: int) -> None:
-            for handler in handlers:
-                quantized, scale, zero = ops.onednn_scaled_int8_quant(inputs[tokens], None, None, True)
-                ops.onednn_scaled_mm(handler, quantized, outputs[tokens], scale, zero, None, None)
+            for product in products:
+                product(inputs[tokens], None, None)
 
         return int8
     if kernel == "int8-weights":

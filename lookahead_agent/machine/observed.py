@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _KEPT = 15
 """Latest replies that count. Their median: other programs slow single ones down."""
+_LEAST = 3
+"""Replies before an arrangement's pace counts: a single one may have been slowed down by something else."""
 _RIGHT = "guessed tokens that were right"
 """Among the arrangements' names in the file."""
 
@@ -35,8 +37,12 @@ class Observed:
         self._file = cache_dir() / "machine" / f"paces-{digest}.json"
 
     def paces(self) -> dict[str, float]:
-        """Seconds per token, without the prompt, by `Arrangement.name`."""
-        return {name: statistics.median(paces) for name, paces in self._read().items() if paces and name != _RIGHT}
+        """Seconds per token, without the prompt, by `Arrangement.name`, of those in which a few replies were seen."""
+        return {
+            name: statistics.median(paces)
+            for name, paces in self._read().items()
+            if len(paces) >= _LEAST and name != _RIGHT
+        }
 
     def tokens_right(self) -> float | None:
         """Share of guessed tokens that were right; None until one was guessed."""

@@ -1,0 +1,122 @@
+"""A draft model on the target's cores that pauses while many replies are written: passes are the target's alone then.
+
+vLLM's schedule of guesses by the number of replies may say none; its draft then reads on all the same, for nothing, as
+long as it does not miss a token. Here it reads nothing, and what it has missed is kept in mind by the blocks of
+memory in which vLLM keeps a reply: replies that rest on such a block get no guesses, for the draft does not catch up.
+Guesses are right or wrong to the target's mind, so none of this changes a reply.
+
+Imported by vLLM's processes when they are sent an engine's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class DraftMemory:
+    """Which blocks hold tokens that the draft has not read.
+
+    Args:
+        block_size: Tokens of a block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._missed: set[int] = set()
+
+    def write(self, slots: npt.NDArray[np.int64], *, read: bool) -> None:
+        """Take in where the tokens of a pass were written to.
+
+        Args:
+            slots: Their places, shape (tokens,): those of a block follow each other.
+            read: Whether the draft has read them, too.
+        """
+        if read and not self._missed:
+            return
+        blocks = slots // self._block_size
+        # What a block held before is gone with its first token.
+        self._missed.difference_update(blocks[slots % self._block_size == 0].tolist())
+        if not read:
+            self._missed.update(blocks.tolist())
+
+    def knows(self, blocks: Iterable[int]) -> bool:
+        """Whether the draft has read all that is in these blocks."""
+        return self._missed.isdisjoint(blocks)
+
+
+def _behind(runner: Any, memory: DraftMemory) -> set[str]:
+    """The replies of a pass whose tokens before it the draft has not all read."""
+    table = runner.input_batch.block_table[0]
+    blocks = table.block_table.np
+    found = set()
+    for index, reply in enumerate(runner.input_batch.req_ids):
+        before = -(-int(runner.input_batch.num_computed_tokens_cpu[index]) // table.block_size)
+        if not memory.knows(blocks[index, :before].tolist()):
+            found.add(reply)
+    return found
+
+
+def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
+    def propose_or_pause(runner: Any, scheduled: Any, *given: Any, **named: Any) -> Any:
+        if not runner.speculative_config.uses_draft_model():
+            return propose(runner, scheduled, *given, **named)
+        memory = getattr(runner, "lookahead_draft_memory", None)
+        if memory is None:
+            memory = DraftMemory(runner.input_batch.block_table[0].block_size)
+            runner.lookahead_draft_memory = memory
+        replies = runner.input_batch.req_ids
+        behind = _behind(runner, memory)
+        runner.lookahead_behind = behind
+        reads = scheduled.num_spec_tokens_to_schedule > 0 and len(behind) < len(replies)
+        slots = runner.input_batch.block_table[0].slot_mapping.gpu[: scheduled.total_num_scheduled_tokens].numpy()
+        memory.write(slots, read=reads)
+        if not reads:
+            return torch.zeros((len(replies), 0), dtype=torch.int32)
+        return propose(runner, scheduled, *given, **named)
+
+    return propose_or_pause
+
+
+def _without_those_behind(take: Callable[..., Any]) -> Callable[..., Any]:
+    def take_guesses(runner: Any) -> Any:
+        taken = take(runner)
+        behind = getattr(runner, "lookahead_behind", None)
+        if taken is not None and behind:
+            taken.draft_token_ids = [
+                [] if reply in behind else guesses
+                for reply, guesses in zip(taken.req_ids, taken.draft_token_ids, strict=True)
+            ]
+        return taken
+
+    return take_guesses
+
+
+def _remembering(schedule: Callable[..., Any]) -> Callable[..., Any]:
+    def schedule_and_remember(scheduler: Any, *given: Any, **named: Any) -> Any:
+        scheduled = schedule(scheduler, *given, **named)
+        scheduler.lookahead_guesses = scheduled.num_spec_tokens_to_schedule
+        return scheduled
+
+    return schedule_and_remember
+
+
+def _asking_where_there_are_some(post_step: Callable[..., None]) -> Callable[..., None]:
+    def ask(core: Any, model_executed: bool) -> None:
+        """Between passes the worker is asked for its guesses, which on a CPU takes a millisecond."""
+        post_step(core, model_executed and getattr(core.scheduler, "lookahead_guesses", 1) > 0)
+
+    return ask
+
+
+GPUModelRunner.propose_draft_token_ids = _pausing(GPUModelRunner.propose_draft_token_ids)
+GPUModelRunner.take_draft_token_ids = _without_those_behind(GPUModelRunner.take_draft_token_ids)
+Scheduler.schedule = _remembering(Scheduler.schedule)
+EngineCore.post_step = _asking_where_there_are_some(EngineCore.post_step)
