@@ -1,7 +1,7 @@
 """Models in W8A8 whose output layer is int8 too, on CPUs.
 
 compressed-tensors leaves the output layer as it was, which is two fifths of what a pass of a small draft reads. Here it
-is made integers while the model loads. vLLM knows the method as a quantization of its own, once this module is imported.
+is made integers while the model loads. vLLM knows the method as a quantization of its own, once this is imported.
 """
 
 from __future__ import annotations

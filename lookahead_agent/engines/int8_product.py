@@ -42,9 +42,9 @@ class Int8Product:
     """
 
     def __init__(self, weight: torch.Tensor, out: torch.dtype) -> None:
-        integers, scale = rounded(weight)
+        integers, self._scale = rounded(weight)  # kept: the kernel copies the integers, but not the scales
         self._out = out
-        self._kernel = ops.create_onednn_scaled_mm(integers.t(), scale[:, None], out, True, False, _MOST_TOKENS)
+        self._kernel = ops.create_onednn_scaled_mm(integers.t(), self._scale[:, None], out, True, False, _MOST_TOKENS)
 
     def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent import ChatLookahead
+from lookahead_agent import ChatLookahead, arranging
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models.quantize import quantized
@@ -70,6 +70,33 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
     assert torch.equal(matrix(strided, None, bias), many), "wherever the tokens lie in memory"
 
 
+@pytest.mark.parametrize("default", ["float32", "bfloat16"])
+def test_a_matrix_of_int8_with_int8_activations(default: str) -> None:
+    """Made under the dtype that a model loads with, and used after its memory was used for something else."""
+    import torch
+
+    from lookahead_agent.engines.int8_product import Int8Product
+
+    torch.manual_seed(0)
+    weight, tokens, bias = torch.randn(700, 256), torch.randn(9, 256).bfloat16(), torch.randn(700)
+    exact = tokens.float() @ weight.T + bias
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, default))
+    try:
+        products = [Int8Product(weight, torch.float32) for _ in range(20)]
+    finally:
+        torch.set_default_dtype(before)
+    others = [torch.full((700,), float("nan")) for _ in range(40)]
+    assert all(other.isnan().all() for other in others)
+    for product in products:
+        many = product(tokens, None, bias)
+        assert many.dtype == torch.float32
+        assert (many - exact).abs().max() < 0.1 * exact.std(), "twice eight bits are this close"
+        for size in range(1, 9):
+            assert torch.equal(product(tokens[:size], None, bias), many[:size]), "a batch changes nothing, bit for bit"
+    assert product(tokens[None, :2], None, None).shape == (1, 2, 700)
+
+
 def test_the_kernel_needs_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from numba.core import caching
@@ -116,3 +143,30 @@ def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path], p
         assert figures["mode"] == "sd"
         assert figures["engines"]["precision"] == {"target": precision, "draft": "int8-weights"}
         assert precision in llm.explain()
+
+
+def test_int8_writes_what_the_model_would(
+    cache: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiny model follows grammar that it was trained on: weights and an output layer that are wrong do not."""
+    monkeypatch.setattr(arranging, "_multiplies_int8", lambda: True)  # elsewhere it is emulated, which is slow
+    replies = {}
+    for precision in ("fp32", "int8"):
+        with ChatLookahead(
+            model=str(tiny_pair[0]),
+            policy="off",
+            precision=precision,
+            token_speculation="none",
+            temperature=0,
+            max_tokens=48,
+            engine_args=ENGINE,
+            return_token_ids=True,
+        ) as llm:
+            replies[precision] = [message.response_metadata["token_ids"] for message in llm.batch(ASKED)]
+    assert llm._runtime is not None
+    alike = [
+        token == other
+        for exact, rounded in zip(replies["fp32"], replies["int8"], strict=True)
+        for token, other in zip(exact[:8], rounded[:8], strict=False)
+    ]
+    assert sum(alike) > 0.7 * len(alike)

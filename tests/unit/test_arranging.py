@@ -12,8 +12,8 @@ from lookahead_agent import arranging
 from lookahead_agent.arranging import Arranged, Wanted, arrange
 from lookahead_agent.engines.cores import available_cores, share_cores
 from lookahead_agent.engines.guided_proposer import COSTS
+from lookahead_agent.engines.quantizations import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.token_speculation import is_guided
-from lookahead_agent.engines.vllm_engine import INT8_WEIGHTS
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Times
 from lookahead_agent.machine.kernels import KernelTimes
@@ -91,6 +91,11 @@ def test_int8_weights_are_written_where_they_are_wanted_and_the_processor_has_it
     assert found.draft == pair[1].with_name("draft-int8")
     assert found.precision == {"target": "int8", "draft": "int8"}
     assert found.target_arguments["dtype"] == "bfloat16"
+    assert found.target_arguments["quantization"] == found.draft_arguments["quantization"] == INT8
+    guessing = arranged(pair, precision="int8", draft_precision="int8", token_speculation="draft_model")
+    assert guessing.target_arguments["speculative_config"]["quantization"] == INT8
+    another = arranged(pair, precision="int8", token_speculation={"method": "draft_model", "model": "/somebody/s"})
+    assert "quantization" not in another.target_arguments["speculative_config"], "not ours, not known"
 
 
 def test_steps_have_a_draft_engine_and_a_guided_target(pair: tuple[Path, Path]) -> None:
