@@ -7,7 +7,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -134,7 +133,9 @@ class _Driver:
         self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
         self._refused_request: ConfigurationError | None = None
         self._report = ReplyReport()
-        self._busy = {name: BusyClock(self._loop.time) for name in ("draft", "target", "verifier", "any")}
+        any_work = BusyClock(self._loop.time)
+        self._busy = {name: BusyClock(self._loop.time, any_work) for name in ("draft", "target", "verifier")}
+        self._busy["any"] = any_work
         self._first: float | None = None  # when the target had read the prompt
         # It goes on from one request to the next: the target may finish each step before the draft does.
         self._draft_silence = Silence(settings.draft_timeout, "the draft model")
@@ -153,7 +154,7 @@ class _Driver:
                 self._guides,
                 replace(request.sampling, stop=(), structured=None),
                 self._report.draft_tokens,
-                partial(self._at_work, Source.DRAFT.value),
+                self._busy[Source.DRAFT.value],
                 min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length),
             )
 
@@ -389,7 +390,7 @@ class _Driver:
 
     async def _write(self, job: int, written: WriteJob) -> Event:
         stream = written.stream
-        with self._at_work(stream.source.value):
+        with self._busy[stream.source.value]:
             while True:
                 while stream.unread:
                     token = stream.unread.popleft()
@@ -513,7 +514,7 @@ class _Driver:
         assert draft.step is not None
         assert draft.parent is not None
         started = self._now()
-        with self._at_work("verifier"):
+        with self._busy["verifier"]:
             work = self._verdict(draft.parent, draft.step, target.step if target is not None else None)
             verdict = await self._within(self._settings.verifier_timeout, "the verifier", work)
         if verdict.score is not None and math.isnan(verdict.score):
@@ -564,12 +565,6 @@ class _Driver:
         self._on_step(StepEvent(kind, source.value, position, text, started, ended, reason, score))
 
     # Tasks
-
-    def _at_work(self, name: str) -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(self._busy[name].busy())
-        stack.enter_context(self._busy["any"].busy())
-        return stack
 
     def _spawn(self, job: int, work: Callable[[], Coroutine[Any, Any, Event]]) -> None:
         task = self._tasks[job] = self._loop.create_task(self._run_job(job, work))

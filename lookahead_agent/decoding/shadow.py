@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
-from lookahead_agent.decoding.accounting import TokenFates
+from lookahead_agent.decoding.accounting import BusyClock, TokenFates
 from lookahead_agent.engines.protocol import Engine, Guides, Sampling
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Shadow:
         guides: Where they are shown.
         sampling: How the draft chooses tokens.
         fates: Counts the draft's tokens.
-        at_work: Entered while the draft writes.
+        at_work: Runs while the draft writes.
         budget: Tokens that prompt and reply may have together.
     """
 
@@ -40,7 +40,7 @@ class Shadow:
         guides: Guides,
         sampling: Sampling,
         fates: TokenFates,
-        at_work: Callable[[], AbstractContextManager[object]],
+        at_work: BusyClock,
         budget: int,
     ) -> None:
         self._draft = draft
@@ -111,7 +111,7 @@ class Shadow:
     async def _write(self, words: list[int], most: int) -> None:
         line = self._guides.begin(words)
         try:
-            with self._at_work():
+            with self._at_work:
                 async with aclosing(self._draft.generate(words, replace(self._sampling, max_tokens=most))) as deltas:
                     async for delta in deltas:
                         self._fates.guesses += len(delta.token_ids)

@@ -45,7 +45,7 @@ class Silence:
         assert task is not None
         self._listening.add(task)
         try:
-            with self._waited.busy():
+            with self._waited:
                 if self._timer is None:
                     self._set_timer()
                 said = await word
