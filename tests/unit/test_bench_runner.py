@@ -79,6 +79,20 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
     assert voted[0].policies == ["fast"]
 
 
+def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guided target guesses nothing for a sampled reply with a seed, so that one would measure something else."""
+    seeds: list[int | None] = []
+    monkeypatch.setattr(
+        "lookahead_agent.bench.runner.do", lambda task, llm, question, seed, config: seeds.append(seed) or "1"
+    )
+    for seed in (None, 5):
+        task = TaskConfig(limit=1, modes=("off",), samples=2)
+        done = bench(BenchConfig(seed=seed, temperature=0.7, tasks=(task,)), tmp_path / f"{seed}.jsonl").run()
+        assert sorted(sample.sample for sample in done.samples) == [0, 1]
+        assert {sample.seed for sample in done.samples} == ({None} if seed is None else {5, 6})
+    assert seeds == [None, None, 5, 6]
+
+
 def test_the_modes_take_turns_and_another_begins_each_time(tmp_path: Path) -> None:
     asked: list[tuple[str, str]] = []
     bench(TWO, tmp_path / "r.jsonl").run(on_sample=lambda sample: asked.append((sample.arm, sample.problem)))

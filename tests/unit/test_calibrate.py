@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
@@ -31,6 +34,8 @@ from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.step import StepEnd
 from lookahead_agent.testing import SameText
+from lookahead_agent.verifiers import ChecksFirst
+from lookahead_agent.verifiers.judge import USER_PROMPT
 
 NAMES = {"target": "big", "draft": "small", "embedding": "mini"}
 TOKENS = ScriptedTokenizer()  # one for all: rows have tokens, and each tokenizer gives out its own
@@ -252,6 +257,47 @@ def test_scores_of_both_orders_and_of_the_cascade() -> None:
     assert (policy.p_aligned, policy.similarity, policy.both_orders) == (0.4, 0.95, True)
     assert CANDIDATES["cascade"].decides == ("target", "draft", "embedding", "judge")
     assert CANDIDATES["both orders"].decides == ("target", "draft", "judge")
+
+
+class Measured:
+    """Embedder and judge of one pair, as they were when it was measured."""
+
+    def __init__(self, scores: dict[str, float], drafted: str) -> None:
+        self._scores = scores
+        self._drafted = drafted
+
+    async def similarity(self, first: str, second: str) -> float:
+        return self._scores["similarity"]
+
+    async def first_words(self, messages: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
+        asked = USER_PROMPT.partition("{draft}")[0].rpartition("{target}")[2]
+        in_place = messages[-1]["content"].partition(asked)[2].startswith(self._drafted)
+        yes = self._scores["p_aligned" if in_place else "p_swapped"]
+        return {"yes": yes, "no": 1 - yes}
+
+
+SHARES = st.integers(0, 100).map(lambda percent: percent / 100)
+
+
+@given(
+    name=st.sampled_from([name for name, candidate in CANDIDATES.items() if not candidate.draft_first]),
+    text=st.sampled_from(["own", " own ", "another", "It is 3."]),
+    similarity=SHARES,
+    p_aligned=SHARES,
+    p_swapped=SHARES,
+    threshold=SHARES,
+)
+def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, threshold: float, **scores: float) -> None:
+    pair = _pair(0.5, False, text=text)
+    pair.scores.update(scores)
+    recorded = CANDIDATES[name].score(pair)
+    assert recorded is not None
+    models = Measured(scores, drafted="own")
+    engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), models, models, names=NAMES)
+    verifier = engines.verifier(CANDIDATES[name].policy(threshold))
+    assert isinstance(verifier, ChecksFirst)
+    verdict = asyncio.run(verifier.verify(pair.row.pair))
+    assert verdict.accepted == (recorded >= threshold), verdict
 
 
 def test_the_verifier_that_accepts_most_is_taken() -> None:
