@@ -10,8 +10,11 @@ from lookahead_agent.calibration.drift import DISPUTED_BELOW
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair
 from lookahead_agent.calibration.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds
-from lookahead_agent.calibration.scores import Candidate
+from lookahead_agent.calibration.scores import CANDIDATES, Candidate
 from lookahead_agent.errors import ConfigurationError
+
+_AS_MANY = 0.02
+"""By what share two verifiers may differ in what they accept, for the cheaper one to be taken."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,19 @@ def fit(
 
 
 def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None:
-    """The verifier that accepts most at a risk, with its threshold; None: none keeps it."""
+    """The verifier that accepts most at a risk, with its threshold; None: none keeps it.
+
+    Of those that accept about as many it is the one that costs least: the order of `CANDIDATES`.
+    """
     found = [
         (each.candidate, each.of_risk[max(kept)])
         for each in fits
         if (kept := [other for other in each.of_risk if other <= risk])
     ]
-    return max(found, key=lambda one: one[1].accepted) if found else None
+    most = max((threshold.accepted for _, threshold in found), default=0)
+    about_as_many = [one for one in found if one[1].accepted >= (1 - _AS_MANY) * most]
+    by_cost = list(CANDIDATES)
+    return min(about_as_many, key=lambda one: by_cost.index(one[0].name), default=None)
 
 
 def disputed(

@@ -17,7 +17,7 @@ from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.fitting import best, disputed, fit, split_results
+from lookahead_agent.calibration.fitting import Fit, best, disputed, fit, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
 from lookahead_agent.calibration.risk import Threshold
@@ -314,6 +314,17 @@ def test_the_verifier_that_accepts_most_is_taken() -> None:
     kept = {result.risk: result.kept for result in results}
     assert kept[0.1] == 4
     assert kept[0.01] == 0, "half of the pairs are too few for so small a risk"
+
+
+@pytest.mark.parametrize(("fewer", "name"), [(98, "embedding"), (97, "judge")])
+def test_of_verifiers_that_accept_about_as_many_the_cheaper_is_taken(fewer: int, name: str) -> None:
+    fits = [
+        Fit(CANDIDATES[each], {0.05: Threshold(0.5, 0.05, accepted, 0, 200, 0.05)})
+        for each, accepted in (("judge", 100), ("embedding", fewer))
+    ]
+    chosen = best(fits, 0.05)
+    assert chosen is not None
+    assert chosen[0].name == name
 
 
 def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
