@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import statistics
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from lookahead_agent import ChatLookahead, arranging
+from lookahead_agent import ChatLookahead
+from lookahead_agent.arranging import as_precision
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models.quantize import quantized
@@ -145,28 +151,26 @@ def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path], p
         assert precision in llm.explain()
 
 
-def test_int8_writes_what_the_model_would(
-    cache: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tiny model follows grammar that it was trained on: weights and an output layer that are wrong do not."""
-    monkeypatch.setattr(arranging, "_multiplies_int8", lambda: True)  # elsewhere it is emulated, which is slow
-    replies = {}
-    for precision in ("fp32", "int8"):
-        with ChatLookahead(
-            model=str(tiny_pair[0]),
-            policy="off",
-            precision=precision,
-            token_speculation="none",
-            temperature=0,
-            max_tokens=48,
-            engine_args=ENGINE,
-            return_token_ids=True,
-        ) as llm:
-            replies[precision] = [message.response_metadata["token_ids"] for message in llm.batch(ASKED)]
-    assert llm._runtime is not None
-    alike = [
-        token == other
-        for exact, rounded in zip(replies["fp32"], replies["int8"], strict=True)
-        for token, other in zip(exact[:8], rounded[:8], strict=False)
-    ]
-    assert sum(alike) > 0.7 * len(alike)
+def test_int8_is_sure_of_what_the_model_is_sure_of(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
+    """Log-probabilities of the same tokens: with wrong weights, or a wrong output layer, nothing is alike."""
+    found = {}
+    for kernel in ("bf16", "int8"):
+        folder, arguments = as_precision(tiny_pair[0], kernel, LogProgress())
+        assert folder is not None
+        assert ("quantization" in arguments) == (kernel == "int8")
+        config = VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments))
+        with VLLMEngine(config) as engine:
+            ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
+            found[kernel] = asyncio.run(_logprobs(engine, ids))
+    exact, rounded = found["bf16"], found["int8"]
+    apart = statistics.mean(abs(one - other) for one, other in zip(exact, rounded, strict=True))
+    assert apart < 0.25 * statistics.stdev(exact)
+    assert apart > 0, "it is another precision"
+
+
+async def _logprobs(engine: VLLMEngine, ids: list[int]) -> list[float]:
+    async with aclosing(engine.generate(ids, Sampling(max_tokens=1, temperature=0, prompt_logprobs=True))) as deltas:
+        async for delta in deltas:
+            assert delta.prompt_logprobs is not None
+            return [logprob for logprob in delta.prompt_logprobs if logprob is not None]
+    raise AssertionError
