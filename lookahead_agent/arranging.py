@@ -121,7 +121,7 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
     if target is not None:
         config = speculative_config(_with_guesses(method, arrangement), drafts[0], on_cpu=runs_on_cpu())
         if config is not None:
-            if config["model"] == str(drafts[0]) and "quantization" in drafts[1]:
+            if config.get("model") == str(drafts[0]) and "quantization" in drafts[1]:
                 config["quantization"] = drafts[1]["quantization"]
             chosen = arrangement if isinstance(method, str) else None
             right = choice.tokens_right if choice is not None else TOKENS_RIGHT

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from lookahead_agent import ChatLookahead
+from lookahead_agent import ChatLookahead, background
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.policy import as_policy
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 
@@ -43,7 +46,9 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
 
 def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
     """It guesses for one reply, nothing for four at once, and nothing on top of what it has not read then."""
-    few, alone = ASKED[:3], [message.response_metadata["token_ids"] for message in tiny.batch(ASKED, policy="off")]
+    long = [question * 12 for question in questions(7, seed=22)]  # whole blocks of a prompt are kept for later requests
+    asked = ASKED + long
+    alone = [message.response_metadata["token_ids"] for message in tiny.batch(asked, policy="off")]
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
@@ -59,14 +64,20 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
         return_token_ids=True,
     ) as llm:
 
-        def passes(question: object, expected: list[int]) -> float:
+        async def passes(question: str) -> float:
             """Of a reply that is written alone, for each of its tokens."""
-            message = llm.invoke(question)
-            assert message.response_metadata["token_ids"] == expected
-            return message.response_metadata["lookahead"]["passes"] / len(expected)
+            async with llm._engines(as_policy("off")) as engines:
+                prompt = engines.target.tokenizer.chat_prompt([{"role": "user", "content": question}])
+                sampling, written, count = Sampling(max_tokens=96, temperature=0), [], 0
+                async with aclosing(engines.target.generate(prompt, sampling)) as deltas:
+                    async for delta in deltas:
+                        written += delta.token_ids
+                        count += 1
+            assert written == alone[asked.index(question)]
+            return count / len(written)
 
-        assert passes(ASKED[0], alone[0]) < 0.95, "guessed"
-        together = [message.response_metadata for message in llm.batch(ASKED)]
-        assert [reply["token_ids"] for reply in together] == alone
-        again = [message.response_metadata["token_ids"] for message in llm.batch(few)]
-        assert again == alone[:3], "what the draft has not read is not used"
+        assert background.run(passes(long[0])) < 0.95, "guessed"
+        together = [message.response_metadata["token_ids"] for message in llm.batch(asked[:-1])]
+        assert together == alone[:-1]
+        assert background.run(passes(long[1])) == 1, "the draft has not read the prompt, which is not read again"
+        assert background.run(passes(long[-1])) < 0.95, "it has read this one"
