@@ -95,7 +95,7 @@ def test_what_replies_took_goes_before_what_was_predicted() -> None:
     assert "measured" in second.reason
 
 
-@pytest.mark.parametrize(("share", "guessing"), [(0.9, "draft_model"), (0.7, "guided")])
+@pytest.mark.parametrize(("share", "guessing"), [(0.9, "draft_model"), (0.5, "guided")])
 def test_a_draft_on_cores_of_its_own_must_be_worth_them(share: float, guessing: str) -> None:
     ways: tuple[Guessing, ...] = ("draft_model", "guided")
     known = chosen(WITH_INT8, WITH_INT8_ONE_CORE, guessing=ways)
