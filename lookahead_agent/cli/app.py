@@ -31,6 +31,7 @@ _COMMANDS = {
     "trace": "trace",
     "plan": "plan",
     "calibrate": "calibrate",
+    "align": "align",
     "machine": "machine",
     "doctor": "doctor",
     "bench": "bench",

@@ -6,10 +6,10 @@ and embeddings as they were. vLLM reads it on CPUs (through oneDNN) and on GPUs.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
+from lookahead_agent.models.beside_weights import copy_beside_weights
 from lookahead_agent.models.cache import cache_dir, made_once, require_disk_space
 from lookahead_agent.models.child import run_in_child
 from lookahead_agent.progress import Progress
@@ -84,7 +84,7 @@ def _quantize(model_folder: Path, folder: Path) -> None:
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
     from compressed_tensors.quantization.utils import calculate_qparams
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype="auto")
     scheme = preset_name_to_scheme(_SCHEME, ["Linear"])
@@ -103,12 +103,7 @@ def _quantize(model_folder: Path, folder: Path) -> None:
     compressor.compress_model(model)
     model.save_pretrained(folder)
     compressor.update_config(str(folder))
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
-    for name in ("generation_config.json", "chat_template.jinja"):
-        if (model_folder / name).is_file() and not (folder / name).is_file():
-            shutil.copy(model_folder / name, folder / name)
-    for file in folder.iterdir():
-        file.chmod(0o644)
+    copy_beside_weights(model_folder, folder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""A draft model learns from its target's replies."""
