@@ -105,7 +105,7 @@ def arrange(wanted: Wanted, target: Path | None, draft: Path | None, progress: P
         ModelError: Weights could not be written.
         EngineStartError: The machine could not be measured.
     """
-    alike = target is not None and draft is not None and _one_vocabulary(target, draft)
+    alike = target is not None and draft is not None and one_vocabulary(target, draft)
     ways = _ways(wanted, here=target is not None, draft=draft, alike=alike)
     choice: Choice | None = None
     observed: Observed | None = None
@@ -240,7 +240,8 @@ def _ways(wanted: Wanted, *, here: bool, draft: Path | None, alike: bool) -> tup
     return ("none", "draft_model", *(("guided",) if classes else ()))
 
 
-def _one_vocabulary(target: Path, draft: Path) -> bool:
+def one_vocabulary(target: Path, draft: Path) -> bool:
+    """Whether the models in two folders have the same tokens."""
     return HFTokenizer(target).fingerprint == HFTokenizer(draft).fingerprint
 
 

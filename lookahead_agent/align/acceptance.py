@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from lookahead_agent import background
 from lookahead_agent.align.prompts import Prompt
+from lookahead_agent.align.rows import append_rows
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.progress import Progress
@@ -51,31 +51,27 @@ def measure_acceptance(
         EngineError: An engine failed; a rerun goes on.
     """
     with RowFile(file).writing() as rows:
-        known = [AcceptanceRow.model_validate(row) for row in rows.rows]
-        done = {row.prompt: row for row in known if row.draft == draft}
+        done = _of(draft, rows)
         missing = [prompt for prompt in prompts if prompt.id not in done]
         if missing:
             llm.start(progress)
-        with progress.task(f"Measuring the draft {draft} training", len(prompts)) as task:
-            for begin in range(0, len(missing), _AT_ONCE):
-                task.advance(len(prompts) - len(missing) + begin)
-                for row in background.run(_replies(llm, draft, missing[begin : begin + _AT_ONCE], rows)):
-                    done[row.prompt] = row
+        title = f"Measuring the draft {draft} training"
+        append_rows(
+            missing, len(prompts) - len(missing), partial(_measure, llm, draft), rows, _AT_ONCE, title, progress
+        )
+        done = _of(draft, rows)
     return [done[prompt.id] for prompt in prompts]
 
 
-async def _replies(llm: ChatLookahead, draft: str, prompts: Sequence[Prompt], rows: RowFile) -> list[AcceptanceRow]:
-    async def one(prompt: Prompt) -> AcceptanceRow:
-        message = await llm.ainvoke(list(prompt.messages))
-        figures = message.response_metadata["lookahead"]
-        return AcceptanceRow(prompt=prompt.id, draft=draft, steps=figures["steps"], accepted=figures["accepted"])
+def _of(draft: str, rows: RowFile) -> dict[str, AcceptanceRow]:
+    found = map(AcceptanceRow.model_validate, rows.rows)
+    return {row.prompt: row for row in found if row.draft == draft}
 
-    found = []
-    async with aclosing(background.as_they_come(one(prompt) for prompt in prompts)) as come:
-        async for row in come:
-            rows.append(row.model_dump())
-            found.append(row)
-    return found
+
+async def _measure(llm: ChatLookahead, draft: str, prompt: Prompt) -> AcceptanceRow:
+    message = await llm.ainvoke(list(prompt.messages))
+    figures = message.response_metadata["lookahead"]
+    return AcceptanceRow(prompt=prompt.id, draft=draft, steps=figures["steps"], accepted=figures["accepted"])
 
 
 def share(rows: Sequence[AcceptanceRow]) -> float:

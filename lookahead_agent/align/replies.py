@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from lookahead_agent import background
 from lookahead_agent.align.prompts import Prompt
+from lookahead_agent.align.rows import append_rows
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.errors import ConfigurationError
@@ -60,28 +60,15 @@ def write_replies(llm: ChatLookahead, prompts: Sequence[Prompt], file: Path, pro
         if other := next((row.writer for row in done.values() if row.writer != writer), None):
             raise ConfigurationError(f"{file} has replies of {other}, and these are of {writer}: choose another folder")
         missing = [prompt for prompt in prompts if prompt.id not in done]
-        with progress.task("Writing replies", len(prompts)) as task:
-            for begin in range(0, len(missing), _AT_ONCE):
-                task.advance(len(prompts) - len(missing) + begin)
-                for row in background.run(_replies(llm, missing[begin : begin + _AT_ONCE], writer, rows)):
-                    done[row.prompt] = row
+        work = partial(_reply, llm.model_copy(update={"return_token_ids": True}), writer)
+        append_rows(missing, len(prompts) - len(missing), work, rows, _AT_ONCE, "Writing replies", progress)
+        done = {row.prompt: row for row in map(ReplyRow.model_validate, rows.rows)}
     return {prompt.id: done[prompt.id] for prompt in prompts}
 
 
-async def _replies(llm: ChatLookahead, prompts: Sequence[Prompt], writer: str, rows: RowFile) -> list[ReplyRow]:
-    found = []
-    llm = llm.model_copy(update={"return_token_ids": True})
+async def _reply(llm: ChatLookahead, writer: str, prompt: Prompt) -> ReplyRow:
+    message = await llm.ainvoke(list(prompt.messages))
     async with llm._engines(as_policy(llm.policy)) as engines:
-        tokenizer = engines.target.tokenizer
-
-        async def one(prompt: Prompt) -> ReplyRow:
-            message = await llm.ainvoke(list(prompt.messages))
-            prompt_ids = await asyncio.to_thread(tokenizer.chat_prompt, prompt.messages)
-            ids = list(message.response_metadata["token_ids"])
-            return ReplyRow(prompt=prompt.id, writer=writer, prompt_ids=list(prompt_ids), reply_ids=ids)
-
-        async with aclosing(background.as_they_come(one(prompt) for prompt in prompts)) as come:
-            async for row in come:
-                rows.append(row.model_dump())
-                found.append(row)
-    return found
+        prompt_ids = await asyncio.to_thread(engines.target.tokenizer.chat_prompt, prompt.messages)
+    ids = list(message.response_metadata["token_ids"])
+    return ReplyRow(prompt=prompt.id, writer=writer, prompt_ids=list(prompt_ids), reply_ids=ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +13,12 @@ from lookahead_agent.align.aligning import Aligned, Aligning
 from lookahead_agent.align.aligning import align as align_draft
 from lookahead_agent.align.prompts import prompts_of_dataset, prompts_of_traces
 from lookahead_agent.align.training import Training
+from lookahead_agent.arranging import one_vocabulary
 from lookahead_agent.bench.problems import dataset_file
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.engines.cores import available_cores, binding
-from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.models.quantize import is_quantized
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
@@ -69,34 +70,24 @@ def align(
     draft_folder = _draft_folder(model, draft)
     cores = binding(available_cores())
 
+    chat_model = partial(
+        options.chat_model,
+        model=model,
+        engine_args=engine_arg,
+        token_speculation="none",
+        precision=precision,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        use_running=False,
+    )
+    # In rounds the target waits for its draft, so that no step depends on how fast this machine is.
+    in_rounds = rules.model_copy(update={"synchronous": True, "depth": 4})
+
     def together(folder: str) -> ChatLookahead:
-        return options.chat_model(
-            model=model,
-            draft=folder,
-            engine_args=engine_arg,
-            # In rounds the target waits for its draft, so that no step depends on how fast this machine is.
-            policy=rules.model_copy(update={"synchronous": True, "depth": 4}),
-            token_speculation="none",
-            precision=precision,
-            draft_precision=draft_precision,
-            cores=(cores, cores),
-            max_tokens=max_tokens,
-            temperature=temperature,
-            use_running=False,
-        )
+        return chat_model(draft=folder, policy=in_rounds, draft_precision=draft_precision, cores=(cores, cores))
 
     def alone() -> ChatLookahead:
-        return options.chat_model(
-            model=model,
-            draft=None,
-            engine_args=engine_arg,
-            policy="off",
-            token_speculation="none",
-            precision=precision,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            use_running=False,
-        )
+        return chat_model(draft=None, policy="off")
 
     how = Training(epochs=epochs, rank=rank, learning_rate=learning_rate, seed=seed)
     found = align_draft(prompts, Aligning(alone, together, draft_folder, replies, held_back, how, out), Bars())
@@ -115,7 +106,7 @@ def _draft_folder(model: str, draft: str | None) -> Path:
     folder = fetch(models.draft, Bars())
     if is_quantized(folder):
         raise ConfigurationError(f"{folder.name} is quantized, and only weights in floating point can be trained")
-    if HFTokenizer(folder).fingerprint != HFTokenizer(fetch_tokenizer(models.target, Bars())).fingerprint:
+    if not one_vocabulary(fetch_tokenizer(models.target, Bars()), folder):
         raise ConfigurationError(
             f"{folder.name} has another tokenizer than the target, whose tokens it is to learn: choose another draft"
         )

@@ -26,13 +26,18 @@ class DraftMemory:
             slots: Their places, shape (tokens,): those of a block follow each other.
             read: Whether the draft has read them, too.
         """
-        if read and not self._missed:
+        if read and self.whole:
             return
         blocks = slots // self._block_size
         # What a block held before is gone with its first token.
         self._missed.difference_update(blocks[slots % self._block_size == 0].tolist())
         if not read:
             self._missed.update(blocks.tolist())
+
+    @property
+    def whole(self) -> bool:
+        """Whether the draft has read all that is in any block."""
+        return not self._missed
 
     def knows(self, blocks: Iterable[int]) -> bool:
         """Whether the draft has read all that is in these blocks."""

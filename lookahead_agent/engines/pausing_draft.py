@@ -23,6 +23,8 @@ from lookahead_agent.engines.draft_memory import DraftMemory
 
 def _behind(runner: Any, memory: DraftMemory) -> set[str]:
     """The replies of a pass whose tokens before it the draft has not all read."""
+    if memory.whole:  # at every pass of one reply
+        return set()
     table = runner.input_batch.block_table[0]
     blocks = table.block_table.np
     found = set()
