@@ -1,8 +1,5 @@
 """Multiplying by 8-bit integers on a CPU without instructions for int8 arithmetic, as fast as memory gives them.
 
-Written by llvmlite and numba for the processor that it runs on, so that nobody needs a compiler. The threads are those
-of PyTorch's OpenMP, which vLLM binds to the engine's cores: a pool of its own would fight with it.
-
 What a token's outputs are does not depend on how many tokens are multiplied with it, bit for bit: every size of batch
 adds the same products in the same order.
 """
@@ -12,13 +9,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from lookahead_agent.engines.machine_code import compiled, on_every_core, pointer, thread, threads
 
 LANES = 8
 """Columns that are multiplied at once; a matrix has a multiple of these."""
@@ -30,19 +28,8 @@ _MOST_TOKENS = max(_ROWS)
 _BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048
 """What is multiplied by all tokens before the next is read: few enough to stay in a core's cache."""
 
-_openmp = ctypes.CDLL(None)
-for _name in ("omp_get_thread_num", "omp_get_num_threads"):
-    llvmlite.binding.add_symbol(_name, ctypes.cast(getattr(_openmp, _name), ctypes.c_void_p).value)
-_thread = types.ExternalFunction("omp_get_thread_num", types.int32())
-_threads = types.ExternalFunction("omp_get_num_threads", types.int32())
-
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTEGERS, _FLOATS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_F32, LANES)
-
-
-def _pointer(builder: Any, base: Any, offset: Any, kind: Any, size: int) -> Any:
-    """The place that is `offset` things of `size` bytes after an address."""
-    return builder.inttoptr(builder.add(base, builder.mul(offset, _I64(size))), kind.as_pointer())
 
 
 def _sum(builder: Any, vector: Any) -> Any:
@@ -72,11 +59,11 @@ def _products(builder: Any, rows: int, tokens: int, weights: Any, inputs: Any, c
     sums = [[builder.phi(_FLOATS) for _ in range(tokens)] for _ in range(rows)]
     pack = [builder.add(weights, _I64(LANES * row)) for row in range(rows)]
     factors = [
-        builder.sitofp(builder.load(_pointer(builder, row, column, _INTEGERS, _PACK), align=1), _FLOATS) for row in pack
+        builder.sitofp(builder.load(pointer(builder, row, column, _INTEGERS, _PACK), align=1), _FLOATS) for row in pack
     ]
     following: list[list[Any]] = [[] for _ in range(rows)]
     for token in range(tokens):
-        values = builder.load(_pointer(builder, token_inputs[token], column, _FLOATS, 4), align=4)
+        values = builder.load(pointer(builder, token_inputs[token], column, _FLOATS, 4), align=4)
         for row in range(rows):
             following[row].append(builder.call(multiply_add, [factors[row], values, sums[row][token]]))
     next_column = builder.add(column, _I64(LANES))
@@ -108,11 +95,11 @@ def _tile(rows: int, tokens: int) -> Any:
             for row in range(rows):
                 # The last pack may have rows that the matrix does not.
                 with builder.if_then(builder.icmp_signed(">", left, _I64(row))):
-                    scale = builder.load(_pointer(builder, scales, _I64(row), _F32, 4), align=4)
+                    scale = builder.load(pointer(builder, scales, _I64(row), _F32, 4), align=4)
                     for token in range(tokens):
                         total = builder.fmul(_sum(builder, products[row][token]), scale)
                         index = builder.add(builder.mul(_I64(token), token_outputs), _I64(row))
-                        place = _pointer(builder, outputs, index, _F32, 4)
+                        place = pointer(builder, outputs, index, _F32, 4)
                         before = builder.select(first, _F32(0.0), builder.load(place, align=4))
                         builder.store(builder.fadd(before, total), place, align=4)
             return _context.get_dummy_value()
@@ -142,25 +129,14 @@ def _packs(rows: int, tokens: int) -> Any:
 _one, _two, _three, _four = (_packs(rows, tokens) for tokens, rows in _ROWS.items())
 
 
-def _compiled(function: Any) -> Any:
-    """Machine code, kept for later processes where it may be written anywhere."""
-    signature = types.void(types.CPointer(types.int64))
-    try:
-        return cfunc(signature, cache=True)(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        return cfunc(signature)(function)
-
-
-@_compiled
+@compiled
 def _share(work):  # type: ignore[no-untyped-def]
     """A thread's share of a multiplication: some of the packs."""
     weights, scales, inputs, outputs = work[0], work[1], work[2], work[3]
     rows, columns, tokens = work[4], work[5], work[6]
-    packs, thread, threads = (rows + _PACK - 1) // _PACK, np.int64(_thread()), np.int64(_threads())
-    end = packs * (thread + 1) // threads * _PACK
-    for begin in range(packs * thread // threads * _PACK, end, _BLOCK_ROWS):
+    packs, mine, shares = (rows + _PACK - 1) // _PACK, np.int64(thread()), np.int64(threads())
+    end = packs * (mine + 1) // shares * _PACK
+    for begin in range(packs * mine // shares * _PACK, end, _BLOCK_ROWS):
         until = min(begin + _BLOCK_ROWS, end)
         for column in range(0, columns, _BLOCK_COLUMNS):
             width = min(_BLOCK_COLUMNS, columns - column)
@@ -176,10 +152,6 @@ def _share(work):  # type: ignore[no-untyped-def]
                     _two(block, values, scales, out, width, columns, rows, begin, until, rows, first)
                 else:
                     _one(block, values, scales, out, width, columns, rows, begin, until, rows, first)
-
-
-_run = _openmp.GOMP_parallel
-_run.argtypes, _run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:
@@ -216,5 +188,5 @@ def multiply(tokens: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -
     out = torch.empty(tokens.shape[0], scale.shape[0])
     places = [each.data_ptr() for each in (weights, scale, tokens, out)]
     work = (ctypes.c_int64 * 7)(*places, scale.shape[0], tokens.shape[1], tokens.shape[0])
-    _run(_share.address, work, 0, 0)
+    on_every_core(_share, work)
     return out

@@ -1,6 +1,9 @@
-"""Multiplication by a matrix in int8 with activations in int8 too, by vLLM's own kernel for CPUs (oneDNN)."""
+"""Multiplication by a matrix in int8 with activations in int8 too: by our kernel where it is faster, else by vLLM's."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from vllm import _custom_ops as ops
@@ -32,25 +35,51 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Int8Product:
-    """A matrix in int8.
+    """A matrix in int8, multiplied by our own kernel where the processor is one for it (`vnni_kernel`).
 
     What is summed are integers, so a token's outputs do not depend on what else is in the batch.
 
     Args:
-        weight: Its weights, shape (outputs, inputs).
+        integers: Its weights, int8, shape (outputs, inputs).
+        scale: Of each output: float32, shape (outputs,).
+        activations: Dtype of what is multiplied.
         out: Dtype of what comes out.
     """
 
-    def __init__(self, weight: torch.Tensor, out: torch.dtype) -> None:
-        integers, self._scale = rounded(weight)  # kept: the kernel copies the integers, but not the scales
-        self._out = out
-        self._kernel = ops.create_onednn_scaled_mm(integers.t(), self._scale[:, None], out, True, False, _MOST_TOKENS)
+    def __init__(self, integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> None:
+        kernel = _kernel()
+        self._multiply: Multiply
+        if kernel is not None and kernel.fits(*integers.shape, activations, out):
+            self._multiply = kernel.multiplication(integers, scale, out)
+        else:
+            self._multiply = _by_vllm(integers, scale, out)
 
     def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
-        integers, scale, _ = ops.onednn_scaled_int8_quant(inputs.reshape(-1, inputs.shape[-1]), None, None, True)
-        out = torch.empty((integers.shape[0], self._kernel.n), dtype=self._out)
-        ops.onednn_scaled_mm(self._kernel, integers, out, scale, None, None, None)
-        if bias is not None:
-            out += bias
+        out = self._multiply(inputs.reshape(-1, inputs.shape[-1]), bias)
         return out.reshape(*inputs.shape[:-1], out.shape[-1])
+
+
+Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Takes tokens, shape (tokens, inputs), and a bias or none; gives the shape (tokens, outputs)."""
+
+
+def _kernel() -> ModuleType | None:
+    # Not above: vLLM's processes begin by looking into every module that is there, and stumble over llvmlite's.
+    from lookahead_agent.engines import vnni_kernel
+
+    return vnni_kernel if vnni_kernel.is_supported() else None
+
+
+def _by_vllm(weights: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Multiply:
+    kept = scale.float().reshape(-1, 1).contiguous()  # the kernel copies the integers, but not the scales
+    kernel = ops.create_onednn_scaled_mm(weights.t(), kept, out, True, False, _MOST_TOKENS)
+
+    def multiply(tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        integers, token_scales, _ = ops.onednn_scaled_int8_quant(tokens, None, None, True)
+        result = torch.empty((tokens.shape[0], kernel.n), dtype=out)
+        ops.onednn_scaled_mm(kernel, integers, result, token_scales, None, None, bias)
+        return result
+
+    multiply.kept = kept  # type: ignore[attr-defined]
+    return multiply

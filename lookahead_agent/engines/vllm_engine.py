@@ -37,6 +37,9 @@ from lookahead_agent.errors import (
 
 logger = logging.getLogger(__name__)
 
+CPU_OPERATIONS = "lookahead_agent.engines.cpu_operations"
+"""Imported by vLLM's processes on a CPU; not above, for it needs vLLM."""
+CPU_PROVIDER = "lookahead_cpu"
 _SHUT_DOWN = "the engine was shut down"
 
 _STARTS = Starts()
@@ -295,8 +298,8 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
     more: dict[str, Any] = {}
-    for module in modules_of(arguments):
-        # Imported for vLLM to know the method, here and in its processes.
+    for module in [*modules_of(arguments), *([CPU_OPERATIONS] if runs_on_cpu() else [])]:
+        # Imported for vLLM to know what is in it, here and in its processes.
         import_module(module)
         more[module] = Imported(module)
     if runs_on_cpu() and pauses(arguments.get("speculative_config")):
@@ -323,9 +326,9 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
             "dtype": "bfloat16",
             # Compiling takes minutes at every start and gains little on a CPU.
             "enforce_eager": True,
-            # Norms, rotations and activations as one operation each, where vLLM would leave them to a compiler: 6 % of
-            # a pass of the 0.5B draft, with the same tokens.
+            # Norms, rotations and activations as one operation each, where vLLM would leave them to a compiler.
             "compilation_config": {"custom_ops": ["all"]},
+            "ir_op_priority": {norm: [CPU_PROVIDER] for norm in ("rms_norm", "fused_add_rms_norm")},
             # The CPU default of 128 would make every step begin with up to 127 tokens of prefill again.
             "block_size": 32,
             "kv_cache_memory_bytes": 1 << 30,

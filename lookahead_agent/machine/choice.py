@@ -35,10 +35,10 @@ of the target alone (measured: 0.67 of its speed), and so are four at once (0.86
 to be 29 % ahead of `draft_model`, it was behind."""
 
 # What a layer takes beside its matrices: attention, norms, and that vLLM launches operations one by one on a CPU
-# (measured: 1.4 to 1.6 ms a layer 1,536 wide in three precisions, 0.8 ms a layer 896 wide).
-_SECONDS_A_LAYER_AND_ELEMENT = 0.9e-6
-# vLLM prepares each of the passes in which a draft model guesses (measured: 8 to 15 ms).
-_SECONDS_A_GUESS = 8e-3
+# (measured: 0.2 to 0.4 ms a layer, 1,536 and 896 wide).
+_SECONDS_A_LAYER = 0.3e-3
+# vLLM prepares each of the passes in which a draft model guesses.
+_SECONDS_A_GUESS = 2e-3
 # After a wrong guess the draft reads up to a block of the target's words again before it writes on.
 _PASSES_TO_BEGIN_ANEW = 2.0
 _IN_FLOAT32 = ("fp32", "int8-weights")
@@ -289,7 +289,7 @@ class _Pass:
         """Seconds of a pass of so many tokens."""
         shape = self._shape
         matrices = (shape.weights + shape.head) * cost_at(self._weights, count)
-        return matrices + shape.layers * shape.width * _SECONDS_A_LAYER_AND_ELEMENT
+        return matrices + shape.layers * _SECONDS_A_LAYER
 
     @property
     def prompt(self) -> float:

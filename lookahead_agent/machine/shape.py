@@ -16,13 +16,11 @@ class ModelShape:
         layers: Number of layers.
         weights: Weights of all layers' matrices, in millions.
         head: Weights of the output layer, in millions.
-        width: Elements of a token's hidden state.
     """
 
     layers: int
     weights: float
     head: float
-    width: int
 
     @classmethod
     def of(cls, folder: Path) -> ModelShape | None:
@@ -42,4 +40,4 @@ class ModelShape:
             raise KeyError("experts")
         attention = hidden * of_head * 2 * (heads + config.get("num_key_value_heads", heads))
         matrices = 3 * hidden * config["intermediate_size"]
-        return cls(layers, layers * (attention + matrices) / 1e6, hidden * config["vocab_size"] / 1e6, hidden)
+        return cls(layers, layers * (attention + matrices) / 1e6, hidden * config["vocab_size"] / 1e6)

@@ -10,9 +10,12 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.arranging import as_precision
+from lookahead_agent.engines import vnni_kernel
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from lookahead_agent.errors import ConversionError
@@ -77,22 +80,26 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("default", ["float32", "bfloat16"])
-def test_a_matrix_of_int8_with_int8_activations(default: str) -> None:
-    """Made under the dtype that a model loads with, and used after its memory was used for something else."""
+@pytest.mark.parametrize("outputs", [700, 704])
+def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> None:
+    """By vLLM's kernel, and by our own for a shape that fits, if the processor is one for it.
+
+    Made under the dtype that a model loads with, and used after its memory was used for something else.
+    """
     import torch
 
-    from lookahead_agent.engines.int8_product import Int8Product
+    from lookahead_agent.engines.int8_product import Int8Product, rounded
 
     torch.manual_seed(0)
-    weight, tokens, bias = torch.randn(700, 256), torch.randn(9, 256).bfloat16(), torch.randn(700)
+    weight, tokens, bias = torch.randn(outputs, 256), torch.randn(9, 256).bfloat16(), torch.randn(outputs)
     exact = tokens.float() @ weight.T + bias
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, default))
     try:
-        products = [Int8Product(weight, torch.float32) for _ in range(20)]
+        products = [Int8Product(*rounded(weight), torch.bfloat16, torch.float32) for _ in range(20)]
     finally:
         torch.set_default_dtype(before)
-    others = [torch.full((700,), float("nan")) for _ in range(40)]
+    others = [torch.full((outputs,), float("nan")) for _ in range(40)]
     assert all(other.isnan().all() for other in others)
     for product in products:
         many = product(tokens, None, bias)
@@ -100,7 +107,42 @@ def test_a_matrix_of_int8_with_int8_activations(default: str) -> None:
         assert (many - exact).abs().max() < 0.1 * exact.std(), "twice eight bits are this close"
         for size in range(1, 9):
             assert torch.equal(product(tokens[:size], None, bias), many[:size]), "a batch changes nothing, bit for bit"
-    assert product(tokens[None, :2], None, None).shape == (1, 2, 700)
+    assert product(tokens[None, :2], None, None).shape == (1, 2, outputs)
+
+
+@pytest.mark.skipif(not vnni_kernel.is_supported(), reason="for processors with AVX-512 VNNI and without AMX")
+@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**31), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_our_kernel_sums_integers_exactly(
+    tokens: int, panels: int, sixteens: int, seed: int, biased: bool, halves: bool
+) -> None:
+    """The same bits as the formula, whatever the shape: what is rounded is a token before and a sum after."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = panels * vnni_kernel.ROWS, sixteens * 16
+    integers = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
+    scale = torch.rand(rows, generator=generator)
+    bias = torch.randn(rows, generator=generator) if biased else None
+    values = (torch.randn(tokens, columns, generator=generator) * 10).bfloat16()
+    values[0] = 0
+    out = torch.bfloat16 if halves else torch.float32
+    found = vnni_kernel.multiplication(integers, scale, out)(values, bias)
+    largest = values.float().abs().amax(dim=1).clamp(min=1e-10)
+    rounded = torch.round(values.float() * (torch.full_like(largest, 127) / largest)[:, None]).long()
+    sums = (rounded @ integers.long().t()).float() * (scale * (largest / 127)[:, None])
+    assert torch.equal(found, (sums + (bias if bias is not None else 0)).to(out))
+
+
+def test_our_kernel_takes_only_what_fits() -> None:
+    import torch
+
+    fits = vnni_kernel.fits
+    assert fits(64, 48, torch.bfloat16, torch.float32)
+    assert not fits(60, 48, torch.bfloat16, torch.float32)
+    assert not fits(64, 44, torch.bfloat16, torch.float32)
+    assert not fits(64, 48, torch.float16, torch.float32)
+    assert not fits(64, 48, torch.bfloat16, torch.float16)
 
 
 def test_the_kernel_needs_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:

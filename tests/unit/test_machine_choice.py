@@ -27,8 +27,8 @@ from lookahead_agent.machine.observed import Observed
 from lookahead_agent.machine.shape import ModelShape
 from lookahead_agent.progress import LogProgress
 
-TARGET = ModelShape(layers=28, weights=1310.0, head=233.0, width=1536)
-DRAFT = ModelShape(layers=24, weights=358.0, head=136.0, width=896)
+TARGET = ModelShape(layers=28, weights=1310.0, head=233.0)
+DRAFT = ModelShape(layers=24, weights=358.0, head=136.0)
 
 
 def times(bf16: list[float], fp32: list[float], int8: list[float], int8_weights: list[float] | None = None) -> Times:
@@ -149,7 +149,7 @@ def test_passes_cost_more_with_more_tokens() -> None:
     costs = pass_costs(TARGET, "fp32", PLAIN)
     assert list(costs) == list(BATCHES)
     assert costs[1] < costs[8] < costs[128]
-    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 1536 * 0.9e-6)
+    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 0.3e-3)
 
 
 def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None:
@@ -160,7 +160,7 @@ def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None
     assert flat[-1][1] == 32
     assert flat[0][2] >= flat[-1][2]
     assert guesses_by_load(TARGET, DRAFT, arrangement, steep) == [(1, 1, 1), (2, 32, 0)], "the target is faster alone"
-    assert all(guesses for _, _, guesses in guesses_by_load(TARGET, ModelShape(1, 1, 1, 1), arrangement, PLAIN))
+    assert all(guesses for _, _, guesses in guesses_by_load(TARGET, ModelShape(1, 1, 1), arrangement, PLAIN))
 
 
 def test_shapes_are_read_from_configurations(tmp_path: Path) -> None:
