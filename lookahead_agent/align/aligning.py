@@ -42,6 +42,18 @@ class Aligned(BaseModel):
     draft: str | None
 
 
+class _Order(BaseModel):
+    """What a folder's acceptance and trained draft come from: another order needs another folder."""
+
+    model_config = ConfigDict(frozen=True)
+
+    draft: str
+    policy: str
+    how: Training
+    learnt: list[str]
+    held_back: list[str]
+
+
 @dataclass(frozen=True)
 class Aligning:
     """How a draft is aligned.
@@ -50,6 +62,7 @@ class Aligning:
         alone: Makes a chat model of the target alone.
         together: Makes one of the target with a draft, from the draft's folder, which commands steps.
         draft: Folder of the draft.
+        policy: By which steps are accepted, for the record.
         replies: How many it learns from.
         held_back: How many prompts it is measured on.
         how: How it is trained.
@@ -59,6 +72,7 @@ class Aligning:
     alone: Callable[[], ChatLookahead]
     together: Callable[[str], ChatLookahead]
     draft: Path
+    policy: str
     replies: int
     held_back: int
     how: Training
@@ -68,7 +82,7 @@ class Aligning:
 def align(prompts: Sequence[Prompt], given: Aligning, progress: Progress) -> Aligned:
     """Have a draft learn from its target's replies, and keep it if it follows the target better.
 
-    The last prompts are held back. Interrupted, a rerun goes on.
+    The last prompts are held back. Interrupted, a rerun goes on; done, it says what was found.
 
     Args:
         prompts: What the target is asked.
@@ -76,7 +90,7 @@ def align(prompts: Sequence[Prompt], given: Aligning, progress: Progress) -> Ali
         progress: Told how far it is.
 
     Raises:
-        ConfigurationError: Too few prompts, or files in `out` of something else.
+        ConfigurationError: Too few prompts, or files in `out` of another order.
         ConversionError: The training failed.
         EngineError: An engine failed.
     """
@@ -87,6 +101,10 @@ def align(prompts: Sequence[Prompt], given: Aligning, progress: Progress) -> Ali
             f"{given.held_back} to measure on need {needed}: give more, or lower --replies or --held-back"
         )
     learnt, held_back = prompts[: given.replies], prompts[given.replies : needed]
+    _keep_to(_order(given, learnt, held_back), given.out / "order.json")
+    result = given.out / "aligned.json"
+    if result.is_file():
+        return Aligned.model_validate_json(result.read_text(encoding="utf-8"))
     with given.alone() as llm:
         rows = write_replies(llm, [*learnt, *held_back], given.out / "replies.jsonl", progress)
     measured = given.out / "acceptance.jsonl"
@@ -107,7 +125,29 @@ def align(prompts: Sequence[Prompt], given: Aligning, progress: Progress) -> Ali
     found = Aligned(
         steps_before=before, steps_after=after, tokens=agreement, kept=kept, draft=str(folder) if kept else None
     )
-    write_whole(given.out / "aligned.json", found.model_dump_json(indent=1))
+    write_whole(result, found.model_dump_json(indent=1))
     if not kept:
         shutil.rmtree(folder)
     return found
+
+
+def _order(given: Aligning, learnt: Sequence[Prompt], held_back: Sequence[Prompt]) -> _Order:
+    return _Order(
+        draft=given.draft.name,
+        policy=given.policy,
+        how=given.how,
+        learnt=[prompt.id for prompt in learnt],
+        held_back=[prompt.id for prompt in held_back],
+    )
+
+
+def _keep_to(order: _Order, file: Path) -> None:
+    """Write down what a folder is for, or check that it is for this."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.is_file():
+        write_whole(file, order.model_dump_json(indent=1))
+    elif _Order.model_validate_json(file.read_text(encoding="utf-8")) != order:
+        raise ConfigurationError(
+            f"{file.parent} is for other prompts, another draft, policy or training: choose another folder, or keep "
+            "its replies.jsonl and delete the rest to train anew from the same replies"
+        )

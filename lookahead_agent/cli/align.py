@@ -90,7 +90,11 @@ def align(
         return chat_model(draft=None, policy="off")
 
     how = Training(epochs=epochs, rank=rank, learning_rate=learning_rate, seed=seed)
-    found = align_draft(prompts, Aligning(alone, together, draft_folder, replies, held_back, how, out), Bars())
+    found = align_draft(
+        prompts,
+        Aligning(alone, together, draft_folder, in_rounds.model_dump_json(), replies, held_back, how, out),
+        Bars(),
+    )
     typer.echo(found.model_dump_json() if as_json else _said(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def test_a_draft_is_kept_if_more_of_its_steps_stand_and_no_fewer_tokens_agree(
         chat,
         lambda folder: chat(trained if folder.endswith("draft") else OTHER, policy="balanced:depth=2:synchronous=true"),
         tmp_path / "base",
+        "balanced",
         3,
         2,
         Training(),
@@ -128,8 +130,13 @@ def test_a_draft_is_kept_if_more_of_its_steps_stand_and_no_fewer_tokens_agree(
     assert (tmp_path / "out" / "draft").is_dir() == kept
     assert found.draft == (str(tmp_path / "out" / "draft") if kept else None)
     assert json.loads((tmp_path / "out" / "aligned.json").read_text())["kept"] == kept
+    monkeypatch.setattr(aligning, "train", None)
+    assert align(asked(5), given, LogProgress()) == found, "nothing is trained twice"
+    for other in (replace(given, how=Training(epochs=3)), replace(given, policy="strict"), replace(given, held_back=1)):
+        with pytest.raises(ConfigurationError, match="delete the rest to train anew"):
+            align(asked(5), other, LogProgress())
     with pytest.raises(ConfigurationError, match="5 different prompts"):
-        align(asked(5), Aligning(chat, given.together, given.draft, 4, 2, Training(), tmp_path), LogProgress())
+        align(asked(5), replace(given, replies=4), LogProgress())
 
 
 @pytest.mark.parametrize(

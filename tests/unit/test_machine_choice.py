@@ -149,7 +149,7 @@ def test_passes_cost_more_with_more_tokens() -> None:
     costs = pass_costs(TARGET, "fp32", PLAIN)
     assert list(costs) == list(BATCHES)
     assert costs[1] < costs[8] < costs[128]
-    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 0.3e-3)
+    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 0.35e-3)
 
 
 def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None:
@@ -160,7 +160,11 @@ def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None
     assert flat[-1][1] == 32
     assert flat[0][2] >= flat[-1][2]
     assert guesses_by_load(TARGET, DRAFT, arrangement, steep) == [(1, 1, 1), (2, 32, 0)], "the target is faster alone"
-    assert all(guesses for _, _, guesses in guesses_by_load(TARGET, ModelShape(1, 1, 1), arrangement, PLAIN))
+    nearly_free = guesses_by_load(TARGET, ModelShape(1, 1, 1), arrangement, PLAIN, most_replies=8)
+    assert all(guesses for _, _, guesses in nearly_free)
+    level = {kernel: dict.fromkeys(costs, costs[1]) for kernel, costs in PLAIN.items()}
+    many = guesses_by_load(ModelShape(1000, 1, 1), DRAFT, arrangement, level)
+    assert many[-1][2] < many[0][2], "matrices that cost nothing more leave activations and attention, by token"
 
 
 def test_shapes_are_read_from_configurations(tmp_path: Path) -> None:
