@@ -154,7 +154,7 @@ class ChatCall:
         if engines.arranged is None:
             return ModeChoice(both, "engines were given")
         modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.guided else (tokens, both)
-        return engines.modes.choose(self._kind, modes, engines.target.in_flight)
+        return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies.now))
 
     @property
     def _kind(self) -> str:
@@ -169,6 +169,15 @@ class ChatCall:
             ConfigurationError: The engine cannot write in the form that is asked for.
             EngineError: The target failed.
         """
+        with self._engines.replies.one() as was_alone:
+            idle = self._engines.target.in_flight == 0
+            reply = await self._reply()
+            if was_alone() and idle and self._engines.target.in_flight == 0:
+                await self._learn(reply)
+        self._engines.watch.go_on()
+        return reply
+
+    async def _reply(self) -> ChatReply:
         request, tokenizer = self._request, self._engines.target.tokenizer
         prompt = await asyncio.to_thread(self._prompt, tokenizer)
         if request.longest_prompt is not None and len(prompt) > request.longest_prompt:
@@ -180,12 +189,7 @@ class ChatCall:
                 "shorten them, or raise max_model_len in engine_args"
             )
         sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
-        alone = self._engines.target.in_flight == 0
-        reply = await self._in_its_form(prompt, sampling)
-        if alone and self._engines.target.in_flight == 0:
-            await self._learn(reply)
-        self._engines.watch.go_on()
-        return reply
+        return await self._in_its_form(prompt, sampling)
 
     async def _learn(self, reply: ChatReply) -> None:
         """Remember what the reply took, of which nothing ran beside."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lookahead_agent.calibration.certificate import Certificate, find_certificate
@@ -30,6 +31,26 @@ from lookahead_agent.watching import Watch
 
 if TYPE_CHECKING:
     from lookahead_agent.arranging import Arranged
+
+
+class RepliesAtOnce:
+    """Tells whether a reply was written with nothing beside it: only then its pace says what the engines can do."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._begun = 0
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[], bool]]:
+        """While a reply is written; what it gives says whether no other was there meanwhile."""
+        first = self.now == 0
+        self.now += 1
+        self._begun += 1
+        number = self._begun
+        try:
+            yield lambda: first and self._begun == number
+        finally:
+            self.now -= 1
 
 
 class EngineSet:
@@ -65,6 +86,7 @@ class EngineSet:
         self._given_up: set[Certificate] = set()
         self.watch = Watch(target, self._give_up)
         """Looks again at steps that were accepted by a certificate."""
+        self.replies = RepliesAtOnce()
         self.modes = ModeChooser()
         """Which way of writing each node's replies get, where that is free."""
         self.problem: str | None = None

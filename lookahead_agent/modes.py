@@ -55,7 +55,7 @@ class ModeChooser:
         Args:
             node: The node and whatever else makes its replies alike.
             modes: What the engines offer.
-            waiting: Requests in the target's engine.
+            waiting: Requests in the target's engine, or replies that are being written.
         """
         if waiting >= _BUSY and "sd" in modes:
             return ModeChoice("sd", f"{waiting} requests are running: no steps beside them")

@@ -52,3 +52,13 @@ def test_a_short_reply_tells_nothing(observed: Observed) -> None:
     chat(observed, 2, max_tokens=20).invoke("?")
     assert observed.paces() == {}
     assert observed.tokens_right() is None
+
+
+def test_replies_that_were_written_at_once_tell_nothing(observed: Observed) -> None:
+    llm = chat(observed, 2)
+    for _ in range(3):
+        llm.batch(["?"] * 8)
+    assert observed.paces() == {}
+    for _ in range(3):
+        llm.invoke("?")
+    assert observed.paces()
