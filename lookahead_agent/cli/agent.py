@@ -69,8 +69,9 @@ def agent(
         ),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Show the lanes of draft, target and verifier while it runs.")
-    ] = (False),
+        bool,
+        typer.Option("--live", help="Show the lanes of draft, target and verifier while it runs, and what waits."),
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Plan, calculate and answer, showing each step."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from lookahead_agent.trace import LANES, Bar, Call, TraceRecorder, timeline
+from lookahead_agent.trace import LANES, Bar, Call, TraceRecorder, at_once, timeline
 
 # The page's colours, as near as terminals have them.
 _STYLES = {
@@ -21,6 +21,8 @@ _STYLES = {
     "judged": "yellow",
 }
 _LABEL = 10
+_LINKS = 4
+"""Of the chain of replies that were waited for, the last that are named."""
 
 
 @contextmanager
@@ -30,11 +32,26 @@ def live(recorder: TraceRecorder, console: Console) -> Iterator[None]:
     def render() -> RenderableType:
         # A few rows for each call: those that fit the window, the last ones.
         calls = timeline(list(recorder.rows))
-        shown = calls[-max(1, (console.height - 3) // 5) :]
-        return Group(_legend(), *(lanes(call, console.width) for call in shown))
+        shown = calls[-max(1, (console.height - 5) // 5) :]
+        return Group(_legend(), waits(calls), *(lanes(call, console.width) for call in shown))
 
     with Live(get_renderable=render, console=console, refresh_per_second=4, transient=False):
         yield
+
+
+def waits(calls: Sequence[Call]) -> Text:
+    """What the run's length comes of so far, and how much of it was in parallel."""
+    if not calls:
+        return Text()
+    whole = max(call.end for call in calls) - min(call.start for call in calls)
+    chain = [f"{call.path or '(no node)'} {call.end - call.start:.1f} s" for call in calls if call.critical]
+    named = " → ".join((["…"] if len(chain) > _LINKS else []) + chain[-_LINKS:])
+    several = at_once(calls)
+    share = f"{several / whole:.0%}" if whole else "0%"
+    return Text(
+        f"{whole:.1f} s, waited for {named}; several replies at once for {several:.1f} s ({share})",
+        style="bright_black",
+    )
 
 
 def lanes(call: Call, width: int) -> Text:
@@ -42,7 +59,8 @@ def lanes(call: Call, width: int) -> Text:
     text = Text(no_wrap=True, overflow="crop")
     text.append(call.path or "(no node)", style="bold")
     accepted = f", {call.figures['accepted']} of {call.figures['steps']} steps accepted" if call.figures else "…"
-    text.append(f"  {call.policy}  {call.end - call.start:.1f} s{accepted}\n", style="bright_black")
+    text.append(f"  {call.policy}  {call.end - call.start:.1f} s{accepted}", style="bright_black")
+    text.append("  waited for\n" if call.critical else "\n", style="bold blue")
     cells = max(10, width - _LABEL)
     for lane in LANES:
         text.append(f"{lane:<{_LABEL}}", style="bright_black")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 # Events that are shown: what became of a step, and that it was judged.
@@ -97,6 +98,17 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
     found = sorted(calls.values(), key=lambda call: call.start)
     _spread(found, _SAME_MOMENT)
     _mark_critical(found)
+    return found
+
+
+def at_once(calls: Iterable[Call]) -> float:
+    """Seconds in which several replies were written."""
+    edges = sorted(edge for call in calls for edge in ((call.start, 1), (call.end, -1)))
+    writing, found = 0, 0.0
+    for (at, change), (following, _) in pairwise(edges):
+        writing += change
+        if writing > 1:
+            found += following - at
     return found
 
 

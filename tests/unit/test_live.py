@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from lookahead_agent.cli.live import lanes, live
+from lookahead_agent.cli.live import lanes, live, waits
 from lookahead_agent.trace import Bar, Call, timeline
 from tests.unit.test_trace import run
 
@@ -26,6 +26,19 @@ def test_a_calls_lanes() -> None:
     assert {"green", "red", "blue", "yellow"} <= styles
 
 
+def test_what_was_waited_for() -> None:
+    def call(path: str, start: float, end: float, *, critical: bool) -> Call:
+        return Call(path, "exact", start, end, critical=critical)
+
+    calls = [call("plan", 0, 2, critical=True), call("a", 2, 3, critical=False), call("b", 2, 6, critical=True)]
+    assert waits(calls).plain == "6.0 s, waited for plan 2.0 s → b 4.0 s; several replies at once for 1.0 s (17%)"
+    assert "waited for" in lanes(calls[2], 80).plain
+    assert "waited for" not in lanes(calls[1], 80).plain
+    many = [call(f"node{number}", number, number + 1, critical=True) for number in range(9)]
+    assert waits(many).plain.startswith("9.0 s, waited for … → node5 1.0 s → node6 1.0 s → node7 1.0 s → node8 1.0 s;")
+    assert waits([]).plain == ""
+
+
 def test_it_shows_a_run() -> None:
     recorder = run()
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
@@ -36,3 +49,4 @@ def test_it_shows_a_run() -> None:
         assert call.path is not None
         assert call.path in shown
     assert "2 of 3 steps accepted" in shown
+    assert "several replies at once" in " ".join(shown.split())
