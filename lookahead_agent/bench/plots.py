@@ -111,8 +111,8 @@ def as_svg(figure: Figure) -> str:
     import matplotlib
 
     file = io.StringIO()
-    # The same results give the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent"}):
+    # The same results give the same file, in which text is text: smaller than outlines, and found by a search.
+    with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
     text = file.getvalue()
     return text[text.index("<svg") :]
