@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypedDict, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -86,7 +86,7 @@ def build_self_consistency(
         llm: Chat model, at a temperature above 0.
         tools: None are used; for likeness with the other templates.
         checkpointer: Saves the state after every node.
-        samples: Answers that are begun (k).
+        samples: Answers that are begun (k), all at once or as many as a run's `max_concurrency` allows.
         read: Finds the answer in a reply; replies with equal ones vote for the same.
         limits: What a run may cost.
 
@@ -99,14 +99,17 @@ def build_self_consistency(
         raise ValueError("samples is at least 1")
     limits = limits or Limits()
 
-    async def asampler(state: SelfConsistencyState) -> SelfConsistencyState:
+    async def asampler(state: SelfConsistencyState, config: RunnableConfig) -> SelfConsistencyState:
         messages = [SystemMessage(SAMPLER), HumanMessage(state["question"])]
         # Each has its own seed, or all would say the same of a model that has one.
         seed = getattr(llm, "seed", None)
-        tasks = [
-            asyncio.ensure_future(llm.ainvoke(messages, **({} if seed is None else {"seed": seed + number})))
-            for number in range(samples)
-        ]
+        turns = asyncio.Semaphore(config.get("max_concurrency") or samples)
+
+        async def sample(number: int) -> AIMessage:
+            async with turns:
+                return await llm.ainvoke(messages, **({} if seed is None else {"seed": seed + number}))
+
+        tasks = [asyncio.ensure_future(sample(number)) for number in range(samples)]
         replies: list[AIMessage] = []
         votes: Counter[str] = Counter()
         stopped = ""
@@ -140,8 +143,8 @@ def build_self_consistency(
             "spent": meter.spent,
         }
 
-    def sampler(state: SelfConsistencyState) -> SelfConsistencyState:
-        return _run(asampler(state))
+    def sampler(state: SelfConsistencyState, config: RunnableConfig) -> SelfConsistencyState:
+        return _run(asampler(state, config))
 
     builder = StateGraph(SelfConsistencyState)
     builder.add_node("sampler", RunnableLambda(sampler, asampler))

@@ -30,6 +30,8 @@ from lookahead_agent.watching import WatchCounts
 
 _TELLING_TOKENS = 24
 """Tokens of a reply from which its pace tells something."""
+_GATHERING = 0.02
+"""Seconds for which a reply waits for others that come with it, where engines are idle and work otherwise alone."""
 _TELLING_PASSES = 12
 """Passes from which their tokens tell how many guesses were right."""
 
@@ -171,6 +173,9 @@ class ChatCall:
         """
         with self._engines.replies.one() as was_alone:
             idle = self._engines.target.in_flight == 0
+            if idle and self._engines.draft_pauses:
+                # A burst arrives reply by reply; its first would have the draft read a prompt for nothing.
+                await asyncio.sleep(_GATHERING)
             reply = await self._reply()
             if was_alone() and idle and self._engines.target.in_flight == 0:
                 await self._learn(reply)
@@ -194,7 +199,9 @@ class ChatCall:
     async def _learn(self, reply: ChatReply) -> None:
         """Remember what the reply took, of which nothing ran beside."""
         engines, tokens = self._engines, len(reply.token_ids)
-        if tokens < _TELLING_TOKENS or reply.report.speculation_off is not None:
+        sampling = self._request.sampling
+        unguessed = sampling.seed is not None and sampling.temperature > 0  # no tokens are guessed for it
+        if tokens < _TELLING_TOKENS or reply.report.speculation_off is not None or unguessed:
             return
         # Without the prompt: what it takes depends on its length, and on how much of it the engine has seen before.
         pace = reply.report.pace(tokens)
@@ -405,6 +412,7 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             "verifier_calls": report.verifier_calls,
             "judge_calls": report.judge_calls,
             "refuted": report.refuted,
+            "passes": report.passes,
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
             "seconds": report.seconds,
             "speculation_off": reply.problem,

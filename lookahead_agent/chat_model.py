@@ -115,9 +115,9 @@ class ChatLookahead(BaseChatModel):
     `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `chosen_by`, `certificate` (of a
     policy with a risk), `watched` (of steps that were looked at again since the engines were started), `node`, `path`,
     `steps`, `accepted`, `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the
-    verifier had to be asked), `tokens` (of each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the
-    time that `draft`, `target` and `verifier` had work, and `waiting`, in which none had), and `speculation_off` (why
-    speculation ended early, or None).
+    verifier had to be asked), `passes` (of the target: fewer than its tokens where guesses were right), `tokens` (of
+    each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the time that `draft`, `target` and `verifier`
+    had work, and `waiting`, in which none had), and `speculation_off` (why speculation ended early, or None).
 
     Raises:
         pydantic.ValidationError: A field is out of its range.

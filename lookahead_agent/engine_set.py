@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lookahead_agent.calibration.certificate import Certificate, find_certificate
 from lookahead_agent.engines.protocol import Engine, Guided
+from lookahead_agent.engines.token_speculation import pauses
 from lookahead_agent.modes import ModeChooser
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.verifiers import (
@@ -103,6 +104,11 @@ class EngineSet:
         if self.arranged is not None:
             return self.arranged.guessing != "none"
         return self.guided
+
+    @property
+    def draft_pauses(self) -> bool:
+        """Whether a draft model guesses the target's tokens for few replies at once, and pauses for more."""
+        return self.arranged is not None and pauses(self.arranged.target_arguments.get("speculative_config"))
 
     @property
     def guided(self) -> bool:

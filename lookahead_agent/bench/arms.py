@@ -28,18 +28,21 @@ class Arm:
         policy: The policy of the steps that are speculated on, or "nodes".
         changes: Changes of that policy, as in "depth=8:synchronous=true"; empty: none.
         precision: Of the target's weights; None: the benchmark's.
+        one_by_one: Whether a template's calls wait for each other.
     """
 
     mode: ModeName
     policy: str
     changes: str = ""
     precision: Precision | None = None
+    one_by_one: bool = False
 
     @property
     def name(self) -> str:
         """Short name for tables; different arms have different ones."""
         if self.mode not in LOOKAHEAD:
-            return self.mode + (f" {self.precision}" if self.precision is not None else "")
+            precision = f" {self.precision}" if self.precision is not None else ""
+            return self.mode + precision + (" one by one" if self.one_by_one else "")
         policy = "" if self.policy == NODES else f" {self.policy}"
         return f"{self.mode}{policy}" + (f" {self.changes.replace(':', ' ')}" if self.changes else "")
 
@@ -96,6 +99,7 @@ def arms_of(task: TaskConfig) -> list[Arm]:
             arms.append(Arm(mode, own_policy.get(mode, "off")))
             if mode == BASELINE:
                 arms += [Arm(mode, "off", precision=precision) for precision in task.off_precisions]
+                arms += [Arm(mode, "off", precision=precision, one_by_one=True) for precision in task.one_by_one]
             continue
         for policy, depth, width, schedule in product(
             task.policies, task.depths or (None,), task.widths or (None,), task.schedules

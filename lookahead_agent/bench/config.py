@@ -48,6 +48,8 @@ class TaskConfig(BaseModel):
         prompt: Put after each question, after a blank line.
         modes: What is compared; "off" is always measured too.
         off_precisions: Precisions in which the target alone is measured besides, as "off int8".
+        one_by_one: Precisions in which the target alone is measured besides with one model call after another, as "off
+            bf16 one by one": what a template does at once waits there. Not for plain questions.
         policies: Verifier policies of lookahead, with changes as in "balanced:depth=8"; "nodes" for the
             template's own.
         depths: Depths (γ) to try of each of them; none: the policy's own, else 4.
@@ -69,6 +71,7 @@ class TaskConfig(BaseModel):
     prompt: str = ""
     modes: tuple[ModeName, ...] = ("off", "auto")
     off_precisions: tuple[Precision, ...] = ()
+    one_by_one: tuple[Precision, ...] = ()
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
@@ -94,6 +97,8 @@ class TaskConfig(BaseModel):
             object.__setattr__(self, "name", self.task)
         if not self.policies or not self.schedules:
             raise ValueError("policies and schedules need an entry each")
+        if self.one_by_one and self.task == "questions":
+            raise ValueError("one_by_one is for templates: a question is one call")
         if not set(LOOKAHEAD) & set(self.modes):
             given = self.model_fields_set & {"policies", "depths", "widths", "schedules"}
             if given:

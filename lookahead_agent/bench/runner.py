@@ -180,6 +180,8 @@ class Bench:
         config: RunnableConfig = {"callbacks": [recorder]}
         if job.arm.policy_of_call is not None:
             config["configurable"] = {POLICY_KEY: job.arm.policy_of_call}
+        if job.arm.one_by_one:
+            config["max_concurrency"] = 1
         seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:

@@ -53,6 +53,10 @@ def run(
         str | None,
         typer.Option("--off-precisions", help="Precisions in which the target alone is measured besides: int8,fp32."),
     ] = None,
+    one_by_one: Annotated[
+        str | None,
+        typer.Option("--one-by-one", help="The same with a template's calls one after another: bf16,int8."),
+    ] = None,
     policies: Annotated[
         str | None,
         typer.Option("--policies", help='Verifier policies of lookahead; "nodes" for each template\'s own.'),
@@ -97,7 +101,13 @@ def run(
     """
     if context.invoked_subcommand is not None:
         return
-    lists = {"modes": modes, "off_precisions": off_precisions, "policies": policies, "schedules": schedules}
+    lists = {
+        "modes": modes,
+        "off_precisions": off_precisions,
+        "one_by_one": one_by_one,
+        "policies": policies,
+        "schedules": schedules,
+    }
     numbers = {"depths": depths, "widths": widths}
     of_task = {
         "dataset": dataset,

@@ -3,7 +3,8 @@
 vLLM's schedule of guesses by the number of replies may say none; its draft then reads on all the same, for nothing, as
 long as it does not miss a token. Here it reads nothing, and what it has missed is kept in mind by the blocks of
 memory in which vLLM keeps a reply: replies that rest on such a block get no guesses, for the draft does not catch up.
-Guesses are right or wrong to the target's mind, so none of this changes a reply.
+Guesses are right or wrong to the target's mind, so none of this changes a reply. But how many there are decides which
+random numbers a sampled reply takes: one with a seed, which is to say the same beside any others, gets none.
 
 Imported by vLLM's processes when they are sent an engine's configuration.
 """
@@ -35,6 +36,12 @@ def _behind(runner: Any, memory: DraftMemory) -> set[str]:
     return found
 
 
+def _seeded(runner: Any) -> set[str]:
+    """The replies of a pass that are sampled with a seed of their own."""
+    replies = runner.input_batch.req_ids
+    return {replies[index] for index in runner.input_batch.generators if index < len(replies)}
+
+
 def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
     def propose_or_pause(runner: Any, scheduled: Any, *given: Any, **named: Any) -> Any:
         if not runner.speculative_config.uses_draft_model():
@@ -44,9 +51,9 @@ def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
             memory = DraftMemory(runner.input_batch.block_table[0].block_size)
             runner.lookahead_draft_memory = memory
         replies = runner.input_batch.req_ids
-        behind = _behind(runner, memory)
-        runner.lookahead_behind = behind
-        reads = scheduled.num_spec_tokens_to_schedule > 0 and len(behind) < len(replies)
+        unguessed = _behind(runner, memory) | _seeded(runner)
+        runner.lookahead_unguessed = unguessed
+        reads = scheduled.num_spec_tokens_to_schedule > 0 and len(unguessed) < len(replies)
         slots = runner.input_batch.block_table[0].slot_mapping.gpu[: scheduled.total_num_scheduled_tokens].numpy()
         memory.write(slots, read=reads)
         if not reads:
@@ -56,13 +63,13 @@ def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
     return propose_or_pause
 
 
-def _without_those_behind(take: Callable[..., Any]) -> Callable[..., Any]:
+def _without_the_unguessed(take: Callable[..., Any]) -> Callable[..., Any]:
     def take_guesses(runner: Any) -> Any:
         taken = take(runner)
-        behind = getattr(runner, "lookahead_behind", None)
-        if taken is not None and behind:
+        unguessed = getattr(runner, "lookahead_unguessed", None)
+        if taken is not None and unguessed:
             taken.draft_token_ids = [
-                [] if reply in behind else guesses
+                [] if reply in unguessed else guesses
                 for reply, guesses in zip(taken.req_ids, taken.draft_token_ids, strict=True)
             ]
         return taken
@@ -97,7 +104,7 @@ def _asking_where_there_are_some(post_step: Callable[..., None]) -> Callable[...
 
 
 GPUModelRunner.propose_draft_token_ids = _pausing(GPUModelRunner.propose_draft_token_ids)
-GPUModelRunner.take_draft_token_ids = _without_those_behind(GPUModelRunner.take_draft_token_ids)
+GPUModelRunner.take_draft_token_ids = _without_the_unguessed(GPUModelRunner.take_draft_token_ids)
 GPUModelRunner._sample = _plainly_without_guesses(GPUModelRunner._sample)
 Scheduler.schedule = _remembering(Scheduler.schedule)
 EngineCore.post_step = _asking_where_there_are_some(EngineCore.post_step)

@@ -38,6 +38,7 @@ from lookahead_agent.errors import (
 logger = logging.getLogger(__name__)
 
 CPU_OPERATIONS = "lookahead_agent.engines.cpu_operations"
+CPU_SAMPLING = "lookahead_agent.engines.cpu_sampling"
 """Imported by vLLM's processes on a CPU; not above, for it needs vLLM."""
 CPU_PROVIDER = "lookahead_cpu"
 _SHUT_DOWN = "the engine was shut down"
@@ -302,6 +303,8 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
         # Imported for vLLM to know what is in it, here and in its processes.
         import_module(module)
         more[module] = Imported(module)
+    if runs_on_cpu():
+        more[CPU_SAMPLING] = Imported(CPU_SAMPLING)
     if runs_on_cpu() and pauses(arguments.get("speculative_config")):
         more[PAUSING_DRAFT] = Imported(PAUSING_DRAFT)
     if config.cores is not None and runs_on_cpu():

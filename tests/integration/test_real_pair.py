@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import pytest
+from langchain_core.messages import HumanMessage
 
 from graphs.plan_execute import build_plan_execute
 from lookahead_agent import ChatLookahead, background
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.cli.agent import EXAMPLE
+from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.figures import NodeFigures
+from lookahead_agent.messages import template_messages
 from lookahead_agent.policy import as_policy
 from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers import StepPair
@@ -54,6 +59,30 @@ def test_balanced_accepts_steps_of_the_draft(real: ChatLookahead) -> None:
     assert all(entry["speculation_off"] is None for entry in figures)
     assert sum(entry["accepted"] for entry in figures) > 0
     assert sum(entry["verifier_calls"] for entry in figures) > 0
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("sampling", [{"seed": 3}, {"seed": None}])
+def test_a_sampled_reply_is_in_the_targets_words(real: ChatLookahead, sampling: dict[str, int | None]) -> None:
+    """As its makers recommend to sample. What is drawn from anything else is as likely as noise: e^-12 a token."""
+    message = real.invoke(PROBLEMS[0], policy="off", temperature=0.7, max_tokens=90, **sampling)
+    ids, figures = message.response_metadata["token_ids"], message.response_metadata["lookahead"]
+
+    async def logprobs() -> list[float]:
+        async with real._engines(as_policy("off")) as engines:
+            prompt = engines.target.tokenizer.chat_prompt(template_messages([HumanMessage(PROBLEMS[0])]))
+            reading = engines.target.generate([*prompt, *ids], Sampling(max_tokens=1, prompt_logprobs=True))
+            async with aclosing(reading) as deltas:
+                async for delta in deltas:
+                    assert delta.prompt_logprobs is not None
+                    return [known for known in delta.prompt_logprobs[len(prompt) :] if known is not None]
+        raise AssertionError
+
+    found = background.run(logprobs())
+    assert len(found) == len(ids)
+    assert sum(found) / len(found) > -1.5
+    if sampling["seed"] is None:
+        assert figures["passes"] < len(ids), "tokens were guessed"
 
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])

@@ -1,4 +1,4 @@
-"""At temperature 1, replies under `exact` are distributed as the target's own."""
+"""Sampled replies are distributed as the target's own, under `exact` and with guessed tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +23,20 @@ SIGNIFICANT = 1e-4
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatLookahead]:
-    """A pair of models that know eight tokens."""
-    target, draft = make_small_vocabulary_pair(tmp_path_factory.mktemp("small"))
+def small_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a pair of models that know eight tokens."""
+    return make_small_vocabulary_pair(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def small(small_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
+    """The pair, of which the target guesses no tokens."""
+    target, draft = small_pair
     with ChatLookahead(
         model=str(target),
         draft_model=str(draft),
         policy="exact",
+        token_speculation="none",
         temperature=1,
         max_tokens=4,
         engine_args=TINY_ENGINE,
@@ -89,3 +97,34 @@ async def test_the_test_notices_another_distribution(small: ChatLookahead, alone
     mixed, accepted = await replies(small, steps_of_a_token(verifier="random", probability=1.0))
     assert accepted > 0.1
     assert p_value(alone, mixed) < SIGNIFICANT
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("method", ["draft_model", "guided"])
+async def test_guessed_tokens_change_no_distribution(
+    small: ChatLookahead, small_pair: tuple[Path, Path], method: str
+) -> None:
+    """With all that makers recommend: a temperature, top-k and top-p."""
+    chosen = {"temperature": 0.7, "top_k": 6, "top_p": 0.9}
+    without, _ = await replies(small.model_copy(update=chosen), "off")
+    with ChatLookahead(
+        model=str(small_pair[0]),
+        draft_model=str(small_pair[1]),
+        policy="off",
+        token_speculation=method if method == "guided" else {"method": method, "num_speculative_tokens": 2},
+        max_tokens=4,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+        return_token_ids=True,
+        **chosen,
+    ) as llm:
+        guessed, _ = await replies(llm, "off")
+        assert await passes(llm) < 4, "tokens were guessed"
+    assert len(guessed) > 20
+    assert p_value(without, guessed) > SIGNIFICANT
+
+
+async def passes(llm: ChatLookahead) -> float:
+    """Of a reply on average; four tokens are four passes where none is guessed right."""
+    reported = [(await llm.ainvoke("ab?")).response_metadata["lookahead"]["passes"] for _ in range(40)]
+    return sum(reported) / len(reported)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -344,6 +345,20 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
     assert [chat_model(fixed, besides, arm).precision for arm in arms] == ["bf16", "int8", "fp32", "auto"]
 
 
+def test_calls_of_a_template_one_by_one(tmp_path: Path) -> None:
+    """What is won by doing things at once can be measured: one arm does without."""
+    task = TaskConfig(task="self_consistency", limit=1, modes=("off",), one_by_one=("bf16",))
+    results = bench(BenchConfig(temperature=0.7, tasks=(task,)), tmp_path / "r.jsonl").run()
+    calls = {sample.arm: sorted(sample.calls, key=lambda call: call.started) for sample in results.samples}
+    overlaps = {
+        arm: [one.started + one.seconds > two.started for one, two in itertools.pairwise(found)]
+        for arm, found in calls.items()
+    }
+    assert any(overlaps["off"])
+    assert len(calls["off bf16 one by one"]) == 3, "which decide the vote"
+    assert not any(overlaps["off bf16 one by one"])
+
+
 def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lookahead_agent.bench.arms.available_cores", lambda: [0, 1, 2, 3])
     config = BenchConfig(extra_device_for_draft=True)
@@ -402,6 +417,7 @@ def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) ->
         ({"blocks": [["lr"]], "tasks": [{"modes": ["lr", "sd"]}]}, "each mode that is measured once"),
         ({"draft_url": "http://x/v1"}, "extra_device_for_draft"),
         ({"tasks": []}, "tasks"),
+        ({"tasks": [{"one_by_one": ["bf16"]}]}, "a question is one call"),
     ],
 )
 def test_benchmarks_that_cannot_be(fields: dict[str, Any], message: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lookahead_agent import ChatLookahead
+from lookahead_agent import ChatLookahead, chat_call
 from lookahead_agent.arranging import Arranged
 from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.machine.choice import Arrangement
@@ -62,3 +64,26 @@ def test_replies_that_were_written_at_once_tell_nothing(observed: Observed) -> N
     for _ in range(3):
         llm.invoke("?")
     assert observed.paces()
+
+
+class Counting(ScriptedEngine):
+    """Notes how many replies were there when it was first asked for tokens."""
+
+    replies: EngineSet
+    seen: list[int]
+
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        self.seen.append(self.replies.replies.now)
+        return super().generate(prompt_ids, sampling)
+
+
+def test_the_first_of_a_burst_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the draft would read its prompt, since nobody knows that more follow."""
+    monkeypatch.setattr(chat_call, "_GATHERING", 1.0)
+    target = Counting(ScriptedTokenizer(), replying(lambda _: "one two three four"))
+    by_load = {"method": "draft_model", "num_speculative_tokens_per_batch_size": [(1, 3, 2), (4, 32, 0)]}
+    arranged = Arranged(None, None, {"speculative_config": by_load}, guessing="draft_model")
+    target.replies, target.seen = EngineSet(target, arranged=arranged), []
+    assert target.replies.draft_pauses
+    ChatLookahead(engines=target.replies, policy="off").batch(["?"] * 6)
+    assert target.seen[0] == 6
