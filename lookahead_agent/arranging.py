@@ -267,7 +267,7 @@ def _precisions(precision: Precision, arguments: Mapping[str, Any], folder: Path
         known = _DTYPES.get(str(arguments["dtype"]).removeprefix("torch."))
         _given(precision, arguments)
         return (known,) if known is not None else ()
-    if precision == "int8" and not _multiplies_int8():
+    if precision == "int8" and not multiplies_int8():
         raise ConfigurationError(
             "this processor has no instructions for int8 arithmetic (VNNI, AMX): choose the precision int8-weights"
         )
@@ -275,11 +275,12 @@ def _precisions(precision: Precision, arguments: Mapping[str, Any], folder: Path
         return (precision,)
     # Emulated, int8 is slower than anything else, and the engine may not come up in time; where it is not, float
     # activations lose what a batch wins.
-    without = "int8-weights" if _multiplies_int8() else "int8"
+    without = "int8-weights" if multiplies_int8() else "int8"
     return tuple(kernel for kernel in KERNELS if kernel != without)
 
 
-def _multiplies_int8() -> bool:
+def multiplies_int8() -> bool:
+    """Whether the processor has instructions for int8 arithmetic."""
     return not set(processor().split()).isdisjoint(_INT8_INSTRUCTIONS)
 
 

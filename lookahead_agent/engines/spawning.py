@@ -51,6 +51,22 @@ def _bound_to(cores: str) -> Cores:
     return Cores(cores)
 
 
+class Setting(str):
+    """`NAME=value` in the environment of a process that unpickles it, unless the user has set it there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _set, (str(self),)
+
+    def __deepcopy__(self, _: object) -> Setting:
+        return self
+
+
+def _set(setting: str) -> Setting:
+    name, _, value = setting.partition("=")
+    os.environ.setdefault(name, value)
+    return Setting(setting)
+
+
 class Imported(str):
     """Name of a module that a process which unpickles it imports, for what the module makes known to vLLM."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import threading
@@ -18,13 +19,14 @@ from typing import Any
 
 import psutil
 
+from lookahead_agent.engines.cores import available_cores
 from lookahead_agent.engines.deaths import Deaths
 from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.quantizations import modules_of
-from lookahead_agent.engines.spawning import Cores, Imported, Starts
+from lookahead_agent.engines.spawning import Cores, Imported, Setting, Starts
 from lookahead_agent.engines.token_speculation import PAUSING_DRAFT, is_guided, pauses
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import (
@@ -305,6 +307,8 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
         more[module] = Imported(module)
     if runs_on_cpu():
         more[CPU_SAMPLING] = Imported(CPU_SAMPLING)
+        if _a_head_for_each_core(config.model):
+            more["attention"] = Setting("VLLM_CPU_ATTN_SPLIT_KV=0")
     if runs_on_cpu() and pauses(arguments.get("speculative_config")):
         more[PAUSING_DRAFT] = Imported(PAUSING_DRAFT)
     if config.cores is not None and runs_on_cpu():
@@ -314,6 +318,16 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     if more:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), **more}
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _a_head_for_each_core(model: Path) -> bool:
+    """Whether attention can keep every core busy without dividing what a token looks back on.
+
+    By how vLLM divides it, by threads and batch, sums are rounded: undivided, a reply does not depend on either.
+    """
+    stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    heads = stated.get("num_key_value_heads") or stated.get("num_attention_heads") or 0
+    return len(available_cores()) <= int(heads)
 
 
 def _defaults(config: VLLMConfig) -> dict[str, Any]:
@@ -352,8 +366,6 @@ def _without_folders(value: Any) -> Any:
 
 
 def _trained_context(model: Path) -> int:
-    import json
-
     stated = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
     return int(stated) if stated else 8192
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import shutil
 import statistics
 from contextlib import aclosing
 from pathlib import Path
@@ -14,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.arranging import as_precision
+from lookahead_agent.arranging import as_precision, multiplies_int8
 from lookahead_agent.engines import vnni_kernel
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.machine.choice import Precision
+from lookahead_agent.models.cache import cache_dir
 from lookahead_agent.models.quantize import quantized
 from lookahead_agent.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
@@ -31,6 +33,9 @@ ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, but for what was measured of the machine."""
+    if (cache_dir() / "machine").is_dir():
+        shutil.copytree(cache_dir() / "machine", tmp_path / "machine")
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
     return tmp_path
 
@@ -191,6 +196,34 @@ def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path], p
         assert figures["mode"] == "sd"
         assert figures["engines"]["precision"] == {"target": precision, "draft": "int8-weights"}
         assert precision in llm.explain()
+
+
+def test_exact_is_the_targets_reply_in_int8(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
+    """Integers sum the same in every batch, so what is written ahead and beside guesses is token for token the same."""
+    kernel: Precision = "int8" if multiplies_int8() else "int8-weights"
+    written: dict[tuple[str, str], list[list[int]]] = {}
+    for guessing in ("none", "guided"):
+        with ChatLookahead(
+            model=str(tiny_pair[0]),
+            draft_model=str(tiny_pair[1]),
+            depth=4,
+            precision=kernel,
+            draft_precision=kernel,
+            token_speculation=guessing,
+            temperature=0,
+            max_tokens=64,
+            engine_args=ENGINE,
+            draft_engine_args=ENGINE,
+            return_token_ids=True,
+        ) as llm:
+            for policy in ("off", "exact", "exact:synchronous=true"):
+                told = [message.response_metadata for message in llm.batch(questions(24, seed=5), policy=policy)]
+                written[guessing, policy] = [one["token_ids"] for one in told]
+            assert told[0]["lookahead"]["engines"]["precision"] == {"target": kernel, "draft": kernel}
+            # In rounds the target waits for its draft, so that steps of it stand on any machine.
+            assert sum(one["lookahead"]["accepted"] for one in told) > 0
+    alone = written.pop(("none", "off"))
+    assert {way for way, ids in written.items() if ids != alone} == set()
 
 
 def test_int8_is_sure_of_what_the_model_is_sure_of(cache: Path, tiny_pair: tuple[Path, Path]) -> None:

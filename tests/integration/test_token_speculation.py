@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from langchain_core.messages import AIMessage
 
 from lookahead_agent import ChatLookahead, background
 from lookahead_agent.engines.protocol import Sampling
@@ -79,5 +81,19 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
         assert background.run(passes(long[0])) < 0.95, "guessed"
         together = [message.response_metadata["token_ids"] for message in llm.batch(asked[:-1])]
         assert together == alone[:-1]
-        assert background.run(passes(long[1])) == 1, "the draft has not read the prompt, which is not read again"
+        # Which of them vLLM takes in first, while they are so few that the draft reads their prompts, nobody knows.
+        unread = [question for question in long[1:-1] if background.run(passes(question)) == 1]
+        assert len(unread) >= len(long[1:-1]) - 3, "the draft has not read the prompt, which is not read again"
         assert background.run(passes(long[-1])) < 0.95, "it has read this one"
+
+        sampled = [{"temperature": 0.7, "seed": number} for number in range(6)]
+        told = [llm.invoke(ASKED[0], **each).response_metadata for each in sampled]
+        assert all(one["lookahead"]["passes"] == len(one["token_ids"]) for one in told), "nothing is guessed"
+
+        async def beside_each_other() -> list[AIMessage]:
+            return await asyncio.gather(*(llm.ainvoke(ASKED[0], **each) for each in sampled))
+
+        ids = [message.response_metadata["token_ids"] for message in asyncio.run(beside_each_other())]
+        assert ids == [one["token_ids"] for one in told], "a seed fixes a reply whatever runs beside it"
+        other = llm.invoke(ASKED[0], temperature=0.7).response_metadata
+        assert other["lookahead"]["passes"] < len(other["token_ids"]), "without a seed there are guesses"
