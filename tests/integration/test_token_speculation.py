@@ -88,7 +88,6 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
 
         sampled = [{"temperature": 0.7, "seed": number} for number in range(6)]
         told = [llm.invoke(ASKED[0], **each).response_metadata for each in sampled]
-        assert all(one["lookahead"]["passes"] == len(one["token_ids"]) for one in told), "nothing is guessed"
 
         async def beside_each_other() -> list[AIMessage]:
             return await asyncio.gather(*(llm.ainvoke(ASKED[0], **each) for each in sampled))
