@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.bench.config import BenchConfig, TaskConfig
+from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig
 from lookahead_agent.bench.difference import changes
 from lookahead_agent.bench.plots import pictures
 from lookahead_agent.bench.prediction import predict
@@ -179,7 +179,7 @@ def test_results_of_every_version_are_read(file: Path) -> None:
     assert off.mode == "off"
     assert off.right is not None
     assert all(arm.speedup for arm in report.arms if arm.mode != "off")
-    assert {arm.mode for arm in report.arms} <= {"off", "auto", "sd", "lr", "lr+sd", "specreason", "random"}
+    assert {arm.mode for arm in report.arms} <= set(MODES)
     assert report.tables("questions")
 
 
