@@ -59,7 +59,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(up_command, "_start", lambda _: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    problem = '{"id": "a", "question": "How many?", "answer": "36"}\n'
+    problem = '{"id": "a", "question": "How many?", "answer": "36", "solution": "It is 36."}\n'
     (tmp_path / "problems.jsonl").write_text(problem)
 
 
