@@ -199,8 +199,7 @@ class ChatCall:
     async def _learn(self, reply: ChatReply) -> None:
         """Remember what the reply took, of which nothing ran beside."""
         engines, tokens = self._engines, len(reply.token_ids)
-        sampling = self._request.sampling
-        unguessed = sampling.seed is not None and sampling.temperature > 0  # no tokens are guessed for it
+        unguessed = self._request.sampling.seeded
         if tokens < _TELLING_TOKENS or reply.report.speculation_off is not None or unguessed:
             return
         # Without the prompt: what it takes depends on its length, and on how much of it the engine has seen before.

@@ -163,8 +163,7 @@ class _Driver:
 
         A seed fixes a sampled reply, and guesses, which come when they come, change which random numbers it takes.
         """
-        sampling = self._request.sampling
-        seeded = sampling.seed is not None and sampling.temperature > 0
+        seeded = self._request.sampling.seeded
         if not self._settings.guided or seeded or draft is target or not self._vocabularies.shared:
             return None
         if not isinstance(target, Guided) or not target.guided:

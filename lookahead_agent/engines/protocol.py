@@ -38,6 +38,11 @@ class Sampling:
     prompt_logprobs: bool = False
     structured: Mapping[str, Any] | None = None
 
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed fixes the random numbers: no tokens are guessed then, which would change which are taken."""
+        return self.seed is not None and self.temperature > 0
+
 
 @dataclass(frozen=True)
 class Delta:
