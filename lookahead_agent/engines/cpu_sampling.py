@@ -73,7 +73,10 @@ def without_sorting_all(sort_all: Filter) -> Filter:
         alone = (logits >= last).sum(dim=-1, keepdim=True) <= allowed
         whole = torch.where(limited, alone, ~kept[:, -1:] & (allowed == every)).squeeze(1)
         rest = ~whole
-        sorted_all = sort_all(logits[rest], None if k is None else k[rest], p[rest]) if bool(rest.any()) else logits[:0]
+        sorted_all = logits[:0]
+        if bool(rest.any()):
+            # In float32, as everything above: sums of chances in bfloat16 are off by whole tokens.
+            sorted_all = sort_all(logits[rest].float(), None if k is None else k[rest], p[rest]).to(logits.dtype)
         logits.fill_(-torch.inf)
         logits.scatter_(1, where, values.masked_fill(~kept, -torch.inf).to(logits.dtype))
         logits[rest] = sorted_all
