@@ -84,7 +84,7 @@ class Arranged:
     target_arguments: Mapping[str, Any] = field(default_factory=dict)
     draft_arguments: Mapping[str, Any] = field(default_factory=dict)
     guessing: str = "none"
-    precision: Mapping[str, str] = field(default_factory=dict)
+    precision: Mapping[str, Kernel] = field(default_factory=dict)
     reason: str = ""
     arrangement: Arrangement | None = None
     observed: Observed | None = None

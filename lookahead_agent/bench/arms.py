@@ -141,6 +141,7 @@ def chat_model(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead
         "precision": "auto" if arm.mode == "auto" else arm.precision or config.precision,
         "temperature": config.temperature,
         "top_p": config.top_p,
+        "top_k": config.top_k,
         "max_tokens": task.max_tokens,
         "return_token_ids": True,
         # What is measured are the engines of this run.

@@ -131,6 +131,7 @@ class BenchConfig(BaseModel):
             has the same cores or devices.
         temperature: 0 is greedy; None: what the model's makers recommend.
         top_p: None: what the model's makers recommend.
+        top_k: As `top_p`; 0 is no limit.
         seed: Of the first sample; None: replies have none (a sampled reply with a seed gets no guesses of tokens from a
             guided target, since they would change which random numbers it takes).
         blocks: Modes whose engines are in memory together, block after block, where all at once would not fit. "off"
@@ -157,6 +158,7 @@ class BenchConfig(BaseModel):
     extra_device_for_draft: bool = False
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
     seed: int | None = None
     blocks: tuple[tuple[ModeName, ...], ...] = ()
     tasks: tuple[TaskConfig, ...] = Field(default=(TaskConfig(),), min_length=1)

@@ -68,6 +68,12 @@ def run(
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Probability mass that is sampled from.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=0, help="Likeliest tokens that are sampled from; 0: no limit.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Of the first sample; without it, replies have none.")
     ] = None,
@@ -128,6 +134,8 @@ def run(
         "judge_model": judge,
         "token_speculation": token_speculation,
         "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
         "seed": seed,
         "precision": precision,
         "extra_device_for_draft": extra_device_for_draft or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.tables import as_rich, console
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.borders import MeasuredPoint, picture
 from lookahead_agent.plan.borders import borders as find_borders
 from lookahead_agent.plan.cost_file import read_costs, write_costs
@@ -65,6 +67,20 @@ def plan(
             "minutes).",
         ),
     ] = None,
+    point: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--point",
+            metavar="NAME=STEPS,TOKENS",
+            help="With --borders: acceptance of steps and of tokens measured elsewhere, such as sampled=0.4,0.7. "
+            "Repeatable.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="At which acceptance is measured; 0 is greedy.")
+    ] = 0.0,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -76,9 +92,15 @@ def plan(
         raise typer.BadParameter(f"{tokens_by!r} is neither draft_model nor ngram", param_hint="--token-speculation")
     if borders is not None and borders.suffix != ".svg":
         raise typer.BadParameter(f"{borders.name} is not .svg", param_hint="--borders")
+    elsewhere = dict(_point(given) for given in point or ())
+    if elsewhere and borders is None:
+        raise typer.BadParameter("there is no picture to show it in: give --borders", param_hint="--point")
     known = alpha is not None and token_alpha is not None
     if dummy_weights and not known:
         raise typer.BadParameter("made-up weights accept nothing: give --alpha and --token-alpha")
+    planned_for = options.policy_of(policy, None)
+    if not known and not planned_for.speculates:
+        raise typer.BadParameter("it accepts no step: give --alpha and --token-alpha", param_hint="--policy")
     problems = [] if known else read_problems(dataset_file(dataset), limit)
     arguments = options.engine_arguments(engine_arg)
     measured = read_costs(costs)
@@ -89,13 +111,23 @@ def plan(
             dummy_weights=dummy_weights,
             engine_args=arguments,
             draft_engine_args=arguments,
+            precision=precision,
+            draft_precision=draft_precision,
             progress=Bars(),
         )
         if costs is not None:
             write_costs(costs, measured)
     found = Acceptance(0.0, 0.0)
     if not known:
-        fields: dict[str, Any] = {"policy": options.policy_of(policy, None), "temperature": 0.0, "max_tokens": 256}
+        # Steps are commanded, or the draft has no engine where the library would do without them.
+        steps = planned_for.model_copy(update={"depth": planned_for.steps_ahead})
+        fields: dict[str, Any] = {
+            "policy": steps,
+            "temperature": temperature,
+            "max_tokens": 256,
+            "precision": precision,
+            "draft_precision": draft_precision,
+        }
         fields |= {"streaming": True, "return_token_ids": True}
         with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_running=False, **fields) as llm:
             llm.start(Bars())
@@ -109,7 +141,8 @@ def plan(
     method: Literal["draft_model", "ngram"] = "ngram" if tokens_by == "ngram" else "draft_model"
     settings = best_settings(measured, acceptance, tokens_by=method)
     if borders is not None:
-        _draw_borders(borders, measured, acceptance)
+        here = {f"this pair, c = {measured.c:.2f}": acceptance}
+        _draw_borders(borders, measured, here | elsewhere)
     if as_json:
         result = {
             "settings": [asdict(setting) for setting in settings],
@@ -123,15 +156,36 @@ def plan(
     _show(measured, acceptance, settings, method)
 
 
-def _draw_borders(file: Path, measured: MachineCosts, acceptance: Acceptance) -> None:
-    cells = find_borders(measured, _RATIOS, _RATES)
-    point = MeasuredPoint(acceptance.steps, acceptance.tokens, measured.c, f"this pair, c = {measured.c:.2f}")
-    save_svg(file, picture(cells, [point]))
+def _point(given: str) -> tuple[str, Acceptance]:
+    name, separator, rates = given.rpartition("=")
+    try:
+        steps, tokens = map(float, rates.split(","))
+        found = Acceptance(steps, tokens)
+    except (ValueError, ConfigurationError) as error:
+        raise typer.BadParameter(f"{given!r} is not NAME=STEPS,TOKENS", param_hint="--point") from error
+    if not separator or not name:
+        raise typer.BadParameter(f"{given!r} has no name", param_hint="--point")
+    return name, found
+
+
+def _draw_borders(file: Path, measured: MachineCosts, named: Mapping[str, Acceptance]) -> None:
+    # The pair's own cost ratio in place of the nearest, so that its points lie where they belong.
+    nearest = min(_RATIOS, key=lambda ratio: abs(ratio - measured.c))
+    ratios = [measured.c if ratio == nearest else ratio for ratio in _RATIOS]
+    cells = find_borders(measured, ratios, _RATES)
+    points = [MeasuredPoint(each.steps, each.tokens, measured.c, label) for label, each in named.items()]
+    save_svg(file, picture(cells, points))
 
 
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: str) -> None:
     show = console()
     show.print(as_rich(measured.table()))
+    models = [
+        name + (f" in {measured.precision[role]}" if role in measured.precision else "")
+        for role, name in measured.models.items()
+    ]
+    if models:
+        show.print(f"{' with '.join(models)}.", highlight=False)
     show.print(
         f"c = {measured.c:.2f}; {measured.beside.free_batch()} steps at once cost at most a quarter more than one; "
         f"α = {acceptance.steps:.2f}, of tokens {acceptance.tokens:.2f}; {acceptance.step_tokens:.0f} tokens a step, "

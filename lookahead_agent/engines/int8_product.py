@@ -8,6 +8,8 @@ from types import ModuleType
 import torch
 from vllm import _custom_ops as ops
 
+from lookahead_agent.engines.matrix import Matrix
+
 _BLOCK = 1 << 17
 """Weights that are rounded at a time: few enough to be in a core's cache from one operation to the next."""
 _MOST_TOKENS = 32
@@ -34,7 +36,7 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return integers, scale
 
 
-class Int8Product:
+class Int8Product(Matrix):
     """A matrix in int8, multiplied by our own kernel where the processor is one for it (`vnni_kernel`).
 
     What is summed are integers, so a token's outputs do not depend on what else is in the batch.
@@ -47,6 +49,7 @@ class Int8Product:
     """
 
     def __init__(self, integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> None:
+        super().__init__(integers.shape[0], out)
         kernel = _kernel()
         self._multiply: Multiply
         if kernel is not None and kernel.fits(*integers.shape, activations, out):
@@ -54,10 +57,9 @@ class Int8Product:
         else:
             self._multiply = _by_vllm(integers, scale, out)
 
-    def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
-        out = self._multiply(inputs.reshape(-1, inputs.shape[-1]), bias)
-        return out.reshape(*inputs.shape[:-1], out.shape[-1])
+    def multiplied(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply `tokens` of the shape (tokens, inputs); the result has (tokens, outputs)."""
+        return self._multiply(tokens, bias)
 
 
 Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]

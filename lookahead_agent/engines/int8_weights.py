@@ -20,6 +20,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from lookahead_agent.engines.int8_product import rounded
+from lookahead_agent.engines.matrix import Matrix
 from lookahead_agent.engines.output_layer import RoundedOutputLayer
 from lookahead_agent.engines.quantizations import INT8_WEIGHTS
 
@@ -31,7 +32,7 @@ def _kernel() -> ModuleType:
     return int8_kernel
 
 
-class Int8Matrix:
+class Int8Matrix(Matrix):
     """A matrix of a layer.
 
     Args:
@@ -39,17 +40,18 @@ class Int8Matrix:
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__(weight.shape[0])
         kernel = _kernel()
         integers, self.scale = rounded(weight)
         self.integers = kernel.packed(integers)
         self._multiply = kernel.multiply
 
-    def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
-        out = self._multiply(inputs.reshape(-1, inputs.shape[-1]).float(), self.integers, self.scale)
+    def multiplied(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply `tokens` of the shape (tokens, inputs); the result has (tokens, outputs)."""
+        out = self._multiply(tokens.float(), self.integers, self.scale)
         if bias is not None:
             out += bias
-        return out.to(inputs.dtype).reshape(*inputs.shape[:-1], out.shape[-1])
+        return out.to(tokens.dtype)
 
 
 class _LinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]

@@ -136,8 +136,6 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     if on_cpu:
-        # Nothing is compiled on a CPU (enforce_eager) but one helper of log-probabilities: seconds, to save nothing.
-        quiet["TORCHDYNAMO_DISABLE"] = "1"
         quiet[WAIT_WITHOUT_A_CORE] = "1"
     wanted = {name: value for name, value in quiet.items() if name not in os.environ}
     os.environ.update(wanted)

@@ -301,6 +301,10 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
     more: dict[str, Any] = {}
+    if runs_on_cpu() and arguments["enforce_eager"]:
+        # Then all that is compiled is one helper of log-probabilities: seconds, to save nothing. Before the modules
+        # that follow, for their functions are decorated when they are imported.
+        more["compiler"] = Setting("TORCHDYNAMO_DISABLE=1")
     for module in [*modules_of(arguments), *([CPU_OPERATIONS] if runs_on_cpu() else [])]:
         # Imported for vLLM to know what is in it, here and in its processes.
         import_module(module)

@@ -117,11 +117,12 @@ def picture(cells: Sequence[Cell], points: Sequence[MeasuredPoint] = ()) -> Figu
                 corner = cell.steps - size / 2, cell.tokens - size / 2
                 axes.add_patch(_square(corner, size, COLOURS[cell.mode]))
                 axes.text(cell.steps, cell.tokens, f"{cell.speedup:.1f}", ha="center", va="center", fontsize=6)
-        for point in points:
+        for place, point in enumerate(points):
+            beside = (6, -14 if place % 2 else 6)  # two that are close do not hide each other's names
             if min(ratios, key=lambda ratio: abs(ratio - point.c)) == c:
                 axes.plot(point.steps, point.tokens, "k*", markersize=11)
-                axes.annotate(point.label, (point.steps, point.tokens), (4, 6), textcoords="offset points", fontsize=7)
-        axes.set(title=f"c = {c:g}", xlabel="α: steps accepted", aspect="equal")
+                axes.annotate(point.label, (point.steps, point.tokens), beside, textcoords="offset points", fontsize=7)
+        axes.set(title=f"c = {c:.2g}", xlabel="α: steps accepted", aspect="equal")
         axes.set(xlim=(rates[0] - size / 2, rates[-1] + size / 2), ylim=(rates[0] - size / 2, rates[-1] + size / 2))
     squares[0].set_ylabel("α₂: guessed tokens accepted")
     used = [mode for mode in _BY_NEEDS if any(cell.mode == mode for cell in cells)]

@@ -68,6 +68,7 @@ class MachineCosts(BaseModel):
         draft_alone: The draft with all cores, as it guesses tokens for the target.
         environment: Versions and hardware.
         models: The models' names.
+        precision: Of their weights, where it was given or chosen.
         dummy_weights: Whether the weights were made up; the costs are the same.
     """
 
@@ -79,6 +80,7 @@ class MachineCosts(BaseModel):
     draft_alone: BatchCosts
     environment: dict[str, Any] = Field(default_factory=dict)
     models: dict[str, str] = Field(default_factory=dict)
+    precision: dict[str, str] = Field(default_factory=dict)
     dummy_weights: bool = False
 
     @property

@@ -19,6 +19,7 @@ from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.engines.continuation import continuation_logprobs
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.choice import Precision
 from lookahead_agent.messages import template_messages
 from lookahead_agent.plan.costs import BATCHES, BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.pair import Pair, Role
@@ -34,6 +35,8 @@ def measure_machine(
     dummy_weights: bool = False,
     engine_args: Mapping[str, Any] | None = None,
     draft_engine_args: Mapping[str, Any] | None = None,
+    precision: Precision = "auto",
+    draft_precision: Precision = "auto",
     batches: Sequence[int] = BATCHES,
     progress: Progress | None = None,
 ) -> MachineCosts:
@@ -46,6 +49,8 @@ def measure_machine(
             be sized before it is downloaded.
         engine_args: Arguments of the target's engine.
         draft_engine_args: Arguments of the draft's engine.
+        precision: Of the target's weights; "auto": as they are chosen here.
+        draft_precision: Of the draft's.
         batches: Sizes of batches that are measured.
         progress: Shown what is done.
 
@@ -61,8 +66,8 @@ def measure_machine(
         dummy_weights=dummy_weights,
         engine_args=engine_args or {},
         draft_engine_args=draft_engine_args or {},
-        precision=None,
-        draft_precision=None,
+        precision=precision,
+        draft_precision=draft_precision,
         progress=progress,
     )
     return measure_pair(pair, batches, progress)
@@ -108,6 +113,7 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
         draft_alone=alone["draft"],
         environment=environment(),
         models={role: pair.names[role] for role in roles},
+        precision=pair.precision,
         dummy_weights=pair.dummy_weights,
     )
 

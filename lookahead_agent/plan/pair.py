@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from lookahead_agent.arranging import as_precision
+from lookahead_agent.arranging import Wanted, arrange, as_precision
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.shared import POOL
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.machine.choice import Precision
 from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
@@ -30,7 +31,8 @@ class Pair:
         dummy_weights: Make weights up from the models' configurations, so that only these need to be there.
         engine_args: Arguments of the target's engine.
         draft_engine_args: Arguments of the draft's engine.
-        precision: Of the target's weights; None: as vLLM has them.
+        precision: Of the target's weights; None: as vLLM has them; "auto": as they would be chosen here, which for
+            made-up weights is as vLLM has them.
         draft_precision: Of the draft's.
         progress: Shown what is done.
 
@@ -48,8 +50,8 @@ class Pair:
         dummy_weights: bool,
         engine_args: Mapping[str, Any],
         draft_engine_args: Mapping[str, Any],
-        precision: Kernel | None,
-        draft_precision: Kernel | None,
+        precision: Precision | None,
+        draft_precision: Precision | None,
         progress: Progress,
     ) -> None:
         require_vllm()
@@ -61,15 +63,18 @@ class Pair:
         assert models.draft is not None  # one was asked for
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
         get = fetch_tokenizer if dummy_weights else fetch
-        kernels: dict[Role, Kernel | None] = {"target": precision, "draft": draft_precision}
-        given = {"target": engine_args, "draft": draft_engine_args}
+        given: dict[Role, Mapping[str, Any]] = {"target": engine_args, "draft": draft_engine_args}
         self.names = {role: each.name for role, each in facts.items()}
         self.dummy_weights = dummy_weights
         self._progress = progress
         self._folders: dict[Role, Path] = {}
         self._arguments: dict[Role, dict[str, Any]] = {}
-        for role, each in facts.items():
-            folder, arguments = as_precision(get(each, progress), kernels[role], progress)
+        fetched = {role: get(each, progress) for role, each in facts.items()}
+        wanted: dict[Role, Precision | None] = {"target": precision, "draft": draft_precision}
+        kernels = _chosen(wanted, given, fetched, progress) if not dummy_weights else _unless_auto(wanted)
+        self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
+        for role in facts:
+            folder, arguments = as_precision(fetched[role], kernels[role], progress)
             assert folder is not None
             self._folders[role] = folder
             self._arguments[role] = arguments | dict(given[role])
@@ -130,3 +135,31 @@ class Pair:
             yield started
         finally:
             POOL.release(config)
+
+
+def _unless_auto(wanted: Mapping[Role, Precision | None]) -> dict[Role, Kernel | None]:
+    return {role: None if precision == "auto" else precision for role, precision in wanted.items()}
+
+
+def _chosen(
+    wanted: Mapping[Role, Precision | None],
+    given: Mapping[Role, Mapping[str, Any]],
+    folders: Mapping[Role, Path],
+    progress: Progress,
+) -> dict[Role, Kernel | None]:
+    """Each model's precision where its weights are; "auto" is what the library would choose."""
+    kernels = _unless_auto(wanted)
+    if "auto" not in wanted.values():
+        return kernels
+    arranged = arrange(
+        Wanted(
+            precision=wanted["target"] or "auto",
+            draft_precision=wanted["draft"] or "auto",
+            target_arguments=given["target"],
+            draft_arguments=given["draft"],
+        ),
+        folders["target"],
+        folders["draft"],
+        progress,
+    )
+    return {role: arranged.precision.get(role) if wanted[role] == "auto" else kernels[role] for role in kernels}

@@ -12,7 +12,9 @@ from tests.integration.command_line import command
 
 
 @pytest.mark.timeout(900)
-def test_a_pair_is_planned_from_its_configurations_alone(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_pair_is_planned_from_its_configurations_and_from_itself(
+    tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     bare = []
     for folder in tiny_pair:
         copy = tmp_path / folder.name
@@ -33,3 +35,13 @@ def test_a_pair_is_planned_from_its_configurations_alone(tiny_pair: tuple[Path, 
     assert planned["costs"]["dummy_weights"] is True
     assert all(seconds > 0 for seconds in planned["costs"]["target"]["seconds"].values())
     assert costs.is_file()
+    # What is accepted is measured on the models themselves; what they cost is known.
+    plan = command(tiny_pair, "plan", "--costs", str(costs), "--limit", "2", "--json")
+    process = subprocess.run(plan, capture_output=True, text=True, timeout=600, check=False)
+    assert process.returncode == 0, process.stderr
+    measured = json.loads(process.stdout)
+    assert measured["costs"] == planned["costs"]
+    assert planned["costs"]["precision"] == {}, "made-up weights are as vLLM has them"
+    assert 0 <= measured["acceptance"]["steps"] <= 1
+    assert 0 < measured["acceptance"]["tokens"] < 1
+    assert measured["acceptance"]["step_tokens"] > 1

@@ -21,6 +21,7 @@ from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.machine.choice import Precision
+from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.models.cache import cache_dir
 from lookahead_agent.models.quantize import quantized
 from lookahead_agent.progress import LogProgress
@@ -241,6 +242,22 @@ def test_int8_is_sure_of_what_the_model_is_sure_of(cache: Path, tiny_pair: tuple
     apart = statistics.mean(abs(one - other) for one, other in zip(exact, rounded, strict=True))
     assert apart < 0.25 * statistics.stdev(exact)
     assert apart > 0, "it is another precision"
+
+
+@pytest.mark.parametrize("kernel", ["int8", "int8-weights"])
+def test_a_compiled_engine_multiplies_by_our_kernels_too(
+    cache: Path, tiny_pair: tuple[Path, Path], kernel: Kernel
+) -> None:
+    folder, arguments = as_precision(tiny_pair[0], kernel, LogProgress())
+    assert folder is not None
+    found = []
+    for eager in (True, False):
+        config = VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments | {"enforce_eager": eager}))
+        with VLLMEngine(config) as engine:
+            ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
+            found.append(asyncio.run(_logprobs(engine, ids)))
+    apart = statistics.mean(abs(one - other) for one, other in zip(*found, strict=True))
+    assert 0 < apart < 0.05 * statistics.stdev(found[0]), "what is between them is rounded otherwise, and no more"
 
 
 async def _logprobs(engine: VLLMEngine, ids: list[int]) -> list[float]:

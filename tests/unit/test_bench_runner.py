@@ -317,7 +317,7 @@ def test_each_node_gets_its_policy_in_each_mode() -> None:
 
 
 def test_what_a_mode_makes_of_the_chat_model() -> None:
-    config = BenchConfig(token_speculation="ngram")
+    config = BenchConfig(token_speculation="ngram", temperature=0.7, top_p=0.8, top_k=20)
     task = TaskConfig(max_tokens=77, modes=MODES)
     fields = {arm.mode: chat_model(config, task, arm) for arm in arms_of(task)}
     assert {mode: llm.token_speculation for mode, llm in fields.items()} == {
@@ -333,6 +333,7 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
     }
     assert {mode: str(llm.policy) for mode, llm in fields.items()}["specreason"] == "specreason"
     assert all(llm.max_tokens == 77 for llm in fields.values())
+    assert {(llm.temperature, llm.top_p, llm.top_k) for llm in fields.values()} == {(0.7, 0.8, 20)}
     commanded = {mode for mode, llm in fields.items() if llm.policy_for().commands_steps}
     assert commanded == {"lr", "lr+sd", "lr+guided", "specreason", "random"}
     fixed = BenchConfig(precision="bf16")

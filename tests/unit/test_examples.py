@@ -55,7 +55,7 @@ SAYS = {
     "custom_tool": ["May this call be made?", "It is ordered."],
     "concurrent_users": ["It is 36.\n" * 4],
     "tracing": ["run.html"],
-    "changing_questions": ["sums: ", "names: ", "sums again: ", " ms a token; "],
+    "changing_questions": ["sums: ", "tales: ", "sums again: ", " ms a token; "],
     "ask_our_docs": ["librarian: It is lossless.", "statistician: They are 23.", "23 were right."],
 }
 

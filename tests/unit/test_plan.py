@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.arranging import Arranged
 from lookahead_agent.bench.plots import as_svg
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cli import plan as plan_command
@@ -20,7 +21,9 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.borders import MeasuredPoint, borders, picture
 from lookahead_agent.plan.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.measuring import measure_acceptance
+from lookahead_agent.plan.pair import Pair as PairOfModels
 from lookahead_agent.plan.planner import Acceptance, plan
+from lookahead_agent.progress import LogProgress
 from lookahead_agent.theory import guided_speedup
 from tests.unit.chat import replying, scripted_engines
 from tests.unit.test_cli import run
@@ -233,6 +236,90 @@ def test_the_command_measures_and_keeps_what_it_measured(
 
 
 @pytest.mark.parametrize(
+    ("given", "dummy", "kernels"),
+    [
+        (("auto", "auto"), False, ["int8", "bf16"]),
+        (("fp32", "auto"), False, ["fp32", "bf16"]),
+        (("fp32", "fp32"), False, ["fp32", "fp32"]),
+        ((None, None), False, [None, None]),
+        (("auto", "auto"), True, [None, None]),
+    ],
+)
+def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
+    given: tuple[Any, Any], dummy: bool, kernels: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str | None] = []
+
+    def taking(folder: Path, kernel: str | None, progress: Any) -> tuple[Path, dict[str, Any]]:
+        taken.append(kernel)
+        return folder, {}
+
+    chosen = Arranged(None, None, precision={"target": "int8", "draft": "bf16"})
+    for name, stand_in in {
+        "require_vllm": lambda: None,
+        "fetch": lambda facts, _: Path(facts.name),
+        "fetch_tokenizer": lambda facts, _: Path(facts.name),
+        "arrange": lambda *_: chosen,
+        "as_precision": taking,
+    }.items():
+        monkeypatch.setattr(f"lookahead_agent.plan.pair.{name}", stand_in)
+    pair = PairOfModels(
+        "qwen2.5-coder-1.5b",
+        None,
+        dummy_weights=dummy,
+        engine_args={},
+        draft_engine_args={},
+        precision=given[0],
+        draft_precision=given[1],
+        progress=LogProgress(),
+    )
+    assert taken == kernels
+    assert list(pair.precision.values()) == [kernel for kernel in kernels if kernel is not None]
+
+
+def test_points_measured_elsewhere_are_in_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[MeasuredPoint] = []
+
+    def draw(cells: Any, points: Any) -> Any:
+        drawn.extend(points)
+        return picture(cells, points)
+
+    monkeypatch.setattr(plan_command, "find_borders", lambda costs, *_: borders(costs, [0.3], [0.0, 1.0]))
+    monkeypatch.setattr(plan_command, "picture", draw)
+    costs, file = tmp_path / "costs.json", tmp_path / "borders.svg"
+    costs.write_text(SMALL.model_dump_json())
+    arguments = ["plan", "--costs", str(costs), "--alpha", "0.6", "--token-alpha", "0.8", "--borders", str(file)]
+    assert run(*arguments, "--point", "a=b=0.4,0.7", monkeypatch=monkeypatch) == 0
+    assert [(point.label, point.steps, point.tokens) for point in drawn] == [
+        ("this pair, c = 0.33", 0.6, 0.8),
+        ("a=b", 0.4, 0.7),
+    ]
+    assert file.read_text().startswith("<svg")
+    capsys.readouterr()
+
+
+def test_acceptance_is_measured_at_the_temperature_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def chat(**fields: Any) -> ChatLookahead:
+        asked.append(fields)
+        return ChatLookahead(engines=scripted_engines(lambda _: "One."), temperature=fields["temperature"])
+
+    monkeypatch.setattr(plan_command.options, "chat_model", chat)
+    monkeypatch.setattr(plan_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
+    costs = tmp_path / "costs.json"
+    costs.write_text(SMALL.model_dump_json())
+    assert run("plan", "--costs", str(costs), "--temperature", "0.7", monkeypatch=monkeypatch) == 0
+    assert [fields["temperature"] for fields in asked] == [0.7]
+    assert all(fields["policy"].commands_steps for fields in asked), "or the draft would have no engine to be asked"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--dummy-weights"], "--alpha"),
@@ -240,6 +327,12 @@ def test_the_command_measures_and_keeps_what_it_measured(
         (["--alpha", "2"], "--alpha"),
         (["--token-speculation", "guess"], "draft_model"),
         (["--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--point", "sampled=0.4,0.7"], "--borders"),
+        (["--borders", "b.svg", "--point", "sampled=0.4"], "NAME=STEPS,TOKENS"),
+        (["--borders", "b.svg", "--point", "sampled=0.4,1.7"], "NAME=STEPS,TOKENS"),
+        (["--borders", "b.svg", "--point", "0.4,0.7"], "has no name"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--policy", "off"], "accepts no step"),
         (["--costs", __file__, "--alpha", "0.5", "--token-alpha", "0.5"], "no measured costs"),
     ],
 )
