@@ -115,7 +115,7 @@ def test_a_start_that_fails_or_is_interrupted_leaves_nothing(
     started = descendants(up.pid)
     assert started
     up.send_signal(signal.SIGINT)
-    up.communicate(timeout=300)
+    up.communicate(timeout=240)
     assert up.returncode == 130
     _, alive = psutil.wait_procs(started, timeout=20)
     assert not alive
