@@ -127,8 +127,9 @@ def plan(
             "max_tokens": 256,
             "precision": precision,
             "draft_precision": draft_precision,
+            "streaming": True,
+            "return_token_ids": True,
         }
-        fields |= {"streaming": True, "return_token_ids": True}
         with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_running=False, **fields) as llm:
             llm.start(Bars())
             found = measure_acceptance(llm, problems, Bars())

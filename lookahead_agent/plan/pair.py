@@ -71,7 +71,9 @@ class Pair:
         self._arguments: dict[Role, dict[str, Any]] = {}
         fetched = {role: get(each, progress) for role, each in facts.items()}
         wanted: dict[Role, Precision | None] = {"target": precision, "draft": draft_precision}
-        kernels = _chosen(wanted, given, fetched, progress) if not dummy_weights else _unless_auto(wanted)
+        choose = "auto" in wanted.values() and not dummy_weights
+        chosen = _precisions_chosen(wanted, given, fetched, progress) if choose else {}
+        kernels = {role: chosen.get(role) if each == "auto" else each for role, each in wanted.items()}
         self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         for role in facts:
             folder, arguments = as_precision(fetched[role], kernels[role], progress)
@@ -137,29 +139,17 @@ class Pair:
             POOL.release(config)
 
 
-def _unless_auto(wanted: Mapping[Role, Precision | None]) -> dict[Role, Kernel | None]:
-    return {role: None if precision == "auto" else precision for role, precision in wanted.items()}
-
-
-def _chosen(
+def _precisions_chosen(
     wanted: Mapping[Role, Precision | None],
     given: Mapping[Role, Mapping[str, Any]],
     folders: Mapping[Role, Path],
     progress: Progress,
-) -> dict[Role, Kernel | None]:
-    """Each model's precision where its weights are; "auto" is what the library would choose."""
-    kernels = _unless_auto(wanted)
-    if "auto" not in wanted.values():
-        return kernels
-    arranged = arrange(
-        Wanted(
-            precision=wanted["target"] or "auto",
-            draft_precision=wanted["draft"] or "auto",
-            target_arguments=given["target"],
-            draft_arguments=given["draft"],
-        ),
-        folders["target"],
-        folders["draft"],
-        progress,
+) -> Mapping[str, Kernel]:
+    """What the library would choose for each model, by role."""
+    way = Wanted(
+        precision=wanted["target"] or "auto",
+        draft_precision=wanted["draft"] or "auto",
+        target_arguments=given["target"],
+        draft_arguments=given["draft"],
     )
-    return {role: arranged.precision.get(role) if wanted[role] == "auto" else kernels[role] for role in kernels}
+    return arrange(way, folders["target"], folders["draft"], progress).precision
