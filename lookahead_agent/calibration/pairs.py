@@ -13,10 +13,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lookahead_agent.bench.row_file import Row, RowFile
-from lookahead_agent.calibration.arithmetic import false_equations
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.protocol import StepPair
 
 
@@ -90,8 +90,7 @@ class PairRow(BaseModel):
     def false_arithmetic(self) -> list[str]:
         """Equations of the draft's step that do not hold and that the target's step has not."""
         pair = self.pair
-        own = false_equations(pair.target.text)
-        return [equation for equation in false_equations(pair.draft.text) if equation not in own]
+        return false_only_in(pair.draft.text, pair.target.text)
 
 
 class OutcomesRow(BaseModel):

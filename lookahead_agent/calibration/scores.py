@@ -13,6 +13,7 @@ from lookahead_agent.calibration.pairs import LabelledPair, PairRow
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.verifiers import JudgeVerifier, LikelihoodVerifier, ScoreVerifier
+from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.judge import swapped
 from lookahead_agent.verifiers.protocol import DraftStep
 from lookahead_agent.verifiers.results import different_results
@@ -98,7 +99,7 @@ class Candidate:
                 return math.inf
             of_pair = pair.row.pair
             texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
-            if self._rules.compares_results and different_results(*texts) is not None:
+            if self._rules.compares_results and (different_results(*texts) is not None or false_only_in(*texts)):
                 return -math.inf
         if not all(name in pair.scores for name in self.measures):
             return None

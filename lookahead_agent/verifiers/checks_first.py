@@ -1,20 +1,21 @@
-"""Checks before any model is asked: the same text means the same, different results do not."""
+"""Checks before any model is asked: the same text means the same, different results and false arithmetic do not."""
 
 from __future__ import annotations
 
+from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
 from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier, Writing
 from lookahead_agent.verifiers.results import different_results
 
 
 class ChecksFirst:
-    """Accepts equal texts, rejects pairs with different results, and leaves the others to another verifier.
+    """Accepts equal texts, rejects pairs with different results or false arithmetic, and leaves the others.
 
     A small judge is far too lenient about numbers, and an embedding hardly sees them.
 
     Args:
         verifier: Decides about what is left.
-        same_results: Whether numbers, units and equations are compared.
+        same_results: Whether numbers, units and equations are compared, and the draft's arithmetic checked.
     """
 
     def __init__(self, verifier: Verifier, *, same_results: bool = True) -> None:
@@ -26,8 +27,11 @@ class ChecksFirst:
         if pair.same_text:
             return Verdict(True, "same text")
         draft, target = pair.draft.text.strip(), pair.target.text.strip()
-        if self._same_results and (difference := different_results(draft, target)) is not None:
-            return Verdict(False, difference)
+        if self._same_results:
+            if (difference := different_results(draft, target)) is not None:
+                return Verdict(False, difference)
+            if false_only_in(draft, target):
+                return Verdict(False, "false arithmetic")
         return await self._verifier.verify(pair)
 
     def refutes(self, draft: Writing, target: Writing) -> bool:

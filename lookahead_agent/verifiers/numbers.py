@@ -8,7 +8,8 @@ from functools import lru_cache
 
 _ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
 _BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+", re.MULTILINE)
-_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{?\s*(-?[\d.,]+)\s*\}?\s*\{?\s*(-?[\d.,]+)\s*\}?")
+# "\frac{1}{12}", and "\frac1{12}" or "\frac12", where one digit needs no braces.
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*(?:\{\s*(-?[\d.,]+)\s*\}|(\d))")
 _LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
 NUMBER = re.compile(
     r"""
@@ -28,7 +29,7 @@ def normalized(text: str) -> str:
     """The text without the bullets and enumerators of lists and LaTeX's spelling of numbers."""
     text = _ENUMERATOR.sub("", _BULLET.sub("", text))
     text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
-    text = _LATEX_FRACTION.sub(r" \1 / \2 ", text)
+    text = _LATEX_FRACTION.sub(lambda match: f" {match[1] or match[2]} / {match[3] or match[4]} ", text)
     return text.replace("\\$", "$")
 
 

@@ -46,6 +46,7 @@ _UNITS = {
 _UNIT_AFTER = re.compile(r"[\s~]*(?:\\(?:text|mathrm)\{\s*)?([A-Za-z]+|[€£¢°])")
 
 _OPERATORS = {r"\\times|\\cdot|[×·∗]|(?<=\d)\s*x\s*(?=\d)": "*", r"\\div|÷": "/", "[−–]": "-"}
+_COMPOSED_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*\{([^{}]*)\}")
 _ATOM = r"(?:\d+(?:\.\d+)?|\.\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _EQUATION = re.compile(rf"{_ATOM}(?:\s*[-+*/^=]\s*{_ATOM})+")
 
@@ -69,6 +70,8 @@ def plain_arithmetic(text: str) -> str:
     text = normalized(text)
     for pattern, operator in _OPERATORS.items():
         text = re.sub(pattern, operator, text)
+    while (plain := _COMPOSED_FRACTION.sub(r"((\1) / (\2))", text)) != text:  # from the innermost outwards
+        text = plain
     return re.sub(r"(?<=\d),(?=\d{3})|\\(?=[()\[\]])|[$€£{}\[\]\\]", "", text)
 
 

@@ -88,8 +88,11 @@ async def test_cascade_asks_only_what_it_must() -> None:
 
 async def test_checks_first() -> None:
     embedder = FixedEmbedder(1.0)
-    assert not await accepted(ChecksFirst(EmbeddingVerifier(embedder, 0.5)), "12 × 5/6 = 6", "12 × 5/6 = 10")
+    verifier = ChecksFirst(EmbeddingVerifier(embedder, 0.5))
+    assert not await accepted(verifier, "12 × 5/6 = 6", "12 × 5/6 = 10")
+    assert not await accepted(verifier, "So 5 + 6 = 12, of 11.", "Of 11 and 12, 5 + 6 = 11.")
     assert embedder.asked == 0
+    assert await accepted(verifier, "So 5 + 6 = 12.", "It is 5 + 6 = 12."), "the target is as wrong"
 
 
 def engines(similarity: float = 1.0, yes: float = 1.0) -> EngineSet:

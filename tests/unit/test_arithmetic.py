@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.calibration.arithmetic import false_equations
+from lookahead_agent.verifiers.arithmetic import false_equations
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,8 @@ from lookahead_agent.calibration.arithmetic import false_equations
         "(3 + 4) * 2 = 14.",
         "1,000 + 200 = 1,200",
         "7 - -2 = 9",
+        r"\frac{27 \times 8}{8 \times 8} = \frac{27}{8}",
+        r"\frac12 + \frac1{4} = 0.75 and \frac{\frac{1}{2}}{4} = 0.125",
     ],
 )
 def test_what_holds(text: str) -> None:
@@ -61,6 +63,8 @@ def test_what_is_not_only_numbers_is_not_judged(text: str) -> None:
         ("He has 3 + 4 = 8 apples", "3 + 4 = 8"),
         ("1,000 + 200 = 1,300", "1000 + 200 = 1300"),
         ("10 / 4 = 3.5", "10 / 4 = 3.5"),
+        (r"\frac{\$680}{3} = \$220", "((680) / (3)) = 220"),
+        (r"\frac{1 + 2}{3} = 2", "((1 + 2) / (3)) = 2"),
     ],
 )
 def test_what_is_false(text: str, equation: str) -> None:

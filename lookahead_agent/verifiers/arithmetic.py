@@ -39,8 +39,17 @@ def false_equations(text: str) -> list[str]:
     return [equation for equation, holds in _equations(text) if not holds]
 
 
+def false_only_in(draft: str, target: str) -> list[str]:
+    """Equations of the draft's step that do not hold and that the target's step has not."""
+    false = false_equations(draft)
+    own = false_equations(target) if false else []
+    return [equation for equation in false if equation not in own]
+
+
 def _equations(text: str) -> Iterator[tuple[str, bool]]:
     for line in plain_arithmetic(text).splitlines():
+        if "=" not in line and "≈" not in line:
+            continue  # the pattern would look from each digit on
         for match in _RUN.finditer(line):
             run = match[0]
             sides = re.split("[=≈]", run)
