@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lookahead_agent.calibration.certificate import Certificate, find_certificate
+from lookahead_agent.calibration.certificate import Certificate, Found, find_certificate
 from lookahead_agent.engines.protocol import Engine, Guided
 from lookahead_agent.engines.token_speculation import pauses
 from lookahead_agent.modes import ModeChooser
@@ -83,7 +83,7 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.arranged = arranged
         self.names = dict(names or {})
-        self._certificates: dict[float, tuple[Certificate | None, str]] = {}
+        self._certificates: dict[float, Found] = {}
         self._given_up: set[Certificate] = set()
         self.watch = Watch(target, self._give_up)
         """Looks again at steps that were accepted by a certificate."""
@@ -129,9 +129,12 @@ class EngineSet:
             return policy, None, None
         if policy.risk not in self._certificates:
             self._certificates[policy.risk] = find_certificate(policy.risk, self.names, self.precision, self._given_up)
-        certificate, reason = self._certificates[policy.risk]
-        fields = certificate.policy if certificate is not None else {"verifier": "exact"}
-        return policy.judged_by(fields), certificate, reason
+        found = self._certificates[policy.risk]
+        if found.certificate is not None:
+            return policy.judged_by(found.certificate.policy), found.certificate, found.words
+        if policy.verifier == "certified" or found.given_up:
+            return policy.judged_by({"verifier": "exact"}), None, f"exact, since {found.words}"
+        return policy, None, f"not certified, since {found.words}"
 
     def _give_up(self, certificate: Certificate) -> None:
         """Go by a certificate no longer."""

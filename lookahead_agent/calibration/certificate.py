@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -121,12 +121,26 @@ def digest(file: Path) -> str:
     return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
 
 
+class Found(NamedTuple):
+    """What there is of a risk.
+
+    Attributes:
+        certificate: Of the verifier that accepts most; None: none is good enough.
+        words: Which it is, or why there is none.
+        given_up: Whether one that was good enough was given up.
+    """
+
+    certificate: Certificate | None
+    words: str
+    given_up: bool
+
+
 def find_certificate(
     risk: float,
     models: Mapping[str, str],
     precision: Mapping[str, str],
     given_up: Collection[Certificate] = (),
-) -> tuple[Certificate | None, str]:
+) -> Found:
     """The certificate of the verifier that accepts most at a stated risk with these models.
 
     Args:
@@ -135,22 +149,19 @@ def find_certificate(
         precision: Of the weights of target and draft, by role.
         given_up: Certificates that hold no longer.
 
-    Returns:
-        The certificate, None where none is good enough; and in words which verifier that makes.
-
     Raises:
         ConfigurationError: A file of certificates is something else.
     """
     of_pair = certificates(models)
     fitting = [each for each in of_pair if each.is_for(models, precision) and each.risk <= risk]
     left = [each for each in fitting if each not in given_up]
-    tightened = "accepted steps are disputed more often than in the calibration"
+    tightened = len(left) < len(fitting)
+    disputed = "accepted steps are disputed more often than in the calibration"
     if not left:
-        why = tightened if fitting else _why_none(of_pair, risk, models, precision)
-        return None, f"exact, since {why}"
+        return Found(None, disputed if tightened else _why_none(of_pair, risk, models, precision), tightened)
     # Those made here come first, and the largest risk accepts most.
     chosen = max(left, key=lambda each: each.risk)
-    return chosen, chosen.describe() + (f", since {tightened}" if len(left) < len(fitting) else "")
+    return Found(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
 
 
 def _why_none(

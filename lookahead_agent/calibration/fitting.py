@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from lookahead_agent.calibration.drift import DISPUTED_BELOW
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair
-from lookahead_agent.calibration.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds
-from lookahead_agent.calibration.scores import CANDIDATES, Candidate
+from lookahead_agent.calibration.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds, upper_bound
+from lookahead_agent.calibration.scores import CANDIDATES, Candidate, of_policy
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.policy import VerifierPolicy
 
 _AS_MANY = 0.02
 """By what share two verifiers may differ in what they accept, for the cheaper one to be taken."""
@@ -106,14 +107,37 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
     Of those that accept about as many it is the one that costs least: the order of `CANDIDATES`.
     """
     found = [
-        (each.candidate, each.of_risk[max(kept)])
+        (each.candidate, each.of_risk[max(keeps)])
         for each in fits
-        if (kept := [other for other in each.of_risk if other <= risk])
+        if (keeps := [other for other in each.of_risk if other <= risk])
     ]
     most = max((threshold.accepted for _, threshold in found), default=0)
     about_as_many = [one for one in found if one[1].accepted >= (1 - _AS_MANY) * most]
     by_cost = list(CANDIDATES)
     return min(about_as_many, key=lambda one: by_cost.index(one[0].name), default=None)
+
+
+def kept(pairs: Mapping[str, LabelledPair], policy: VerifierPolicy, rule: HarmRule, level: float = LEVEL) -> Threshold:
+    """What a policy accepts of labelled pairs, and how much of that is harmful; nothing is chosen.
+
+    Args:
+        pairs: By problem.
+        policy: Any that goes by a threshold.
+        rule: When a pair harms.
+        level: Of the bound.
+
+    Returns:
+        Its threshold; the risk is the harmful share of the accepted pairs.
+
+    Raises:
+        ConfigurationError: The policy has no threshold, or a pair was not measured.
+    """
+    candidate, threshold = of_policy(policy)
+    known = scored(pairs, candidate, rule).values()
+    harmful = [pair.harmful for pair in known if pair.score >= threshold]
+    accepted, harms = len(harmful), sum(harmful)
+    share = harms / accepted if accepted else 0.0
+    return Threshold(threshold, share, accepted, harms, len(known), upper_bound(accepted, harms, level))
 
 
 def disputed(

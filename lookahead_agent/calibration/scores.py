@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 from lookahead_agent.calibration.pairs import LabelledPair, PairRow
 from lookahead_agent.engine_set import EngineSet
-from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.policy import VerifierName, VerifierPolicy
 from lookahead_agent.verifiers import JudgeVerifier, LikelihoodVerifier, ScoreVerifier
 from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.judge import swapped
@@ -124,6 +125,31 @@ class Candidate:
     def _rules(self) -> VerifierPolicy:
         """What is compared before the threshold matters."""
         return VerifierPolicy.model_validate(self.fields)
+
+
+_THRESHOLDS: dict[VerifierName, Measure] = {
+    "embedding": "similarity",
+    "judge": "p_aligned",
+    "cascade": "p_aligned",
+    "score": "score",
+    "likelihood": "likelihood",
+}
+
+
+def of_policy(policy: VerifierPolicy) -> tuple[Candidate, float]:
+    """A policy's verifier, and its threshold.
+
+    Raises:
+        ConfigurationError: Its verifier has none, or a question to the judge that no pair was measured with.
+    """
+    measure = _THRESHOLDS.get(policy.verifier)
+    if measure is None or policy.judge_prompt is not None:
+        raise ConfigurationError(
+            f"what {policy.name!r} accepts cannot be told from measures: choose one that goes by "
+            f"{', '.join(_THRESHOLDS)}, with this package's question to the judge"
+        )
+    fields = policy.model_dump(exclude_unset=True, exclude={measure, "risk"})
+    return Candidate(policy.name, measure, (), fields | {"verifier": policy.verifier}), getattr(policy, measure)
 
 
 def _steps(low: float, high: float, step: float) -> tuple[float, ...]:

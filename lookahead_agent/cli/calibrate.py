@@ -18,7 +18,7 @@ from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.certificate import Certificate, digest, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.fitting import Fit, SplitResult, best, disputed, fit, split_results
+from lookahead_agent.calibration.fitting import Fit, SplitResult, best, disputed, fit, kept, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.plots import kept_risks
@@ -30,6 +30,7 @@ from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.tables import as_rich, console
 from lookahead_agent.engines.cores import available_cores, binding
+from lookahead_agent.policy import as_policy
 
 calibrate = typer.Typer(
     help="Learn how strict a verifier must be for a stated risk.", no_args_is_help=True, rich_markup_mode="rich"
@@ -121,7 +122,7 @@ def score(
             model=model,
             draft=draft,
             engine_args=engine_arg,
-            policy="balanced:depth=1",  # for embedder and judge
+            policy="cascade:depth=1",  # for embedder and judge
             token_speculation="none",
             precision=precision,
             use_running=False,
@@ -178,7 +179,7 @@ def fit_command(
     fits = fit(known, candidates, rule, level)
     found = _certificates(pairs, known, fits, rule, level)
     if found:
-        kept = keep(found, keep_in)
+        file = keep(found, keep_in)
     if as_json:
         typer.echo(json.dumps([certificate.model_dump(mode="json") for certificate in found]))
         return
@@ -202,7 +203,7 @@ def fit_command(
         return
     for certificate in found:
         show.print(certificate.describe(), highlight=False)
-    show.print(f"Kept in {kept}", highlight=False)
+    show.print(f"Kept in {file}", highlight=False)
 
 
 @calibrate.command()
@@ -234,6 +235,33 @@ def check(
         typer.echo(json.dumps([asdict(result) for result in found]))
         return
     _show_splits(found)
+
+
+@calibrate.command()
+def compare(
+    pairs: Pairs,
+    policies: Annotated[
+        str, typer.Option("--policies", help="Any that go by a threshold.")
+    ] = "strict,balanced,fast,embedding:similarity=0.95",
+    level: Level = LEVEL,
+    seeds: Seeds = _RULE.seeds,
+    margin: Margin = _RULE.margin,
+    confirm: Confirm = _RULE.confirm,
+    as_json: options.AsJson = False,
+) -> None:
+    """Tell what policies accept of measured pairs, and how much of that is harmful; thresholds are as they say."""
+    known = labelled_pairs(pair_file(pairs).rows)
+    rule = _rule(seeds, margin, confirm)
+    found = {name: kept(known, as_policy(name), rule, level) for name in options.words(policies)}
+    if as_json:
+        typer.echo(json.dumps({name: asdict(one) for name, one in found.items()}))
+        return
+    headings = ["policy", "accepted", "harmful", "share", "bound"]
+    rows = [
+        [name, f"{one.accepted} of {one.pairs}", str(one.harmful), f"{one.risk:.3f}", f"{one.bound:.3f}"]
+        for name, one in found.items()
+    ]
+    console().print(as_rich((headings, rows)))
 
 
 def _rule(seeds: int, margin: int, confirm: int) -> HarmRule:

@@ -17,7 +17,7 @@ from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.fitting import Fit, best, disputed, fit, split_results
+from lookahead_agent.calibration.fitting import Fit, best, disputed, fit, kept, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
 from lookahead_agent.calibration.risk import Threshold
@@ -191,7 +191,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = call("fit", str(out), "--keep-in", str(tmp_path / "own"))
     assert "Kept in" in shown
     assert len(list((tmp_path / "own").iterdir())) == 1
-    found, reason = find_certificate(fitted[0]["risk"], NAMES, {})
+    found, reason, _ = find_certificate(fitted[0]["risk"], NAMES, {})
     assert found == Certificate.model_validate(fitted[0])
     assert reason == found.describe()
     checked = json.loads(call("check", str(out), "--splits", "5", "--json"))
@@ -202,6 +202,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = json.loads(call("check", str(out), "--splits", "5", "--learn-from", "0.8", "--json"))
     assert sum(one["certified"] for one in more) > 0
     assert all(len(one["shares"]) == one["certified"] for one in more)
+    policies = "embedding:similarity=0.7,embedding"
+    compared = json.loads(call("compare", str(out), "--json", "--policies", policies)).values()
+    assert [(one["accepted"], one["harmful"], one["risk"]) for one in compared] == [(160, 80, 0.5), (40, 0, 0.0)]
+    assert "160 of 160" in call("compare", str(out), "--policies", policies)
     asked = call("label", str(out), input="y\nf\nn\nq\n")
     assert asked.count("Harmful?") == 4
     assert "right from the draft's step 0, from the target's 16" in asked
@@ -300,6 +304,26 @@ def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, thr
     assert verdict.accepted == (recorded >= threshold), verdict
 
 
+@pytest.mark.parametrize("policy", ["off", "exact", "random", "judge:judge_prompt={target}{draft}", "risk=0.1"])
+def test_what_a_policy_without_a_threshold_accepts_cannot_be_told(policy: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be told from measures"):
+        kept({"p": _pair(0.9, False)}, as_policy(policy), HarmRule())
+
+
+@given(
+    similarity=SHARES, p_aligned=SHARES, policy=st.sampled_from(["strict", "balanced", "fast", "cascade", "embedding"])
+)
+def test_what_a_policy_accepts_is_told_as_its_verifier_decides(policy: str, **scores: float) -> None:
+    pair = _pair(0.5, False)
+    pair.scores.update(scores)
+    models = Measured(scores, drafted="own")
+    engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), models, models, names=NAMES)
+    verifier = engines.verifier(as_policy(policy))
+    assert isinstance(verifier, ChecksFirst)
+    verdict = asyncio.run(verifier.verify(pair.row.pair))
+    assert kept({"p": pair}, as_policy(policy), HarmRule()).accepted == verdict.accepted
+
+
 def test_the_verifier_that_accepts_most_is_taken() -> None:
     good, bad = {f"g{n}": _pair(0.9, False) for n in range(200)}, {f"b{n}": _pair(0.2, True) for n in range(50)}
     candidates = [CANDIDATES["judge"], CANDIDATES["embedding"]]
@@ -388,21 +412,22 @@ def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: 
     keep([certificate(models={"target": default.target.name, "draft": default.draft.name, "embedding": "x"})])
     assert "0.02 (int8-weights / int8-weights)" in CliRunner().invoke(app, ["models", "list"]).output
     for risk, similarity in ((0.02, 0.9), (0.06, 0.8)):
-        found, reason = find_certificate(risk, NAMES, precision)
+        found, reason, _ = find_certificate(risk, NAMES, precision)
         assert found is not None
         assert found.policy["similarity"] == similarity
         assert reason == found.describe()
-        given_up, reason = find_certificate(risk, NAMES, precision, {found})
-        assert given_up == (certificates(NAMES)[0] if risk > 0.02 else None)
-        assert reason.endswith("since accepted steps are disputed more often than in the calibration")
+        next_best, reason, tightened = find_certificate(risk, NAMES, precision, {found})
+        assert tightened
+        assert next_best == (certificates(NAMES)[0] if risk > 0.02 else None)
+        assert reason.endswith("accepted steps are disputed more often than in the calibration")
     for risk, models, other, why in (
         (0.01, NAMES, precision, "no threshold keeps a risk of 0.01"),
         (0.02, NAMES | {"draft": "tiny"}, precision, "no certificate is of big with tiny"),
         (0.02, NAMES | {"embedding": "maxi"}, precision, "of this precision and verifier"),
         (0.02, NAMES, {"target": "bf16"}, "of this precision and verifier (target bf16)"),
     ):
-        found, reason = find_certificate(risk, models, other)
-        assert found is None
+        found, reason, tightened = find_certificate(risk, models, other)
+        assert (found, tightened) == (None, False)
         assert why in reason
     next((tmp_path / "certificates").glob("big+small.json")).write_text("{}")
     with pytest.raises(ConfigurationError, match="has no certificates"):
@@ -430,6 +455,43 @@ def test_what_does_not_go_with_a_certificate_is_said() -> None:
     assert policy.judged_by({"verifier": "exact"}).synchronous
     with pytest.raises(ConfigurationError, match="does not use synchronous"):
         policy.judged_by({"verifier": "likelihood", "likelihood": -0.1})
+
+
+def test_a_name_is_a_risk_and_has_thresholds_of_its_own_where_there_is_no_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    engines = scripted().engines
+    assert engines is not None
+    for name in ("strict", "balanced", "fast"):
+        policy = as_policy(name)
+        same, none, words = engines.certified(policy)
+        assert (same, none) == (policy, None)
+        assert words is not None
+        assert words.startswith("not certified, since no certificate is of big with small")
+    keep([certificate(precision={}, risk=0.04)])
+    certified, by, words = EngineSet(engines.target, engines.draft, names=NAMES).certified(
+        as_policy("balanced:width=2:delimiter=;")
+    )
+    assert by == certificate(precision={}, risk=0.04)
+    assert (certified.verifier, certified.similarity) == ("embedding", 0.9)
+    assert (certified.width, certified.delimiter) == (2, ";")
+    assert not certified.compares_results, "nothing is left of the thresholds of its own"
+    assert words == by.describe()
+    # Once steps are disputed more often than they may be, thresholds that nobody has measured here are no way out.
+    engines._give_up(by)
+    assert engines.certified(as_policy("balanced"))[0].verifier == "exact"
+    assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "that one was asked for"
+
+
+def test_the_names_of_risks_have_the_thresholds_of_the_packaged_certificates() -> None:
+    (packaged,) = PACKAGED.glob("*.json")
+    of_risk = {one["risk"]: one["policy"] for one in json.loads(packaged.read_text())}
+    risks = {"strict": 0.02, "balanced": 0.05, "fast": 0.1}
+    for name, risk in risks.items():
+        policy = as_policy(name)
+        assert policy.risk == risk
+        assert policy.model_dump(include=set(of_risk[risk])) == of_risk[risk]
 
 
 def test_certificates_of_the_package_follow_from_the_pairs_of_the_repository(tmp_path: Path) -> None:

@@ -50,16 +50,18 @@ def test_a_judge_that_would_never_be_asked_is_refused() -> None:
         VerifierPolicy(similarity=0.5, ask_judge_from=0.6)
 
 
-@pytest.mark.parametrize("name", ["strict", "balanced"])
-def test_named_policies_compare_numbers(name: str) -> None:
-    assert POLICIES[name].same_numbers
-    assert POLICIES[name].verifier == "cascade"
+def test_names_are_risks() -> None:
+    assert [POLICIES[name].risk for name in ("strict", "balanced", "fast")] == [0.02, 0.05, 0.1]
+    assert [POLICIES[name].compares_results for name in ("strict", "balanced", "fast")] == [True, True, False]
 
 
-def test_strict_is_stricter_than_balanced() -> None:
-    strict, balanced = POLICIES["strict"], POLICIES["balanced"]
-    assert strict.similarity > balanced.similarity
-    assert strict.p_aligned > balanced.p_aligned
+def test_who_names_a_threshold_gets_it_whatever_is_certified() -> None:
+    assert as_policy("balanced:similarity=0.9").risk is None
+    assert as_policy("balanced:risk=0.01:similarity=0.9").risk == 0.01
+    assert as_policy("balanced:depth=2").risk == 0.05
+    assert as_policy({"verifier": "embedding", "similarity": 0.9, "risk": 0.01}).name == "risk=0.01"
+    with pytest.raises(PolicyError, match="'exact' does not use risk"):
+        as_policy({"verifier": "exact", "risk": 0.01})
 
 
 @pytest.mark.parametrize(
@@ -104,8 +106,10 @@ def test_a_name_with_changes() -> None:
 
 
 def test_which_models_a_policy_needs() -> None:
-    assert as_policy("balanced").asks_judge
-    assert as_policy("balanced").embeds
+    assert as_policy("cascade").asks_judge
+    assert as_policy("cascade").embeds
+    assert not as_policy("judge").embeds
+    assert as_policy("judge:risk=0.02").embeds, "a certificate may"
     assert not as_policy({"ask_judge_from": None}).asks_judge
     assert not as_policy({"ask_judge_from": 0.85}).asks_judge
     assert as_policy({"ask_judge_from": 0.0}).asks_judge
