@@ -5,12 +5,13 @@
      ║ └──────────────── what failed, or is missing ─────────────────┘
      ╚═▶ each call as soon as its line is committed and what it needs is there
 
-The plan's lines are tool calls. Those that stand, while the next are being written, start tools; nothing that is only
-speculated ever acts. The planner thinks and lists: lenient ("balanced"). The joiner answers or says what is missing:
+The plan's lines are tool calls; where there is a calculator, they may be calculations in words ("2. Total: result 1 +
+60"). Those that stand, while the next are being written, start tools; nothing that is only speculated ever acts. The
+planner lists: lenient ("balanced"), and a step of its reply is a line. The joiner answers or says what is missing:
 strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": "balanced", "joiner": "strict"})
+    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"})
     graph = build_llm_compiler(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 
@@ -34,9 +35,11 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
+from lookahead_agent.agents.calculations import calculator_among, numbered_calculation, with_placeholders
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
 from lookahead_agent.agents.planned_calls import PlannedCall, read_call
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
+from lookahead_agent.agents.worked_plans import worked_plans
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -70,7 +73,7 @@ Results, of which the last one is the final one:
 
 _MISSING = re.compile(r"\W*missing\W*:\s*(.*)", re.IGNORECASE | re.DOTALL)
 
-POLICIES = {"planner": "balanced", "joiner": "strict"}
+POLICIES = {"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"}
 
 
 def _in_order(before: list[CallResult], more: list[CallResult]) -> list[CallResult]:
@@ -108,6 +111,7 @@ def build_llm_compiler(
     *,
     ask_before: Collection[str] = (),
     max_plans: int = 2,
+    calculate: bool = True,
     limits: Limits | None = None,
 ) -> CompiledStateGraph[LLMCompilerState, None, LLMCompilerState, LLMCompilerState]:
     """Build the graph.
@@ -119,6 +123,8 @@ def build_llm_compiler(
         ask_before: Names of tools before which the graph stops and asks. It goes on with
             `Command(resume=True)`, or `Command(resume="why not")` if the call is not to be made.
         max_plans: How often the planner may run; it plans anew when a call failed or the joiner misses something.
+        calculate: Whether lines may be calculations in words, if a tool is named "calculator" and takes one argument; a
+            planner that has no other tool is told to write nothing else then.
         limits: What a run may cost.
 
     Raises:
@@ -132,7 +138,13 @@ def build_llm_compiler(
     check_ask_before(ask_before, by_name, checkpointer)
     limits = limits or Limits()
     later = sorted(ask_before)
-    system = PLANNER.format(tools="\n".join(_described(tool) for tool in tools), example=_example(tools[0]))
+    calculator = calculator_among(tools) if calculate else None
+    if calculator and len(tools) == 1:
+        told = worked_plans()
+    else:
+        # Which tools there are besides, a planner has to think about.
+        described = "\n".join(_described(tool) for tool in tools)
+        told = [SystemMessage(PLANNER.format(tools=described, example=_example(tools[0])))]
 
     def carry_out(call: PlannedCall) -> ToolOutcome:
         return use_tool(by_name, call["tool"], call["arguments"], f"call-{call['number']}")
@@ -147,8 +159,10 @@ def build_llm_compiler(
         with Meter() as meter:
             most = limits.steps_left(state.get("spent")) - 1  # without this reply
             with EarlyCalls(carry_out, most=most, later=later) as early:
-                for line in _lines(llm, [SystemMessage(system), HumanMessage(task)], meter):
+                for line in _lines(llm, [*told, HumanMessage(task)], meter):
                     call = read_call(line, by_name, plan=number)
+                    if call is None and calculator is not None:
+                        call = _read_calculation(line, calculator, number)
                     if call is not None and all(call["number"] != other["number"] for other in plan):
                         plan.append(call)
                         early.add(call)
@@ -225,6 +239,15 @@ def _lines(llm: BaseChatModel, messages: Sequence[BaseMessage], meter: Meter) ->
     yield rest
     if reply is not None:
         meter.count(reply)
+
+
+def _read_calculation(line: str, calculator: BaseTool, plan: int) -> PlannedCall | None:
+    """The call in a line that is a calculation in words; None for another."""
+    found = numbered_calculation(line)
+    if found is None:
+        return None
+    arguments = {next(iter(calculator.args)): with_placeholders(found[1], "$")}
+    return PlannedCall(plan=plan, number=found[0], tool=calculator.name, arguments=arguments)
 
 
 def _made(state: LLMCompilerState) -> dict[int, CallResult]:

@@ -5,13 +5,14 @@
        └────────────┘
 
 A step waits for those before it unless it shows that it does not need them: it names the results that it needs
-("result 1"), or has nothing but numbers.
+("result 1"), or has nothing but numbers. Where there is a calculator, a step that is a calculation ("Total: result 1 +
+60") is carried out as it stands; only of other steps the executor is asked.
 
-The planner thinks at length, and a plan in other words is the same plan: lenient ("balanced"). The executor only calls
-tools, which are always the target's own: "off". The finisher answers: strict.
+A plan in other words is the same plan: the planner is lenient ("balanced"), and a step of its reply is a line. The
+executor only calls tools, which are always the target's own: "off". The finisher answers: strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": "balanced", "executor": "off", "finisher": "strict"})
+    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"})
     graph = build_plan_execute(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -30,7 +31,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.calculations import calculation, calculator_among, filled, named_results
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
+from lookahead_agent.agents.worked_plans import worked_plans
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -67,7 +70,7 @@ FINISHER_TASK = """Problem: {question}
 Results, of which the last one is the final one:
 {results}"""
 
-POLICIES = {"planner": "balanced", "executor": "off", "finisher": "strict"}
+POLICIES = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
 
 
 class StepResult(TypedDict):
@@ -120,6 +123,7 @@ def build_plan_execute(
     *,
     max_plans: int = 3,
     max_steps: int = 12,
+    calculate: bool = True,
     limits: Limits | None = None,
 ) -> CompiledStateGraph[PlanExecuteState, None, PlanExecuteState, PlanExecuteState]:
     """Build the graph.
@@ -130,6 +134,8 @@ def build_plan_execute(
         checkpointer: Saves the state after every node, so that a run can be resumed by its thread id.
         max_plans: How often the planner may run; after a failed step it plans anew.
         max_steps: Steps that are carried out in all; the finisher answers with what there is then.
+        calculate: Whether a step that is a calculation is carried out as it stands, if a tool is named "calculator" and
+            takes one argument; else the executor puts it into a call.
         limits: What a run may cost; the finisher answers with what there is then.
 
     Raises:
@@ -142,19 +148,40 @@ def build_plan_execute(
     limits = limits or Limits()
     by_name = {tool.name: tool for tool in tools}
     caller = llm.bind_tools(list(tools), tool_choice="any")
+    calculator = calculator_among(tools) if calculate else None
+    # Which tools there are besides, a planner has to think about.
+    told = worked_plans() if calculator and len(tools) == 1 else [SystemMessage(PLANNER)]
 
     def planner(state: PlanExecuteState) -> PlanExecuteState:
         task = state["question"]
         if results := state.get("results"):
             task += "\n\n" + REPLANNER.format(results=_listed(results))
         with Meter() as meter:
-            reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
+            reply = llm.invoke([*told, HumanMessage(task)])
             meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
         return {"plan": plan, "plans": state.get("plans", 0) + 1, "spent": meter.spent}
 
+    def calculated(state: ExecutorState) -> StepResult | None:
+        """What a step comes to that is a calculation; None: the executor is to find out what to do."""
+        known = {result["number"]: result["output"] for result in state["results"] if result["plan"] == state["plan"]}
+        expression = filled(state["step"], known) if calculator else None
+        if calculator is None or expression is None:
+            return None
+        call = {
+            "name": calculator.name,
+            "args": {next(iter(calculator.args)): expression},
+            "id": f"step-{state['number']}",
+        }
+        result = _carry_out(state, call, by_name)
+        return None if result["failed"] else result
+
     def executor(state: ExecutorState) -> PlanExecuteState:
         step = state["step"]
+        with Meter() as meter:
+            result = calculated(state)
+        if result is not None:
+            return {"results": [result], "spent": add_spent(meter.spent, Spent(steps=1))}
         task = EXECUTOR_TASK.format(question=state["question"], results=_listed(state["results"]), step=step)
         with Meter() as meter:
             reply = caller.invoke([SystemMessage(EXECUTOR), HumanMessage(task)])
@@ -256,16 +283,11 @@ def needs_up_to(step: str, number: int) -> int:
         step: The step's text, as "Total cost: result 1 + result 2".
         number: Its number in the plan, from 1.
     """
-    named = [int(found) for found in _NAMED.findall(step)]
-    if any(found >= number for found in named):
+    named = named_results(step)
+    expression = calculation(step)
+    if expression is None or any(found >= number for found in named):
         return number - 1
-    calculation = _NAMED.sub("", re.split(r"[:=]", step)[-1])
-    if not re.fullmatch(r"[\s\d.,+*/×÷x()%$€£^-]*", calculation) or not (named or re.search(r"\d", calculation)):
-        return number - 1
-    return max(named, default=0)
-
-
-_NAMED = re.compile(r"\b(?:result|step)\s*#?(\d+)", re.IGNORECASE)
+    return max(named_results(expression), default=0)
 
 
 def _latest(state: PlanExecuteState) -> list[StepResult]:

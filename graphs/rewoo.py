@@ -3,11 +3,12 @@
     planner ──▶ caller ──▶ worker ×n (those whose inputs are known, at once) ──▶ … ──▶ solver
 
 One long thought instead of many short ones: the planner is where the time goes, and where lookahead gains. It only
-thinks, so it may be "balanced". The caller puts its plan into calls, JSON by schema and so the target's own. The solver
-answers, so it is strict.
+thinks, so it may be "balanced"; a step of its reply is a line. The caller puts its plan into calls, JSON by schema and
+so the target's own. A plan of nothing but calculations ("2. Total: result 1 + 60") is read as it stands, where there is
+a calculator: no reply is needed for that. The solver answers, so it is strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": "balanced", "solver": "strict"})
+    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "solver": "strict"})
     graph = build_rewoo(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -29,8 +30,10 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.calculations import calculator_among, numbered_calculation, with_placeholders
 from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.tool_use import use_tool
+from lookahead_agent.agents.worked_plans import worked_plans
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -52,7 +55,7 @@ Answer in one short sentence."""
 
 _REFERENCE = re.compile(r"#E(\d+)")
 
-POLICIES = {"planner": "balanced", "caller": "off", "solver": "strict"}
+POLICIES = {"planner": r"balanced:delimiter=/\n+/", "caller": "off", "solver": "strict"}
 
 
 class PlannedCall(TypedDict):
@@ -94,6 +97,7 @@ def build_rewoo(
     tools: Sequence[BaseTool],
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
+    calculate: bool = True,
     limits: Limits | None = None,
 ) -> CompiledStateGraph[RewooState, None, RewooState, RewooState]:
     """Build the graph.
@@ -102,6 +106,8 @@ def build_rewoo(
         llm: Chat model.
         tools: What the plan may call.
         checkpointer: Saves the state after every node.
+        calculate: Whether a plan of nothing but calculations is read as it stands, if a tool is named "calculator" and
+            takes one argument; else the caller puts it into calls.
         limits: What a run may cost.
 
     Raises:
@@ -112,15 +118,21 @@ def build_rewoo(
     by_name = {tool.name: tool for tool in tools}
     limits = limits or Limits()
     described = "\n".join(_described(tool) for tool in tools)
+    calculator = calculator_among(tools) if calculate else None
+    # Which tools there are besides, a planner has to think about.
+    alone = calculator is not None and len(tools) == 1
+    told = worked_plans() if alone else [SystemMessage(PLANNER.format(tools=described))]
     writer = llm.with_structured_output(_schema(tools), include_raw=True)
 
     def planner(state: RewooState) -> RewooState:
         with Meter() as meter:
-            reply = llm.invoke([SystemMessage(PLANNER.format(tools=described)), HumanMessage(state["question"])])
+            reply = llm.invoke([*told, HumanMessage(state["question"])])
             meter.count(reply)
         return {"thoughts": reply.text.strip(), "spent": meter.spent}
 
     def caller(state: RewooState) -> RewooState:
+        if calculator is not None and (read := _calculations(state["thoughts"], calculator)):
+            return {"plan": read}
         with Meter() as meter:
             task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
             written: Any = writer.invoke([SystemMessage(CALLER.format(tools=described)), HumanMessage(task)])
@@ -224,6 +236,19 @@ def _calls(parsed: Any) -> list[PlannedCall]:
             ]
         case _:
             return []
+
+
+def _calculations(plan: str, calculator: BaseTool) -> list[PlannedCall]:
+    """The calls of a plan of which every line is a calculation; none of any other."""
+    lines = [numbered_calculation(line) for line in plan.splitlines() if line.strip()]
+    known = [line for line in lines if line is not None]
+    if len(known) < len(lines) or [number for number, _ in known] != list(range(1, len(known) + 1)):
+        return []
+    argument = next(iter(calculator.args))
+    return [
+        PlannedCall(number=number, tool=calculator.name, arguments={argument: with_placeholders(expression, "#E")})
+        for number, expression in known
+    ]
 
 
 def _needed(call: PlannedCall) -> set[int]:

@@ -189,6 +189,38 @@ def test_rewoo_without_a_plan_and_at_a_limit() -> None:
     assert state["answer"] == "About 2."
 
 
+def test_rewoo_reads_a_plan_of_calculations_as_it_stands() -> None:
+    plan = "1. Pens: 2 * 3\n2. Less: 4 - 10\n\n3. All: result 1 + 5 = 11\n4. Squared: result 2 ^ 2"
+    llm = model({"You plan": plan, "You put": "The caller is not asked.", "You answer": "It is 36."})
+    state = build_rewoo(llm, [calculator]).invoke({"question": "?"})
+    assert [entry["call"]["arguments"]["expression"] for entry in by_number(state)] == [
+        "2 * 3", "4 - 10", "6 + 5", "(-6) ^ 2",
+    ]  # fmt: skip
+    assert [entry["output"] for entry in by_number(state)] == ["6", "-6", "11", "36"]
+    assert state["spent"]["steps"] == 6, "two replies and four calls"
+
+
+@pytest.mark.parametrize(
+    ("plan", "more"),
+    [
+        ("I add them.\n1. Pens: 2 * 3", {}),
+        ("1. Pens: 2 * 3\n2. All: the sum", {}),
+        ("2. Pens: 2 * 3", {}),
+        ("1. Pens: result 1 * 3", {}),
+        ("1. Pens: 2 * 3", {"calculate": False}),
+    ],
+)
+def test_rewoo_asks_the_caller_about_any_other_plan(plan: str, more: dict[str, bool]) -> None:
+    planned = calls(("calculator", {"expression": "7"}))
+    llm = model({"You plan": plan, "You put": planned, "You answer": "It is 7."})
+    state = build_rewoo(llm, [calculator], **more).invoke({"question": "?"})
+    assert [entry["output"] for entry in state["evidence"]] == ["7"]
+
+
+def by_number(state: Any) -> list[Any]:
+    return sorted(state["evidence"], key=lambda entry: entry["call"]["number"])
+
+
 def verdict(word: str) -> str:
     return json.dumps({"verdict": word})
 

@@ -78,6 +78,30 @@ def test_it_plans_calls_and_joins() -> None:
     assert {node["node"]: node["policy"] for node in figures.nodes()} == {"planner": "exact", "joiner": "off"}
 
 
+def test_lines_may_be_calculations_in_words() -> None:
+    plan = "1. Pens: 2 * 3\n2. Money: $4 * 5\n3. All: result 1 + result 2\n4. Left: 3 - 5\n5. Squared: step 4 ^ 2"
+    state = build_llm_compiler(model(plan, "It is 26."), [calculator]).invoke({"question": "?"})
+    assert [result["output"] for result in state["results"]] == ["6", "20", "26", "-2", "4"]
+    assert state["plans"] == 1
+    without = build_llm_compiler(model(plan), [calculator], calculate=False, max_plans=1).invoke({"question": "?"})
+    assert without["plan"] == []
+
+
+def test_what_a_planner_with_only_a_calculator_is_told() -> None:
+    asked: list[str] = []
+
+    def target(prompt: str) -> str:
+        asked.append(prompt)
+        return "1. Pens: 2 * 3" if "You plan" in prompt else "It is 6."
+
+    llm = scripted_chat(target, policy="off")
+    for tools, more in (([calculator], {}), ([calculator, look_up], {}), ([calculator], {"calculate": False})):
+        build_llm_compiler(llm, tools, max_plans=1, **more).invoke({"question": "?"})
+    worked, *others = [prompt for prompt in asked if "You plan" in prompt]
+    assert "Tom runs 4 miles" in worked
+    assert all("with tools, of which there are" in prompt for prompt in others)
+
+
 class Slow(BaseChatModel):
     """Writes a plan whose second line comes only when the tool of the first has ended."""
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
@@ -14,6 +16,8 @@ from lookahead_agent.templates import template
 from tests.unit.chat import scripted_chat
 from tools.calculator import calculator
 
+asked_executor = partial(build_plan_execute, calculate=False)
+"""The graph whose executor is asked of each step, also of calculations."""
 THOUGHT = "There are pens and books.\n\nPlan:\n1. Pens: 2 * 3\n2. All: result 1 + 4"
 
 
@@ -37,7 +41,7 @@ def call(expression: str) -> str:
 
 def test_plans_calculates_and_answers() -> None:
     figures = NodeFigures()
-    graph = build_plan_execute(thinker([call("2*3"), call("6+4")]), [calculator])
+    graph = asked_executor(thinker([call("2*3"), call("6+4")]), [calculator])
     state = graph.invoke({"question": "How much?"}, {"callbacks": [figures]})
     assert state["plan"] == ["Pens: 2 * 3", "All: result 1 + 4"]
     assert [result["output"] for result in state["results"]] == ["6", "10"]
@@ -53,7 +57,7 @@ def test_plans_calculates_and_answers() -> None:
 
 
 def test_plans_anew_after_a_failed_call_up_to_the_limit() -> None:
-    graph = build_plan_execute(thinker([call("1/0")] * 3), [calculator], max_plans=3)
+    graph = asked_executor(thinker([call("1/0")] * 3), [calculator], max_plans=3)
     state = graph.invoke({"question": "How much?"})
     assert state["plans"] == 3
     assert [result["failed"] for result in state["results"]] == [True] * 3
@@ -71,24 +75,24 @@ def test_plans_anew_after_a_failed_call_up_to_the_limit() -> None:
     ],
 )
 def test_bad_calls_are_failed_steps(reply: str, problem: str) -> None:
-    graph = build_plan_execute(thinker([reply]), [calculator], max_plans=1)
+    graph = asked_executor(thinker([reply]), [calculator], max_plans=1)
     assert problem in graph.invoke({"question": "How much?"})["results"][0]["output"]
 
 
 def test_the_number_of_steps_is_limited() -> None:
     plan = "Plan:\n" + "\n".join(f"{i}. Add: 1 + {i}" for i in range(1, 30))
-    graph = build_plan_execute(thinker([call("1+1")] * 30, plan), [calculator], max_steps=4)
+    graph = asked_executor(thinker([call("1+1")] * 30, plan), [calculator], max_steps=4)
     assert len(graph.invoke({"question": "How much?"})["results"]) == 4
 
 
 def test_an_interrupted_run_resumes_by_its_thread(tmp_path: Path) -> None:
     config: Any = {"configurable": {"thread_id": "one"}}
     with SqliteSaver.from_conn_string(str(tmp_path / "state.sqlite")) as saver:
-        broken = build_plan_execute(thinker([call("2*3")]), [calculator], checkpointer=saver)
+        broken = asked_executor(thinker([call("2*3")]), [calculator], checkpointer=saver)
         with pytest.raises(Exception, match="pop from empty list"):
             broken.invoke({"question": "How much?"}, config)
     with SqliteSaver.from_conn_string(str(tmp_path / "state.sqlite")) as saver:
-        mended = build_plan_execute(thinker([call("6+4")], plan="Not asked again."), [calculator], checkpointer=saver)
+        mended = asked_executor(thinker([call("6+4")], plan="Not asked again."), [calculator], checkpointer=saver)
         state = mended.invoke(None, config)
     assert [result["output"] for result in state["results"]] == ["6", "10"]
     assert state["plans"] == 1
@@ -127,7 +131,7 @@ def test_steps_that_need_nothing_of_each_other_are_carried_out_at_once() -> None
             return call(expressions[step])
         return "It is " + prompt.split("= ")[-1].strip() + "."
 
-    graph = build_plan_execute(scripted_chat(target, policy="off"), [calculator])
+    graph = asked_executor(scripted_chat(target, policy="off"), [calculator])
     rounds = [sorted(update) for update in graph.stream({"question": "How much?"}, stream_mode="updates")]
     assert [update for update in rounds if update != ["gather"]] == [["planner"], *[["executor"]] * 4, ["finisher"]]
     assert rounds.count(["gather"]) == 3, "the first and the third step are one round"
@@ -149,7 +153,7 @@ def test_one_of_several_steps_at_once_fails() -> None:
         return "It is 6."
 
     planned = {"old": next(plans), "new": next(plans)}
-    state = build_plan_execute(scripted_chat(target, policy="off"), [calculator]).invoke({"question": "?"})
+    state = asked_executor(scripted_chat(target, policy="off"), [calculator]).invoke({"question": "?"})
     assert [(result["plan"], result["number"], result["failed"]) for result in state["results"]] == [
         (1, 1, True), (1, 2, False), (2, 1, False),
     ]  # fmt: skip
@@ -173,7 +177,7 @@ def test_a_run_that_broke_among_steps_at_once_repeats_only_what_broke() -> None:
             return call(expression)
         return "Done."
 
-    graph = build_plan_execute(scripted_chat(target, policy="off"), [calculator], checkpointer=saver)
+    graph = asked_executor(scripted_chat(target, policy="off"), [calculator], checkpointer=saver)
     with pytest.raises(Exception, match="broken"):
         graph.invoke({"question": "?"}, config)
     broken.clear()
@@ -185,7 +189,7 @@ def test_a_run_that_broke_among_steps_at_once_repeats_only_what_broke() -> None:
 
 def test_it_needs_tools() -> None:
     with pytest.raises(ValueError, match="at least one tool"):
-        build_plan_execute(thinker([]), [])
+        asked_executor(thinker([]), [])
 
 
 @pytest.mark.parametrize(
@@ -211,10 +215,92 @@ def test_templates_are_found() -> None:
 
 def test_limits_end_in_an_answer() -> None:
     calls = [call("1+1"), call("1+2")]
-    state = build_plan_execute(thinker(calls), [calculator], limits=Limits(steps=2)).invoke({"question": "?"})
+    state = asked_executor(thinker(calls), [calculator], limits=Limits(steps=2)).invoke({"question": "?"})
     assert state["stopped"] == "the limit of 2 steps is reached"
     assert len(state["results"]) == 1
     assert state["answer"]
     assert state["spent"]["tokens"] > 0
-    state = build_plan_execute(thinker(calls), [calculator]).invoke({"question": "?"})
+    state = asked_executor(thinker(calls), [calculator]).invoke({"question": "?"})
     assert state["stopped"] == ""
+
+
+WORKED = "1. Pens: 2 * 3\n2. Books: 4 x 5 = 20\n3. All: result 1 + result 2"
+
+
+def calculating(plan: str, calls: list[str] | None = None, asked: list[str] | None = None) -> Any:
+    """A model that writes this plan, and makes the calls, one after another."""
+    left = list(calls or [])
+
+    def target(prompt: str) -> str:
+        if asked is not None:
+            asked.append(prompt)
+        if "You plan how to solve" in prompt:
+            return plan
+        if "You carry out" in prompt:
+            return left.pop(0)
+        return "It is " + prompt.split("= ")[-1].strip() + "."
+
+    return scripted_chat(target, policy="off")
+
+
+def test_steps_that_are_calculations_are_carried_out_as_they_stand() -> None:
+    figures, asked = NodeFigures(), list[str]()
+    graph = build_plan_execute(calculating(WORKED, asked=asked), [calculator])
+    rounds = [sorted(update) for update in graph.stream({"question": "How much?"}, stream_mode="updates")]
+    assert rounds == [["planner"], ["executor"], ["executor"], ["gather"], ["executor"], ["gather"], ["finisher"]]
+    assert len(asked) == 2, "the planner and the finisher"
+    state = graph.invoke({"question": "How much?"}, {"callbacks": [figures]})
+    assert [result["input"]["expression"] for result in state["results"]] == ["2 * 3", "4 * 5", "6 + 20"]
+    assert [result["output"] for result in state["results"]] == ["6", "20", "26"]
+    assert state["answer"] == "It is 26."
+    assert state["spent"]["steps"] == 5, "two replies and three calls"
+    assert [node["node"] for node in figures.nodes()] == ["planner", "finisher"]
+    assert "Tom runs 4 miles" in asked[0]
+    assert asked[0].index("Tom runs") < asked[0].index("How much?")
+    limited = build_plan_execute(calculating(WORKED), [calculator], limits=Limits(steps=3)).invoke({"question": "?"})
+    assert limited["stopped"] == "the limit of 3 steps is reached"
+
+
+def test_of_what_is_no_calculation_the_executor_is_asked() -> None:
+    plan = "1. Pens: 2 * 3\n2. All: the pens and 4\n3. None: 1 / 0\n4. More: result 9 + 1"
+    calls = [call("6 + 4"), call("0"), call("11")]
+    state = build_plan_execute(calculating(plan, calls), [calculator]).invoke({"question": "?"})
+    assert sorted(result["output"] for result in state["results"]) == ["0", "10", "11", "6"]
+    assert state["plans"] == 1, "a calculation that fails is no failed step: the executor finds out what to do"
+
+
+def test_a_calculation_of_a_new_plan_takes_results_of_that_plan() -> None:
+    plans = iter(["1. a: 1 + 1\n2. b: what is wrong", "1. c: 5 + 5\n2. d: result 1 * 2"])
+
+    def target(prompt: str) -> str:
+        if "You plan how to solve" in prompt:
+            return planned["ran into problems" in prompt]
+        return "I cannot." if "You carry out" in prompt else "Done."
+
+    planned = {False: next(plans), True: next(plans)}
+    state = build_plan_execute(scripted_chat(target, policy="off"), [calculator]).invoke({"question": "?"})
+    assert [(result["plan"], result["output"]) for result in state["results"] if not result["failed"]] == [
+        (1, "2"), (2, "10"), (2, "20"),
+    ]  # fmt: skip
+
+
+@tool
+def search(query: str) -> str:
+    """Find something."""
+    return f"found {query}"
+
+
+def test_with_more_tools_than_a_calculator_the_planner_is_told_so_and_calculations_are_still_carried_out() -> None:
+    asked: list[str] = []
+
+    def target(prompt: str) -> str:
+        asked.append(prompt)
+        if "You are a planner" in prompt:
+            return "Plan:\n1. Price: look it up\n2. Twice that: result 1 * 2\n3. Six: 2 * 3"
+        if "now: Price" in prompt:
+            return '{"name":"search","arguments":{"query":"price"}}'
+        return call("7 * 2") if "You carry out" in prompt else "Done."
+
+    state = build_plan_execute(scripted_chat(target, policy="off"), [calculator, search]).invoke({"question": "?"})
+    assert [result["output"] for result in state["results"]] == ["found price", "14", "6"]
+    assert sum("You carry out" in prompt for prompt in asked) == 2, "a result that is no number is for the executor"

@@ -1,0 +1,99 @@
+"""Lines of a plan that are calculations: carried out as they stand, without a model that puts them into a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from langchain_core.tools import BaseTool
+
+RESULT = re.compile(r"\b(?:result|step)\s*#?(\d{1,4})\b", re.IGNORECASE)
+"""How a line names what another one comes to."""
+
+_ARITHMETIC = re.compile(r"[\s\d.,+*/×÷()%$€£^−–-]+")
+_OPERATOR = re.compile(r"[\d)%]\s*[+*/×÷^−–-]")
+_NUMBERED = re.compile(r"[\W_]{0,4}(\d{1,4})[.)]\W{0,3}\s(.*\S)")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_TIMES = re.compile(r"(?<=[\d)])\s*x\s*(?=[\d(]|result)")
+
+
+def calculator_among(tools: Sequence[BaseTool]) -> BaseTool | None:
+    """The tool named "calculator", if there is one, and it takes one argument: an expression."""
+    return next((tool for tool in tools if tool.name == "calculator" and len(tool.args) == 1), None)
+
+
+def calculation(line: str) -> str | None:
+    """The calculation that a line of a plan is, after what it is about: "Total cost: result 1 + 60".
+
+    Where the line works out what it comes to ("3 * 20 = 60"), that is left out.
+
+    Args:
+        line: The line, without its number.
+
+    Returns:
+        The calculation, in which results are named; None: the line says something else, or more than that.
+    """
+    line = _TIMES.sub(" * ", RESULT.sub(r"result \1", line))
+    sides = [side.strip().rstrip(".") for side in re.split("[:=]", line)]
+    possible = [side for side in sides if _arithmetic(side)]
+    if not possible or not _arithmetic(sides[-1]):
+        return None
+    # Numbers alone count only where nothing is calculated: "Pens: 12".
+    return next((side for side in possible if _OPERATOR.search(side)), possible[-1])
+
+
+def _arithmetic(text: str) -> bool:
+    return _ARITHMETIC.fullmatch(RESULT.sub("1", text)) is not None and re.search(r"\d", text) is not None
+
+
+def numbered_calculation(line: str) -> tuple[int, str] | None:
+    """The number and the calculation of a line as "2. Total: result 1 + 60"; None: it is something else.
+
+    A calculation names results of lines before it; one that names another is something else too.
+    """
+    found = _NUMBERED.match(line)
+    expression = calculation(found[2]) if found else None
+    if found is None or expression is None or any(not 0 < n < int(found[1]) for n in named_results(expression)):
+        return None
+    return int(found[1]), expression
+
+
+def named_results(text: str) -> set[int]:
+    """Numbers of the results that a text names."""
+    return {int(number) for number in RESULT.findall(text)}
+
+
+def with_results(expression: str, result: Callable[[int], str]) -> str:
+    """A calculation with something in the place of each result that it names."""
+    return RESULT.sub(lambda match: result(int(match[1])), expression)
+
+
+def with_placeholders(expression: str, placeholder: str) -> str:
+    """A calculation in which results are named otherwise: "#E1" or "$1". Amounts of money lose their sign.
+
+    Args:
+        expression: The calculation.
+        placeholder: What stands before a result's number.
+    """
+    # A result may be below zero, and -2^2 is not (-2)^2.
+    name = f"({placeholder}%d)" if "^" in expression or "**" in expression else f"{placeholder}%d"
+    return with_results(re.sub("[$€£]", "", expression), lambda number: name % number)
+
+
+def filled(line: str, results: Mapping[int, str]) -> str | None:
+    """The calculation that a line is, with the results that it names.
+
+    Args:
+        line: As for `calculation`.
+        results: What other lines came to, by their numbers.
+
+    Returns:
+        An expression of numbers; None: the line is something else, or names a result that is not there or no number.
+    """
+    expression = calculation(line)
+    if expression is None:
+        return None
+    known = {number: results.get(number, "") for number in named_results(expression)}
+    if not all(map(_NUMBER.fullmatch, known.values())):
+        return None
+    return with_results(expression, lambda number: f"({known[number]})" if known[number] < "0" else known[number])

@@ -1,0 +1,93 @@
+"""Lines of plans that are calculations."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.tools import tool
+
+from lookahead_agent.agents.calculations import calculation, calculator_among, filled
+from lookahead_agent.agents.worked_plans import worked_plans
+from tools.calculator import calculate, calculator
+
+
+@pytest.mark.parametrize(
+    ("line", "expression"),
+    [
+        ("Cost of the pens: 12 * 1.50", "12 * 1.50"),
+        ("12 * 1.50", "12 * 1.50"),
+        ("Pens: 12", "12"),
+        ("Total cost = result 1 + Result #2.", "result 1 + result 2"),
+        ("Total cost: step 1 + 60 = 96", "result 1 + 60"),
+        ("12 x 3 = 36", "12 * 3"),
+        ("Price: $3,000 / 2", "$3,000 / 2"),
+        ("Sold: 240 * 25%", "240 * 25%"),
+        ("Rest: (result 1 - 4) ÷ 3", "(result 1 - 4) ÷ 3"),
+    ],
+)
+def test_calculations(line: str, expression: str) -> None:
+    assert calculation(line) == expression
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Add them up",
+        "All: the sum",
+        "Cost: 12 pens * 1.50",
+        "Sold: 25% of 240",
+        "Rest: 12 - 4, then half of it",
+        "Cost of 12 pens",
+        "12 * 3: the cost of the pens",
+        "Cost: 12 * x",
+        "",
+        ":",
+    ],
+)
+def test_what_says_more_than_a_calculation_is_none(line: str) -> None:
+    assert calculation(line) is None
+
+
+def test_results_are_put_in() -> None:
+    results = {1: "6", 2: "-2.5", 3: "found", 12: "7"}
+    assert filled("All: result 1 + result 12", results) == "6 + 7"
+    assert filled("All: 3 * result 2", results) == "3 * (-2.5)"
+    assert filled("All: 3 * result 3", results) is None, "no number"
+    assert filled("All: 3 * result 4", results) is None, "not there"
+    assert filled("All: the sum", results) is None
+
+
+@given(st.integers(-999, 999), st.integers(1, 999), st.sampled_from(["+", "-", "*", "/", "x", "×", "÷"]))
+def test_what_is_put_in_is_calculated_as_one_number(first: int, second: int, sign: str) -> None:
+    expression = filled(f"All: result 1 {sign} result 2", {1: str(first), 2: str(second)})
+    assert expression is not None
+    exact = {"+": Fraction(first + second), "-": Fraction(first - second), "/": Fraction(first, second)}
+    value = exact.get(sign.replace("÷", "/"), Fraction(first * second))
+    assert float(calculate(expression)) == pytest.approx(float(value))
+
+
+@tool("calculator")
+def two_numbers(first: float, second: float) -> float:
+    """Add two numbers."""
+    return first + second
+
+
+def test_which_tool_is_a_calculator() -> None:
+    assert calculator_among([two_numbers, calculator]) is calculator
+    assert calculator_among([two_numbers]) is None
+
+
+def test_the_examples_of_a_planner_are_plans_of_calculations_that_come_out() -> None:
+    comes_to = []
+    for message in worked_plans()[2::2]:
+        results: dict[int, str] = {}
+        for line in message.text.splitlines():
+            number, _, step = line.partition(". ")
+            expression = filled(step, results)
+            assert expression is not None, step
+            results[int(number)] = calculate(expression)
+        comes_to.append(results[max(results)])
+    assert comes_to == ["22", "72", "15"]
