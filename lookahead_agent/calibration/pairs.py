@@ -113,13 +113,20 @@ class OutcomesRow(BaseModel):
 
 
 class ScoresRow(BaseModel):
-    """What verifiers measure of a pair, by name of the measure: see `scores`."""
+    """What verifiers measure of a pair.
+
+    Attributes:
+        problem: Whose pair.
+        scores: By name of the measure: see `scores`.
+        judge: The model that judged, where that was not the target.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     kind: Literal["scores"] = "scores"
     problem: str
     scores: dict[str, float]
+    judge: str | None = None
 
 
 class LabelRow(BaseModel):
@@ -144,12 +151,14 @@ class LabelledPair(BaseModel):
         row: The pair.
         outcomes: What followed; None: nothing was tried yet.
         scores: Of verifiers, by measure.
+        judge: The model that judged; None: the target.
         said: What somebody said about it.
     """
 
     row: PairRow
     outcomes: OutcomesRow | None = None
     scores: dict[str, float] = Field(default_factory=dict)
+    judge: str | None = None
     said: bool | None = None
 
     def harmful(self, rule: HarmRule) -> bool | None:
@@ -204,14 +213,16 @@ def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
 def _add(found: dict[str, LabelledPair], row: Row) -> None:
     match row.get("kind"):
         case "pair":
-            pair = PairRow.model_validate(row)
-            found[pair.problem] = LabelledPair(row=pair)
+            of_pair = PairRow.model_validate(row)
+            found[of_pair.problem] = LabelledPair(row=of_pair)
         case "outcomes":
             outcomes = OutcomesRow.model_validate(row)
             found[outcomes.problem].outcomes = outcomes
         case "scores":
             scores = ScoresRow.model_validate(row)
-            found[scores.problem].scores |= scores.scores
+            pair = found[scores.problem]
+            pair.scores |= scores.scores
+            pair.judge = scores.judge or pair.judge
         case "label":
             label = LabelRow.model_validate(row)
             found[label.problem].said = label.harmful

@@ -108,6 +108,9 @@ def score(
     ] = "similarity",
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
+    judge: Annotated[
+        str | None, typer.Option("--judge", help="Model that judges: a folder or a Hub id. Default: the target.")
+    ] = None,
     precision: options.TargetPrecision = "auto",
     engine_arg: options.EngineArgument = None,
 ) -> None:
@@ -122,6 +125,7 @@ def score(
             model=model,
             draft=draft,
             engine_args=engine_arg,
+            judge_model=judge,
             policy="cascade:depth=1",  # for embedder and judge
             token_speculation="none",
             precision=precision,
@@ -280,7 +284,9 @@ def _candidates(verifiers: str) -> list[Candidate]:
 def _certificates(
     file: Path, known: dict[str, LabelledPair], fits: list[Fit], rule: HarmRule, level: float
 ) -> list[Certificate]:
-    settings = next(iter(known.values())).row.settings
+    first = next(iter(known.values()))
+    settings = first.row.settings
+    models = settings["models"] | {"judge": first.judge}
     found = []
     for risk in RISKS:
         chosen = best(fits, risk)
@@ -290,7 +296,7 @@ def _certificates(
         found.append(
             Certificate(
                 risk=risk,
-                models={role: settings["models"].get(role) for role in candidate.decides},
+                models={role: models.get(role) for role in candidate.decides},
                 precision=settings["precision"],
                 verifier=candidate.name,
                 policy=candidate.policy(threshold.value).model_dump(exclude_unset=True),

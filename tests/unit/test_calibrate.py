@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
 from lookahead_agent.calibration.risk import Threshold
 from lookahead_agent.calibration.scores import CANDIDATES
+from lookahead_agent.calibration.scoring import score_pairs
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.app import app
@@ -261,6 +262,35 @@ def test_scores_of_both_orders_and_of_the_cascade() -> None:
     assert (policy.p_aligned, policy.similarity, policy.both_orders) == (0.4, 0.95, True)
     assert CANDIDATES["cascade"].decides == ("target", "draft", "embedding", "judge")
     assert CANDIDATES["both orders"].decides == ("target", "draft", "judge")
+
+
+def test_judges_are_not_mixed_in_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "pairs.jsonl"
+    collected(out, 4)
+    score_pairs(out, ["similarity", "p_aligned"], judged_by("other"), LogProgress())
+    pairs = labelled_pairs(RowFile(out).rows)
+    assert {pair.judge for pair in pairs.values()} == {"other"}
+    with pytest.raises(ConfigurationError, match="other has judged these pairs, and not the target"):
+        score_pairs(out, ["p_swapped"], judged_by(None), LogProgress())
+    score_pairs(out, ["p_swapped"], judged_by("other"), LogProgress())
+    fits = json.loads(
+        CliRunner().invoke(app, ["calibrate", "compare", str(out), "--policies", "judge", "--json"]).output
+    )
+    assert fits["judge"]["pairs"] == 4
+
+
+def judged_by(name: str | None) -> Callable[[], ChatLookahead]:
+    """Makes chat models with a judge that says yes to everything."""
+
+    def make() -> ChatLookahead:
+        llm = scripted()
+        assert llm.engines is not None
+        llm.engines.judge = Measured({"p_aligned": 0.9, "p_swapped": 0.9}, drafted="")
+        if name is not None:
+            llm.engines.names["judge"] = name
+        return llm
+
+    return make
 
 
 class Measured:
