@@ -1,11 +1,13 @@
 """ReAct: think, act, look at what came of it, and think again (Yao et al., 2022).
 
     thinker ──▶ actor ──▶ tools ──▶ thinker …
-                  └──▶ (answer)        └──▶ finisher (a limit is reached)
+       └───────── │ ───────▲ └──▶ finisher (a limit is reached)
+                  └──▶ (answer)
 
 The thinker only thinks aloud: a thought may be put in other words, so its policy may be lenient ("balanced"). The actor
 calls tools and answers, so its policy is strict; a tool call itself is always the target's own. Before a tool that
-writes, the graph asks (`interrupt`), if it has a checkpointer.
+writes, the graph asks (`interrupt`), if it has a checkpointer. Where there is a calculator, a thought that is a
+calculation ("Total: 18 + 60") is carried out as it stands: the actor is only asked about others, and for the answer.
 
     from lookahead_agent import ChatLookahead
     llm = ChatLookahead(policies={"thinker": "balanced", "actor": "strict"})
@@ -17,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypedDict
+from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -28,7 +31,9 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
+from lookahead_agent.agents.calculations import calculator_among, filled
 from lookahead_agent.agents.tool_use import use_tool
+from lookahead_agent.agents.worked_plans import worked_thoughts
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -64,6 +69,7 @@ def build_react(
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
     ask_before: Collection[str] = (),
+    calculate: bool = True,
     limits: Limits | None = None,
 ) -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
     """Build the graph.
@@ -74,6 +80,9 @@ def build_react(
         checkpointer: Saves the state after every node; needed for `ask_before`.
         ask_before: Names of tools before which the graph stops and asks. It goes on with
             `Command(resume=True)`, or `Command(resume="why not")` if the call is not to be made.
+        calculate: Whether a thought that is a calculation is carried out as it stands, if a tool is named "calculator",
+            takes one argument, and nobody is asked before it. A thinker that has no other tool is told to write nothing
+            else then.
         limits: What a run may cost.
 
     Raises:
@@ -85,13 +94,25 @@ def build_react(
     check_ask_before(ask_before, by_name, checkpointer)
     limits = limits or Limits()
     caller = llm.bind_tools(list(tools))
+    calculator = calculator_among(tools) if calculate and "calculator" not in ask_before else None
+    # Which tools there are besides, a thinker has to think about.
+    one_line = calculator is not None and len(tools) == 1
 
     def thinker(state: ReactState) -> ReactState:
+        so_far = state.get("messages", [])
         with Meter() as meter:
-            history = [HumanMessage(state["question"]), *state.get("messages", [])]
-            thought = llm.invoke([SystemMessage(THINKER), *history, HumanMessage("What next?")])
+            if one_line:
+                thought = llm.invoke(worked_thoughts(state["question"], so_far), stop=["\n"])
+            else:
+                history = [HumanMessage(state["question"]), *so_far]
+                thought = llm.invoke([SystemMessage(THINKER), *history, HumanMessage("What next?")])
             meter.count(thought)
-        return {"messages": [AIMessage(f"Thought: {thought.text.strip()}")], "spent": meter.spent}
+        said: list[AnyMessage] = [AIMessage(f"Thought: {thought.text.strip()}")]
+        expression = filled(thought.text.strip(), {})
+        if calculator is not None and expression is not None and "\n" not in expression:
+            call = ToolCall(name=calculator.name, args={next(iter(calculator.args)): expression}, id=uuid4().hex)
+            said.append(AIMessage("", tool_calls=[call]))
+        return {"messages": said, "spent": meter.spent}
 
     def actor(state: ReactState) -> ReactState:
         with Meter() as meter:
@@ -128,9 +149,11 @@ def build_react(
             meter.count(reply)
         return {"answer": reply.text.strip(), "stopped": limits.reached(state.get("spent")) or "", "spent": meter.spent}
 
+    def after_thinker(state: ReactState) -> Literal["tools", "actor"]:
+        return "tools" if _calls(state) else "actor"
+
     def after_actor(state: ReactState) -> Literal["tools", "__end__"]:
-        last = state["messages"][-1]
-        return "tools" if isinstance(last, AIMessage) and last.tool_calls else "__end__"
+        return "tools" if _calls(state) else "__end__"
 
     def after_tools(state: ReactState) -> Literal["thinker", "finisher"]:
         return "finisher" if limits.reached(state.get("spent")) else "thinker"
@@ -142,7 +165,7 @@ def build_react(
     builder.add_node("tools", use_tools, retry_policy=RetryPolicy(max_attempts=2))
     builder.add_node("finisher", finisher)
     builder.add_edge(START, "thinker")
-    builder.add_edge("thinker", "actor")
+    builder.add_conditional_edges("thinker", after_thinker)
     builder.add_conditional_edges("actor", after_actor)
     builder.add_conditional_edges("tools", after_tools)
     builder.add_edge("finisher", END)
@@ -152,6 +175,12 @@ def build_react(
 def graph() -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
     """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
     return build_react(default_llm(POLICIES), [template("tools", "calculator").calculator])
+
+
+def _calls(state: ReactState) -> bool:
+    """Whether the last message calls tools."""
+    last = state["messages"][-1]
+    return isinstance(last, AIMessage) and bool(last.tool_calls)
 
 
 def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 
 from lookahead_agent.agents.calculations import calculation, calculator_among, filled
-from lookahead_agent.agents.worked_plans import worked_plans
+from lookahead_agent.agents.worked_plans import DONE, worked_plans, worked_thoughts
 from tools.calculator import calculate, calculator
 
 
@@ -78,6 +80,24 @@ def two_numbers(first: float, second: float) -> float:
 def test_which_tool_is_a_calculator() -> None:
     assert calculator_among([two_numbers, calculator]) is calculator
     assert calculator_among([two_numbers]) is None
+
+
+def test_the_examples_of_a_thinker_are_calculations_that_come_out() -> None:
+    shown = worked_thoughts("How much?", [])
+    assert shown[-1].text == "How much?"
+    for thought, result in pairwise(shown[2:-1]):
+        expression = filled(thought.text, {}) if isinstance(thought, AIMessage) else None
+        if expression is not None:
+            assert calculate(expression) == result.text, thought.text
+    assert [message.text for message in shown].count(DONE) == 3
+
+
+def test_a_thinker_sees_its_thoughts_and_what_they_came_to() -> None:
+    call = AIMessage("", tool_calls=[{"name": "calculator", "args": {}, "id": "1"}])
+    so_far = [AIMessage("Thought: Pens: 2 * 3"), call, ToolMessage("6", tool_call_id="1"), AIMessage("Thought: Hm")]
+    assert [(message.type, message.text) for message in worked_thoughts("How much?", so_far)[-4:]] == [
+        ("human", "How much?"), ("ai", "Pens: 2 * 3"), ("human", "6"), ("ai", "Hm"),
+    ]  # fmt: skip
 
 
 def test_the_examples_of_a_planner_are_plans_of_calculations_that_come_out() -> None:

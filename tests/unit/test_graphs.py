@@ -101,6 +101,30 @@ def test_react_ends_with_what_it_has_at_a_limit() -> None:
     assert state["stopped"] == "the limit of 6 steps is reached"
 
 
+def test_react_carries_out_a_thought_that_is_a_calculation_as_it_stands() -> None:
+    thoughts = ["Pens: 2 * 3", "Half: 6 / 0", "I should ask.", "Less: 6 - 10 = -4", "Done."]
+    llm = model({"You think": thoughts, "You solve": [calculation("3+3"), "It is -4."]}, policy="off")
+    graph = build_react(llm, [calculator])
+    state = graph.invoke({"question": "How much?"})
+    observed = [message for message in state["messages"] if isinstance(message, ToolMessage)]
+    assert [message.text for message in observed if message.status == "success"] == ["6", "6", "-4"]
+    assert "divides by zero" in observed[1].text
+    assert state["answer"] == "It is -4."
+    assert state["spent"]["steps"] == 11, "five thoughts, four calls, and two replies of the actor"
+
+
+def test_react_asks_the_actor_where_calculations_are_no_matter_of_course() -> None:
+    script: Script = {"You think": "Pens: 2 * 3", "You solve": [calculation("7"), "It is 7."]}
+    for more in ({"calculate": False}, {"ask_before": ["calculator"], "checkpointer": InMemorySaver()}):
+        graph = build_react(model(script), [calculator], **more)  # type: ignore[arg-type]
+        config: Any = {"configurable": {"thread_id": "1"}}
+        state = graph.invoke({"question": "How much?"}, config)
+        if "__interrupt__" in state:
+            assert state["__interrupt__"][0].value["arguments"] == {"expression": "7"}
+            state = graph.invoke(Command(resume=True), config)
+        assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["7"]
+
+
 def test_react_asks_before_a_tool_that_writes() -> None:
     script: Script = {"You think": THOUGHT, "You solve": [call("write_note", text="tea"), "Done.", "Done."]}
     for decision, written in ((True, ["tea"]), ("not now", []), (False, [])):
