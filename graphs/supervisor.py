@@ -71,6 +71,7 @@ def build_supervisor(
     tools: Mapping[str, Sequence[BaseTool]],
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
+    calculate: bool = True,
     limits: Limits | None = None,
 ) -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
     """Build the graph.
@@ -79,6 +80,7 @@ def build_supervisor(
         llm: Chat model that can call tools.
         tools: The specialists, by name, with the tools of each.
         checkpointer: Saves the state after every node.
+        calculate: As for `build_react`: whether a specialist with a calculator carries out calculations as they stand.
         limits: What a run may cost; each specialist may spend a part of it.
 
     Raises:
@@ -111,7 +113,7 @@ def build_supervisor(
         return {"tasks": tasks or {next(iter(tools)): state["question"]}, "spent": meter.spent}
 
     def specialist(name: str) -> Any:
-        agent = build_react(llm, tools[name], limits=share)
+        agent = build_react(llm, tools[name], calculate=calculate, limits=share)
 
         def work(state: SpecialistState, config: RunnableConfig) -> SupervisorState:
             done = agent.invoke({"question": state["task"]}, config)

@@ -29,6 +29,7 @@ class Arm:
         changes: Changes of that policy, as in "depth=8:synchronous=true"; empty: none.
         precision: Of the target's weights; None: the benchmark's.
         one_by_one: Whether a template's calls wait for each other.
+        asked: Whether a template asks a model to put calculations into calls too (`calculate=False`).
     """
 
     mode: ModeName
@@ -36,13 +37,15 @@ class Arm:
     changes: str = ""
     precision: Precision | None = None
     one_by_one: bool = False
+    asked: bool = False
 
     @property
     def name(self) -> str:
         """Short name for tables; different arms have different ones."""
         if self.mode not in LOOKAHEAD:
             precision = f" {self.precision}" if self.precision is not None else ""
-            return self.mode + precision + (" one by one" if self.one_by_one else "")
+            how = (" asked" if self.asked else "") + (" one by one" if self.one_by_one else "")
+            return self.mode + precision + how
         policy = "" if self.policy == NODES else f" {self.policy}"
         return f"{self.mode}{policy}" + (f" {self.changes.replace(':', ' ')}" if self.changes else "")
 
@@ -100,6 +103,9 @@ def arms_of(task: TaskConfig) -> list[Arm]:
             if mode == BASELINE:
                 arms += [Arm(mode, "off", precision=precision) for precision in task.off_precisions]
                 arms += [Arm(mode, "off", precision=precision, one_by_one=True) for precision in task.one_by_one]
+                arms += [Arm(mode, "off", precision=precision, asked=True) for precision in task.asked_too]
+                both = [precision for precision in task.asked_too if precision in task.one_by_one]
+                arms += [Arm(mode, "off", precision=precision, one_by_one=True, asked=True) for precision in both]
             continue
         for policy, depth, width, schedule in product(
             task.policies, task.depths or (None,), task.widths or (None,), task.schedules

@@ -27,6 +27,8 @@ TaskName = Literal[
 MODES: tuple[ModeName, ...] = get_args(ModeName)
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
+CALCULATING: tuple[TaskName, ...] = ("plan_execute", "react", "rewoo", "llm_compiler", "supervisor")
+"""Templates that carry out calculations as they stand."""
 BASELINE: ModeName = "off"
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+guided")
 """The modes that policies, depths, widths and schedules are for."""
@@ -50,6 +52,9 @@ class TaskConfig(BaseModel):
         off_precisions: Precisions in which the target alone is measured besides, as "off int8".
         one_by_one: Precisions in which the target alone is measured besides with one model call after another, as "off
             bf16 one by one": what a template does at once waits there. Not for plain questions.
+        asked_too: Precisions in which the target alone is measured besides with a model that puts each calculation into
+            a call, as "off bf16 asked", and, if it is among `one_by_one`, "off bf16 asked one by one". For templates
+            that calculate.
         policies: Verifier policies of lookahead, with changes as in "balanced:depth=8"; "nodes" for the
             template's own.
         depths: Depths (γ) to try of each of them; none: the policy's own, else 4.
@@ -72,6 +77,7 @@ class TaskConfig(BaseModel):
     modes: tuple[ModeName, ...] = ("off", "auto")
     off_precisions: tuple[Precision, ...] = ()
     one_by_one: tuple[Precision, ...] = ()
+    asked_too: tuple[Precision, ...] = ()
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
@@ -99,6 +105,8 @@ class TaskConfig(BaseModel):
             raise ValueError("policies and schedules need an entry each")
         if self.one_by_one and self.task == "questions":
             raise ValueError("one_by_one is for templates: a question is one call")
+        if self.asked_too and self.task not in CALCULATING:
+            raise ValueError(f"asked_too is for templates that calculate: {', '.join(CALCULATING)}")
         if not set(LOOKAHEAD) & set(self.modes):
             given = self.model_fields_set & {"policies", "depths", "widths", "schedules"}
             if given:

@@ -185,7 +185,7 @@ class Bench:
         seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:
-            answer = do(job.task, llm, job.problem.question, seed, config)
+            answer = do(job.task, llm, job.problem.question, seed, config, calculate=not job.arm.asked)
         except EngineError:
             raise
         except Exception as error:  # a graph that fails is a result; the other samples go on

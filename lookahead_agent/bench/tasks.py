@@ -7,7 +7,7 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from lookahead_agent.bench.config import TaskConfig
+from lookahead_agent.bench.config import CALCULATING, TaskConfig, TaskName
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.limits import Limits
 from lookahead_agent.templates import template
@@ -18,7 +18,15 @@ LIMITS = Limits(steps=24, tokens=24_000, seconds=900)
 _VOTING_TEMPERATURE = 0.7
 
 
-def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: RunnableConfig) -> str:
+def do(
+    task: TaskConfig,
+    llm: ChatLookahead,
+    question: str,
+    seed: int | None,
+    config: RunnableConfig,
+    *,
+    calculate: bool = True,
+) -> str:
     """The reply to a question, or the answer of a template's graph.
 
     Args:
@@ -27,6 +35,7 @@ def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, co
         question: The problem.
         seed: Of the sampling; None: it has none.
         config: With the callbacks that measure.
+        calculate: Whether a template carries out calculations as they stand, if it is one that does.
     """
     question = task.asked(question)
     if task.task == "questions":
@@ -34,7 +43,7 @@ def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, co
     changes: dict[str, Any] = {"seed": seed}
     if task.task == "self_consistency" and llm.temperature == 0:
         changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
-    state = build(task.task, llm.model_copy(update=changes)).invoke(
+    state = build(task.task, llm.model_copy(update=changes), calculate=calculate).invoke(
         {"task" if task.task == "reflection" else "question": question}, config
     )
     return str(state.get("answer", ""))
@@ -49,13 +58,14 @@ def ask(llm: ChatLookahead, question: str, seed: int | None, config: RunnableCon
     return chain.invoke(question, config)
 
 
-def build(name: str, llm: ChatLookahead) -> Any:
+def build(name: TaskName, llm: ChatLookahead, *, calculate: bool = True) -> Any:
     """A template's graph, with tools for problems with numbers."""
     make = getattr(template("graphs", name), f"build_{name}")
     calculator = template("tools", "calculator").calculator
+    how: dict[str, Any] = {"limits": LIMITS} | ({"calculate": calculate} if name in CALCULATING else {})
     if name == "supervisor":
         tools = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
-        return make(llm, tools, limits=LIMITS)
+        return make(llm, tools, **how)
     if name in ("reflection", "self_consistency"):
-        return make(llm, limits=LIMITS)
-    return make(llm, [calculator], limits=LIMITS)
+        return make(llm, **how)
+    return make(llm, [calculator], **how)

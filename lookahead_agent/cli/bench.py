@@ -57,6 +57,10 @@ def run(
         str | None,
         typer.Option("--one-by-one", help="The same with a template's calls one after another: bf16,int8."),
     ] = None,
+    asked_too: Annotated[
+        str | None,
+        typer.Option("--asked-too", help="The same with a model asked to put calculations into calls: bf16,int8."),
+    ] = None,
     policies: Annotated[
         str | None,
         typer.Option("--policies", help='Verifier policies of lookahead; "nodes" for each template\'s own.'),
@@ -111,6 +115,7 @@ def run(
         "modes": modes,
         "off_precisions": off_precisions,
         "one_by_one": one_by_one,
+        "asked_too": asked_too,
         "policies": policies,
         "schedules": schedules,
     }

@@ -25,6 +25,7 @@ from lookahead_agent.bench.ties import first_difference
 from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError, PolicyError
+from tests.unit import bench_models
 from tests.unit.bench_models import scripted_arm
 from tests.unit.chat import scripted_chat
 
@@ -140,6 +141,7 @@ import sys
 from pathlib import Path
 from lookahead_agent.bench.config import BenchConfig, TaskConfig
 from lookahead_agent.bench.runner import Bench
+from tests.unit import bench_models
 from tests.unit.bench_models import scripted_arm
 
 config = BenchConfig(tasks=(TaskConfig(limit=4, modes=("off", "lr"), concurrency=2),))
@@ -358,6 +360,20 @@ def test_calls_of_a_template_one_by_one(tmp_path: Path) -> None:
     assert any(overlaps["off"])
     assert len(calls["off bf16 one by one"]) == 3, "which decide the vote"
     assert not any(overlaps["off bf16 one by one"])
+
+
+def test_calculations_that_a_model_puts_into_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is won by carrying calculations out as they stand can be measured: arms do without."""
+    monkeypatch.setattr(bench_models, "REPLY", "1. Pens: 2 * 7")
+    task = TaskConfig(task="plan_execute", limit=1, modes=("off",), one_by_one=("int8",), asked_too=("bf16", "int8"))
+    results = bench(BenchConfig(temperature=0.0, tasks=(task,)), tmp_path / "r.jsonl").run()
+    nodes = {sample.arm: {call.node for call in sample.calls} for sample in results.samples}
+    assert "executor" not in nodes["off"] | nodes["off int8 one by one"]
+    for arm in ("off bf16 asked", "off int8 asked", "off int8 asked one by one"):
+        assert "executor" in nodes[arm]
+    assert len(nodes) == 5
+    with pytest.raises(ValueError, match="for templates that calculate: plan_execute"):
+        TaskConfig(task="reflection", asked_too=("bf16",))
 
 
 def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
