@@ -3,10 +3,11 @@
     sampler (k answers at once, stopped when the vote is decided) ──▶ (answer)
 
 The answers share one batch of the engine, and those that can no longer change the vote are stopped. Each is a long
-thought with a short answer: what is wrong in one is outvoted by the others, so the sampler may be lenient ("fast").
+thought with a short answer, which may be put in other words: the sampler may be lenient ("balanced"). A wrong answer is
+outvoted by the others, but not where most of them are wrong: with "fast" a third fewer are right (docs/risk.md).
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"sampler": "fast"}, temperature=0.7)
+    llm = ChatLookahead(policies={"sampler": "balanced"}, temperature=0.7)
     graph = build_self_consistency(llm)
     graph.invoke({"question": "..."})["answer"]
 """
@@ -41,7 +42,7 @@ _ANSWER = re.compile(r"answer\W*[:=]\s*(.+)", re.IGNORECASE)
 
 T = TypeVar("T")
 
-POLICIES = {"sampler": "fast"}
+POLICIES = {"sampler": "balanced"}
 
 
 class SelfConsistencyState(TypedDict, total=False):

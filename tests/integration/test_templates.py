@@ -46,6 +46,7 @@ def run(graph: Any, given: dict[str, str]) -> tuple[dict[str, Any], dict[str, st
 @pytest.mark.parametrize("llm", ["react"], indirect=True)
 def test_react(llm: ChatLookahead) -> None:
     state, policies = run(build_react(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
+    assert "18" in [message.text for message in state["messages"] if message.type == "tool"]
     assert state["answer"]
     assert policies["thinker"] == "balanced"
     assert policies["actor"] == "strict"
@@ -57,7 +58,15 @@ def test_rewoo(llm: ChatLookahead) -> None:
     state, policies = run(build_rewoo(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
     assert "18" in [entry["output"] for entry in state["evidence"]]
     assert "18" in state["answer"]
-    assert policies == {"planner": "balanced", "caller": "off", "solver": "strict"}
+    assert policies == {"planner": r"balanced:delimiter=/\n+/", "solver": "strict"}, "nobody puts it into calls"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["rewoo"], indirect=True)
+def test_rewoo_with_a_caller(llm: ChatLookahead) -> None:
+    state, policies = run(build_rewoo(llm, [calculator()], calculate=False, limits=BUDGET), {"question": QUESTION})
+    assert "18" in [entry["output"] for entry in state["evidence"]]
+    assert policies["caller"] == "off"
 
 
 @pytest.mark.timeout(600)
@@ -66,7 +75,7 @@ def test_llm_compiler(llm: ChatLookahead) -> None:
     state, policies = run(build_llm_compiler(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
     assert "18" in [entry["output"] for entry in state["results"]]
     assert "18" in state["answer"]
-    assert policies == {"planner": "balanced", "joiner": "strict"}
+    assert policies == {"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"}
 
 
 @pytest.mark.timeout(600)
@@ -94,7 +103,7 @@ def test_supervisor(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["self_consistency"], indirect=True)
 def test_self_consistency(llm: ChatLookahead) -> None:
-    # What a 1.5B model says to this, and with "fast" its draft of 0.5B, is not always 18: the vote is what is tested.
+    # What a 1.5B model says to this, and now and then its draft of 0.5B, is not always 18: the vote is what is tested.
     sampling = llm.model_copy(update={"temperature": 0.7, "seed": 1})
     graph = build_self_consistency(sampling, samples=3, read=last_number, limits=BUDGET)
     state, policies = run(graph, {"question": QUESTION})
@@ -102,7 +111,7 @@ def test_self_consistency(llm: ChatLookahead) -> None:
     said = [number for number in map(last_number, state["replies"]) if number is not None]
     assert state["votes"] == Counter(said)
     assert state["votes"][state["answer"]] == max(state["votes"].values())
-    assert policies == {"sampler": "fast"}
+    assert policies == {"sampler": "balanced"}
 
 
 def last_number(text: str) -> str | None:

@@ -90,7 +90,7 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         Path("results").mkdir()
         for name in ("agents", "before", "after"):
             shutil.copy(ROOT / "docs" / "measurements" / "templates-own-6.jsonl", f"results/{name}.jsonl")
-    if arguments[:2] in (["calibrate", "score"], ["calibrate", "check"], ["calibrate", "fit"]):
+    if arguments[0] == "calibrate" and arguments[1] in ("score", "check", "fit", "compare"):
         Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
         monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are kept there
     if arguments[0] == "align":
