@@ -8,11 +8,11 @@ A step waits for those before it unless it shows that it does not need them: it 
 ("result 1"), or has nothing but numbers. Where there is a calculator, a step that is a calculation ("Total: result 1 +
 60") is carried out as it stands; only of other steps the executor is asked.
 
-A plan in other words is the same plan: the planner is lenient ("balanced"), and a step of its reply is a line. The
-executor only calls tools, which are always the target's own: "off". The finisher answers: strict.
+The planner thinks at length, and a plan in other words is the same plan: lenient ("balanced"). The executor only calls
+tools, which are always the target's own: "off". The finisher answers: strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"})
+    llm = ChatLookahead(policies={"planner": "balanced", "executor": "off", "finisher": "strict"})
     graph = build_plan_execute(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -33,7 +33,6 @@ from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.agents.calculations import calculation, calculator_among, filled, named_results
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
-from lookahead_agent.agents.worked_plans import worked_plans
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -70,7 +69,7 @@ FINISHER_TASK = """Problem: {question}
 Results, of which the last one is the final one:
 {results}"""
 
-POLICIES = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
+POLICIES = {"planner": "balanced", "executor": "off", "finisher": "strict"}
 
 
 class StepResult(TypedDict):
@@ -149,15 +148,13 @@ def build_plan_execute(
     by_name = {tool.name: tool for tool in tools}
     caller = llm.bind_tools(list(tools), tool_choice="any")
     calculator = calculator_among(tools) if calculate else None
-    # Which tools there are besides, a planner has to think about.
-    told = worked_plans() if calculator and len(tools) == 1 else [SystemMessage(PLANNER)]
 
     def planner(state: PlanExecuteState) -> PlanExecuteState:
         task = state["question"]
         if results := state.get("results"):
             task += "\n\n" + REPLANNER.format(results=_listed(results))
         with Meter() as meter:
-            reply = llm.invoke([*told, HumanMessage(task)])
+            reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
             meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
         return {"plan": plan, "plans": state.get("plans", 0) + 1, "spent": meter.spent}

@@ -30,8 +30,6 @@ EXAMPLE = (
     "Ingredients cost $215.50 in all. How much profit does the bakery make?"
 )
 
-_PLANNER_POLICY = r"balanced:delimiter=/\n+/"
-"""Of a plan, lines are steps."""
 _TOLD = 0.1
 """Seconds in which several replies were written at once, from which that is worth a word."""
 
@@ -40,7 +38,7 @@ def agent(
     question: Annotated[
         str | None, typer.Argument(help="What to work out. Default: an example, or the question of --thread.")
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", help="Policy of the planner.")] = _PLANNER_POLICY,
+    policy: Annotated[str, typer.Option("--policy", help="Policy of the planner.")] = "balanced",
     executor_policy: Annotated[str, typer.Option("--executor-policy", help="Policy of the executor.")] = "strict",
     finisher_policy: Annotated[str, typer.Option("--finisher-policy", help="Policy of the finisher.")] = "strict",
     depth: options.Depth = None,

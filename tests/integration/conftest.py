@@ -62,7 +62,7 @@ def real() -> Iterator[ChatLookahead]:
     with ChatLookahead(
         depth=4,
         token_speculation="guided",
-        policies={"planner": r"balanced:delimiter=/\n+/", "executor": "strict", "finisher": "strict"},
+        policies={"planner": "balanced", "executor": "strict", "finisher": "strict"},
         temperature=0,
         max_tokens=400,
         return_token_ids=True,
