@@ -78,14 +78,14 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
     assert turn.peak_memory
     voted = [sample for sample in results.samples if sample.task == "self_consistency" and sample.arm == "lr"]
     assert {call.node for call in voted[0].calls} == {"sampler"}
-    assert voted[0].policies == ["fast"]
+    assert voted[0].policies == ["balanced"]
 
 
 def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guided target guesses nothing for a sampled reply with a seed, so that one would measure something else."""
     seeds: list[int | None] = []
     monkeypatch.setattr(
-        "lookahead_agent.bench.runner.do", lambda task, llm, question, seed, config: seeds.append(seed) or "1"
+        "lookahead_agent.bench.runner.do", lambda task, llm, question, seed, config, **how: seeds.append(seed) or "1"
     )
     for seed in (None, 5):
         task = TaskConfig(limit=1, modes=("off",), samples=2)
@@ -236,7 +236,7 @@ def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_p
 
 
 def test_a_graph_that_fails_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any) -> str:
+    def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any, **how: bool) -> str:
         if "farmer" in question:
             raise RecursionError("the graph went in circles")
         return "It is 14."
