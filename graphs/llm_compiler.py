@@ -35,7 +35,12 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
-from lookahead_agent.agents.calculations import calculator_among, numbered_calculation, with_placeholders
+from lookahead_agent.agents.calculations import (
+    calculator_among,
+    calculator_arguments,
+    numbered_calculation,
+    with_placeholders,
+)
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
 from lookahead_agent.agents.planned_calls import PlannedCall, read_call
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
@@ -246,7 +251,7 @@ def _read_calculation(line: str, calculator: BaseTool, plan: int) -> PlannedCall
     found = numbered_calculation(line)
     if found is None:
         return None
-    arguments = {next(iter(calculator.args)): with_placeholders(found[1], "$")}
+    arguments = calculator_arguments(calculator, with_placeholders(found[1], "$"))
     return PlannedCall(plan=plan, number=found[0], tool=calculator.name, arguments=arguments)
 
 

@@ -31,7 +31,13 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
-from lookahead_agent.agents.calculations import calculation, calculator_among, filled, named_results
+from lookahead_agent.agents.calculations import (
+    calculation,
+    calculator_among,
+    calculator_arguments,
+    filled,
+    named_results,
+)
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
@@ -162,16 +168,12 @@ def build_plan_execute(
     def calculated(state: ExecutorState) -> StepResult | None:
         """What a step comes to that is a calculation; None: the executor is to find out what to do."""
         known = {result["number"]: result["output"] for result in state["results"] if result["plan"] == state["plan"]}
-        expression = filled(state["step"], known) if calculator else None
+        expression = filled(state["step"], known)
         if calculator is None or expression is None:
             return None
-        call = {
-            "name": calculator.name,
-            "args": {next(iter(calculator.args)): expression},
-            "id": f"step-{state['number']}",
-        }
-        result = _carry_out(state, call, by_name)
-        return None if result["failed"] else result
+        arguments = calculator_arguments(calculator, expression)
+        outcome = use_tool(by_name, calculator.name, arguments, f"step-{state['number']}")
+        return None if outcome.failed else _result(state, calculator.name, arguments, outcome)
 
     def executor(state: ExecutorState) -> PlanExecuteState:
         step = state["step"]

@@ -31,7 +31,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
-from lookahead_agent.agents.calculations import calculator_among, filled
+from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
 from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.agents.worked_plans import worked_thoughts
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
@@ -110,7 +110,8 @@ def build_react(
         said: list[AnyMessage] = [AIMessage(f"Thought: {thought.text.strip()}")]
         expression = filled(thought.text.strip(), {})
         if calculator is not None and expression is not None and "\n" not in expression:
-            call = ToolCall(name=calculator.name, args={next(iter(calculator.args)): expression}, id=uuid4().hex)
+            arguments = calculator_arguments(calculator, expression)
+            call = ToolCall(name=calculator.name, args=arguments, id=uuid4().hex)
             said.append(AIMessage("", tool_calls=[call]))
         return {"messages": said, "spent": meter.spent}
 

@@ -30,7 +30,12 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
-from lookahead_agent.agents.calculations import calculator_among, numbered_calculation, with_placeholders
+from lookahead_agent.agents.calculations import (
+    calculator_among,
+    calculator_arguments,
+    numbered_calculation,
+    with_placeholders,
+)
 from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.agents.worked_plans import worked_plans
@@ -244,9 +249,12 @@ def _calculations(plan: str, calculator: BaseTool) -> list[PlannedCall]:
     known = [line for line in lines if line is not None]
     if len(known) < len(lines) or [number for number, _ in known] != list(range(1, len(known) + 1)):
         return []
-    argument = next(iter(calculator.args))
     return [
-        PlannedCall(number=number, tool=calculator.name, arguments={argument: with_placeholders(expression, "#E")})
+        PlannedCall(
+            number=number,
+            tool=calculator.name,
+            arguments=calculator_arguments(calculator, with_placeholders(expression, "#E")),
+        )
         for number, expression in known
     ]
 

@@ -22,6 +22,11 @@ def calculator_among(tools: Sequence[BaseTool]) -> BaseTool | None:
     return next((tool for tool in tools if tool.name == "calculator" and len(tool.args) == 1), None)
 
 
+def calculator_arguments(calculator: BaseTool, expression: str) -> dict[str, str]:
+    """What such a tool is called with."""
+    return {next(iter(calculator.args)): expression}
+
+
 def calculation(line: str) -> str | None:
     """The calculation that a line of a plan is, after what it is about: "Total cost: result 1 + 60".
 

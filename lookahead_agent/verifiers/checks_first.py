@@ -8,6 +8,11 @@ from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier, Writ
 from lookahead_agent.verifiers.results import different_results
 
 
+def rejected_unasked(draft: str, target: str) -> str | None:
+    """Why a pair of steps is rejected before any model is asked; None: it is not."""
+    return different_results(draft, target) or ("false arithmetic" if false_only_in(draft, target) else None)
+
+
 class ChecksFirst:
     """Accepts equal texts, rejects pairs with different results or false arithmetic, and leaves the others.
 
@@ -27,11 +32,8 @@ class ChecksFirst:
         if pair.same_text:
             return Verdict(True, "same text")
         draft, target = pair.draft.text.strip(), pair.target.text.strip()
-        if self._same_results:
-            if (difference := different_results(draft, target)) is not None:
-                return Verdict(False, difference)
-            if false_only_in(draft, target):
-                return Verdict(False, "false arithmetic")
+        if self._same_results and (reason := rejected_unasked(draft, target)) is not None:
+            return Verdict(False, reason)
         return await self._verifier.verify(pair)
 
     def refutes(self, draft: Writing, target: Writing) -> bool:
