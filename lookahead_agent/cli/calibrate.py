@@ -20,6 +20,7 @@ from lookahead_agent.calibration.certificate import Certificate, digest, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import Fit, SplitResult, best, disputed, fit, kept, split_results
 from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.calibration.judges import judge_figures, scores_beside
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.plots import kept_risks
 from lookahead_agent.calibration.risk import LEVEL, RISKS
@@ -264,6 +265,42 @@ def compare(
     rows = [
         [name, f"{one.accepted} of {one.pairs}", str(one.harmful), f"{one.risk:.3f}", f"{one.bound:.3f}"]
         for name, one in found.items()
+    ]
+    console().print(as_rich((headings, rows)))
+
+
+@calibrate.command()
+def judges(
+    pairs: Pairs,
+    beside: Annotated[
+        list[Path],
+        typer.Option("--beside", dir_okay=False, help="The same pairs, or scores of them alone, of another judge."),
+    ],
+    seeds: Seeds = _RULE.seeds,
+    margin: Margin = _RULE.margin,
+    confirm: Confirm = _RULE.confirm,
+    as_json: options.AsJson = False,
+) -> None:
+    """Hold judges against each other: how lenient each is, whether it minds the order, with whom it agrees."""
+    file = pair_file(pairs)
+    judged = [labelled_pairs(file.rows), *(scores_beside(file.rows, path) for path in beside)]
+    found = judge_figures(judged, _rule(seeds, margin, confirm))
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found]))
+        return
+    headings = ["judge", "pairs", "says equivalent", "otherwise if swapped", "order bias", "agrees", "kappa", "area"]
+    rows = [
+        [
+            one.judge,
+            str(one.pairs),
+            f"{one.aligned:.0%}",
+            f"{one.flipped:.0%}",
+            f"{one.bias:+.3f}",
+            f"{one.agrees:.0%}",
+            "" if one.kappa is None else f"{one.kappa:.2f}",
+            "" if one.area is None else f"{one.area:.2f}",
+        ]
+        for one in found
     ]
     console().print(as_rich((headings, rows)))
 

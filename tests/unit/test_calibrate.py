@@ -279,6 +279,58 @@ def test_judges_are_not_mixed_in_a_file(tmp_path: Path) -> None:
     assert fits["judge"]["pairs"] == 4
 
 
+def judged(path: Path, scores: dict[str, tuple[float, float]], judge: str | None) -> Path:
+    """A file of nothing but a judge's scores."""
+    rows = [
+        ScoresRow(problem=problem, scores={"p_aligned": p_aligned, "p_swapped": p_swapped}, judge=judge)
+        for problem, (p_aligned, p_swapped) in scores.items()
+    ]
+    path.write_text("".join(row.model_dump_json() + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_judges_are_held_against_each_other(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [row for row in pair_rows(3, 1) if row["kind"] != "scores"]
+    own = {"p0": (0.9, 0.9), "p1": (0.8, 0.2), "p2": (0.4, 0.4), "p3": (0.6, 0.5)}
+    scores = judged(tmp_path / "own.jsonl", own, None).read_text(encoding="utf-8")
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows) + scores, encoding="utf-8")
+    other = judged(tmp_path / "other.jsonl", {f"p{number}": (0.7, 0.6) for number in range(4)}, "other")
+    found = CliRunner().invoke(app, ["calibrate", "judges", str(pairs), "--beside", str(other), "--json"])
+    target, lenient = json.loads(found.output)
+    assert target == {
+        "judge": "the target",
+        "pairs": 4,
+        "aligned": 0.75,
+        "flipped": 0.25,
+        "bias": pytest.approx((0.6 + 0.1) / 4),
+        "agrees": 1.0,
+        "kappa": pytest.approx(1.0),
+        "area": pytest.approx(2 / 3),
+    }
+    assert (lenient["judge"], lenient["aligned"], lenient["flipped"]) == ("other", 1.0, 0.0)
+    assert (lenient["agrees"], lenient["kappa"], lenient["area"]) == (0.75, pytest.approx(0.0), 0.5)
+    shown = CliRunner().invoke(app, ["calibrate", "judges", str(pairs), "--beside", str(other)]).output
+    assert "other" in shown
+    assert "+0.175" in shown
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [(None, "there is no file"), ({"p0": (0.9, 0.9)}, "'p1' was not judged in both orders")],
+)
+def test_judges_that_cannot_be_held_against_each_other(
+    tmp_path: Path, scores: dict[str, tuple[float, float]] | None, message: str
+) -> None:
+    pairs, other = tmp_path / "pairs.jsonl", tmp_path / "other.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in pair_rows(2, 1)), encoding="utf-8")
+    if scores is not None:
+        judged(other, scores, "other")
+    found = CliRunner().invoke(app, ["calibrate", "judges", str(pairs), "--beside", str(other)])
+    assert isinstance(found.exception, ConfigurationError)
+    assert message in str(found.exception)
+
+
 def judged_by(name: str | None) -> Callable[[], ChatLookahead]:
     """Makes chat models with a judge that says yes to everything."""
 
