@@ -36,9 +36,9 @@ from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.calculations import (
+    PlanReader,
     calculator_among,
     calculator_arguments,
-    numbered_calculation,
     with_placeholders,
 )
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
@@ -161,13 +161,14 @@ def build_llm_compiler(
             results = _listed(state.get("results", []))
             task += "\n\n" + REPLANNER.format(results=results, missing=state.get("missing", ""))
         plan: list[PlannedCall] = []
+        reader = PlanReader()
         with Meter() as meter:
             most = limits.steps_left(state.get("spent")) - 1  # without this reply
             with EarlyCalls(carry_out, most=most, later=later) as early:
                 for line in _lines(llm, [*told, HumanMessage(task)], meter):
                     call = read_call(line, by_name, plan=number)
                     if call is None and calculator is not None:
-                        call = _read_calculation(line, calculator, number)
+                        call = _read_calculation(line, reader, calculator, number)
                     if call is not None and all(call["number"] != other["number"] for other in plan):
                         plan.append(call)
                         early.add(call)
@@ -246,9 +247,9 @@ def _lines(llm: BaseChatModel, messages: Sequence[BaseMessage], meter: Meter) ->
         meter.count(reply)
 
 
-def _read_calculation(line: str, calculator: BaseTool, plan: int) -> PlannedCall | None:
+def _read_calculation(line: str, reader: PlanReader, calculator: BaseTool, plan: int) -> PlannedCall | None:
     """The call in a line that is a calculation in words; None for another."""
-    found = numbered_calculation(line)
+    found = reader.calculation(line)
     if found is None:
         return None
     arguments = calculator_arguments(calculator, with_placeholders(found[1], "$"))

@@ -31,9 +31,9 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.agents.calculations import (
+    PlanReader,
     calculator_among,
     calculator_arguments,
-    numbered_calculation,
     with_placeholders,
 )
 from lookahead_agent.agents.planned_calls import in_texts
@@ -245,7 +245,8 @@ def _calls(parsed: Any) -> list[PlannedCall]:
 
 def _calculations(plan: str, calculator: BaseTool) -> list[PlannedCall]:
     """The calls of a plan of which every line is a calculation; none of any other."""
-    lines = [numbered_calculation(line) for line in plan.splitlines() if line.strip()]
+    reader = PlanReader()
+    lines = [reader.calculation(line) for line in plan.splitlines() if line.strip()]
     known = [line for line in lines if line is not None]
     if len(known) < len(lines) or [number for number, _ in known] != list(range(1, len(known) + 1)):
         return []

@@ -14,6 +14,7 @@ _ARITHMETIC = re.compile(r"[\s\d.,+*/×÷()%$€£^−–-]+")
 _OPERATOR = re.compile(r"[\d)%]\s*[+*/×÷^−–-]")
 _NUMBERED = re.compile(r"[\W_]{0,4}(\d{1,4})[.)]\W{0,3}\s(.*\S)")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_ABOUT = re.compile(r"([^:=]*[^\W\d_][^:=]*)([:=])")
 _TIMES = re.compile(r"(?<=[\d)])\s*x\s*(?=[\d(]|result)")
 
 
@@ -51,16 +52,47 @@ def _arithmetic(text: str) -> bool:
     return _ARITHMETIC.fullmatch(RESULT.sub("1", text)) is not None and re.search(r"\d", text) is not None
 
 
-def numbered_calculation(line: str) -> tuple[int, str] | None:
-    """The number and the calculation of a line as "2. Total: result 1 + 60"; None: it is something else.
+class PlanReader:
+    """Reads a plan's lines as "2. Total: result 1 + 60", in their order.
 
-    A calculation names results of lines before it; one that names another is something else too.
+    A line names what another one comes to by its number, or by what that line says it is about: "3. Each: total / 4".
     """
-    found = _NUMBERED.match(line)
-    expression = calculation(found[2]) if found else None
-    if found is None or expression is None or any(not 0 < n < int(found[1]) for n in named_results(expression)):
-        return None
-    return int(found[1]), expression
+
+    def __init__(self) -> None:
+        self._about: dict[str, int | None] = {}
+
+    def calculation(self, line: str) -> tuple[int, str] | None:
+        """The next line's number and calculation, in which results are named by number; None: it is something else.
+
+        A calculation names results of lines before it; one that names another is something else too.
+        """
+        found = _NUMBERED.match(line)
+        if found is None:
+            return None
+        number = int(found[1])
+        about, sign, rest = _split(found[2])
+        expression = calculation(about + sign + self._by_number(rest))
+        if expression is None or any(not 0 < other < number for other in named_results(expression)):
+            return None
+        about = about.strip().lower()
+        if about and not RESULT.search(f"{about} 1"):  # "result" names lines by their numbers
+            # What two lines are about names neither.
+            self._about[about] = None if about in self._about else number
+        return number, expression
+
+    def _by_number(self, text: str) -> str:
+        known = {about: number for about, number in self._about.items() if number is not None}
+        if not known:
+            return text
+        longest_first = "|".join(re.escape(about) for about in sorted(known, key=len, reverse=True))
+        names = re.compile(rf"(?<!\w)(?:the\s+)?({longest_first})(?!\w)", re.IGNORECASE)
+        return names.sub(lambda match: f"result {known[match[1].lower()]}", text)
+
+
+def _split(line: str) -> tuple[str, str, str]:
+    """What a line is about, the sign that ends that, and the rest; about nothing, where it calculates at once."""
+    found = _ABOUT.match(line)
+    return (found[1], found[2], line[found.end() :]) if found else ("", "", line)
 
 
 def named_results(text: str) -> set[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 
-from lookahead_agent.agents.calculations import calculation, calculator_among, filled
+from lookahead_agent.agents.calculations import PlanReader, calculation, calculator_among, filled
 from lookahead_agent.agents.worked_plans import DONE, worked_plans, worked_thoughts
 from tools.calculator import calculate, calculator
 
@@ -60,6 +60,41 @@ def test_results_are_put_in() -> None:
     assert filled("All: 3 * result 3", results) is None, "no number"
     assert filled("All: 3 * result 4", results) is None, "not there"
     assert filled("All: the sum", results) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    [
+        (["Pens: 3 * 4", "All: result 1 + 5"], "result 1 + 5"),
+        (["Cost of pens: 3 * 4", "Books: 2 * 5", "All: cost of pens + the Books"], "result 1 + result 2"),
+        (["Cost: 3 * 4", "Cost of books: 2 * 5", "Left: 100 - cost of books"], "100 - result 2"),
+        (["Cost = 3 * 4", "Half = cost / 2 = 6"], "result 1 / 2"),
+        (["Cost: 3 * 4", "Costs: cost * 2", "Left: 100 - costs"], "100 - result 2"),
+        (["Cost: 3 * 4", "Cost: 2 * 5", "Left: 100 - cost"], None),  # which of the two?
+        (["All: total / 2", "Total: 3 * 4"], "3 * 4"),
+        (["Pens: 3 * 4", "All: result 2 + 5"], None),  # of itself
+        (["Pens: 3 * 4", "All: pens and 5"], None),
+        (["Result: 3 * 4", "All: result 1 + 5"], "result 1 + 5"),
+        (["Pens: 3 * 4", "pens + 5"], "result 1 + 5"),
+        (["12 * 3"], "12 * 3"),
+    ],
+)
+def test_lines_may_name_others_by_what_they_are_about(lines: list[str], last: str | None) -> None:
+    reader = PlanReader()
+    read = [reader.calculation(f"{number}. {line}") for number, line in enumerate(lines, 1)]
+    assert read[-1] == (None if last is None else (len(lines), last))
+
+
+@given(
+    st.lists(st.sampled_from(["pens", "cost", "cost of pens", "result 1", "3", "+", "*", ":", "=", "the"]), max_size=8)
+)
+def test_a_line_that_is_read_names_only_lines_before_it(words: list[str]) -> None:
+    reader = PlanReader()
+    for number, line in enumerate(["pens: 1", "cost: 2", " ".join(words), "cost of pens: 3"], 1):
+        read = reader.calculation(f"{number}. {line}")
+        if read is not None:
+            results = {earlier: str(earlier) for earlier in range(1, number)}
+            assert filled(read[1], results) is not None
 
 
 @given(st.integers(-999, 999), st.integers(1, 999), st.sampled_from(["+", "-", "*", "/", "x", "×", "÷"]))

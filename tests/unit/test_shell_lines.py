@@ -65,7 +65,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _prepare_aligning(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many prompts as are asked for, in a dataset and in a trace; and no training."""
-    questions = [f"How many, {number}?" for number in range(304)]
+    questions = [f"How many, {number}?" for number in range(352)]
     rows = [{"question": question} for question in questions]
     asked = [{"type": "asked", "messages": [{"role": "user", "content": question}]} for question in questions]
     for name, written in (("problems", rows), ("run", [{"type": "trace", "version": 1}, *asked])):
@@ -90,8 +90,9 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         Path("results").mkdir()
         for name in ("agents", "before", "after"):
             shutil.copy(ROOT / "docs" / "measurements" / "templates-own-6.jsonl", f"results/{name}.jsonl")
-    if arguments[0] == "calibrate" and arguments[1] in ("score", "check", "fit", "compare"):
-        Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
+    if arguments[0] == "calibrate" and arguments[1] in ("score", "check", "fit", "compare", "judges"):
+        for name in ("pairs", "judged"):
+            Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
         monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are kept there
     if arguments[0] == "align":
         _prepare_aligning(monkeypatch)
