@@ -32,6 +32,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.agents.calculations import (
+    PlanReader,
     calculation,
     calculator_among,
     calculator_arguments,
@@ -163,6 +164,9 @@ def build_plan_execute(
             reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
             meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
+        if calculator is not None:
+            reader = PlanReader()
+            plan = [reader.named_by_number(number, step) for number, step in enumerate(plan, 1)]
         return {"plan": plan, "plans": state.get("plans", 0) + 1, "spent": meter.spent}
 
     def calculated(state: ExecutorState) -> StepResult | None:

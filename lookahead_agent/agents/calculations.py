@@ -70,15 +70,25 @@ class PlanReader:
         if found is None:
             return None
         number = int(found[1])
-        about, sign, rest = _split(found[2])
-        expression = calculation(about + sign + self._by_number(rest))
+        expression = calculation(self.named_by_number(number, found[2]))
         if expression is None or any(not 0 < other < number for other in named_results(expression)):
             return None
+        return number, expression
+
+    def named_by_number(self, number: int, line: str) -> str:
+        """The next line, without its number, as a calculation that names results by number, if it is one at all.
+
+        Args:
+            number: The line's.
+            line: "Each: total / 4".
+        """
+        about, sign, rest = _split(line)
+        named = f"{about}{sign}{self._by_number(rest)}"
         about = about.strip().lower()
         if about and not RESULT.search(f"{about} 1"):  # "result" names lines by their numbers
             # What two lines are about names neither.
             self._about[about] = None if about in self._about else number
-        return number, expression
+        return line if calculation(named) is None else named
 
     def _by_number(self, text: str) -> str:
         known = {about: number for about, number in self._about.items() if number is not None}

@@ -76,6 +76,7 @@ def test_results_are_put_in() -> None:
         (["Pens: 3 * 4", "All: pens and 5"], None),
         (["Result: 3 * 4", "All: result 1 + 5"], "result 1 + 5"),
         (["Pens: 3 * 4", "pens + 5"], "result 1 + 5"),
+        (["Price: look it up", "Twice that: price * 2"], "result 1 * 2"),
         (["12 * 3"], "12 * 3"),
     ],
 )

@@ -214,7 +214,7 @@ def test_rewoo_without_a_plan_and_at_a_limit() -> None:
 
 
 def test_rewoo_reads_a_plan_of_calculations_as_it_stands() -> None:
-    plan = "1. Pens: 2 * 3\n2. Less: 4 - 10\n\n3. All: result 1 + 5 = 11\n4. Squared: result 2 ^ 2"
+    plan = "1. Pens: 2 * 3\n2. Less: 4 - 10\n\n3. All: pens + 5 = 11\n4. Squared: result 2 ^ 2"
     llm = model({"You plan": plan, "You put": "The caller is not asked.", "You answer": "It is 36."})
     state = build_rewoo(llm, [calculator]).invoke({"question": "?"})
     assert [entry["call"]["arguments"]["expression"] for entry in by_number(state)] == [

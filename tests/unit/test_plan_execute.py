@@ -259,6 +259,17 @@ def test_steps_that_are_calculations_are_carried_out_as_they_stand() -> None:
     assert limited["stopped"] == "the limit of 3 steps is reached"
 
 
+def test_steps_may_name_others_by_what_they_are_about() -> None:
+    plan = "1. Pens: 2 * 3\n2. Price of books: look it up\n3. All: pens + the price of books"
+    state = build_plan_execute(calculating(plan, [call("20")]), [calculator]).invoke({"question": "?"})
+    assert state["plan"][2] == "All: result 1 + result 2"
+    assert [result["output"] for result in state["results"]] == ["6", "20", "26"]
+    as_written = build_plan_execute(
+        calculating(plan, [call("6"), call("20"), call("1 + 1")]), [calculator], calculate=False
+    ).invoke({"question": "?"})
+    assert as_written["plan"][2] == "All: pens + the price of books"
+
+
 def test_of_what_is_no_calculation_the_executor_is_asked() -> None:
     plan = "1. Pens: 2 * 3\n2. All: the pens and 4\n3. None: 1 / 0\n4. More: result 9 + 1"
     calls = [call("6 + 4"), call("0"), call("11")]
