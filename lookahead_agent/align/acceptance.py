@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from lookahead_agent.align.prompts import Prompt
 from lookahead_agent.align.rows import append_rows
 from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.bench.statistics import Estimate, estimate
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.progress import Progress
 
@@ -77,3 +78,22 @@ async def _measure(llm: ChatLookahead, draft: str, prompt: Prompt) -> Acceptance
 def share(rows: Sequence[AcceptanceRow]) -> float:
     """The share of all steps that the draft wrote."""
     return sum(row.accepted for row in rows) / max(sum(row.steps for row in rows), 1)
+
+
+def gain(before: Sequence[AcceptanceRow], after: Sequence[AcceptanceRow]) -> Estimate:
+    """How much larger the share of all steps is, with the interval that it has over prompts.
+
+    Args:
+        before: A row of each prompt.
+        after: Of the same prompts, in the same order.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
+
+    def larger(*columns: Sequence[float]) -> float:
+        accepted_before, before, accepted_after, after = map(sum, columns)
+        return accepted_after / max(after, 1) - accepted_before / max(before, 1)
+
+    columns = ([*map(of, rows)] for rows in (before, after) for of in (lambda row: row.accepted, lambda row: row.steps))
+    return estimate(larger, *columns)

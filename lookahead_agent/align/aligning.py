@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from lookahead_agent.align.acceptance import measure_acceptance, share
+from lookahead_agent.align.acceptance import gain, measure_acceptance, share
 from lookahead_agent.align.prompts import Prompt
 from lookahead_agent.align.replies import write_replies
 from lookahead_agent.align.training import Agreement, Training, train
@@ -28,8 +28,10 @@ class Aligned(BaseModel):
     Attributes:
         steps_before: Share of the steps that the policy let stand of the draft's, on what was held back.
         steps_after: The same of the trained draft.
+        gain: The 95 % interval, over prompts, of how much larger that is; None: there was only one prompt.
         tokens: Share of the target's tokens that the draft would have written, before and after.
-        kept: Whether the trained draft was kept: more of its steps stand, and no fewer of its tokens.
+        kept: Whether the trained draft was kept: more of its steps stand than chance alone explains, so that the whole
+            interval is above 0, and no fewer of its tokens agree.
         draft: Its folder, if it was.
     """
 
@@ -37,6 +39,7 @@ class Aligned(BaseModel):
 
     steps_before: float
     steps_after: float
+    gain: tuple[float, float] | None = None
     tokens: Agreement
     kept: bool
     draft: str | None
@@ -109,7 +112,7 @@ def align(prompts: Sequence[Prompt], given: Aligning, progress: Progress) -> Ali
         rows = write_replies(llm, [*learnt, *held_back], given.out / "replies.jsonl", progress)
     measured = given.out / "acceptance.jsonl"
     with given.together(str(given.draft)) as llm:
-        before = share(measure_acceptance(llm, "before", held_back, measured, progress))
+        before = measure_acceptance(llm, "before", held_back, measured, progress)
     folder = given.out / "draft"
     agreement = train(
         given.draft,
@@ -120,10 +123,16 @@ def align(prompts: Sequence[Prompt], given: Aligning, progress: Progress) -> Ali
         progress,
     )
     with given.together(str(folder)) as llm:
-        after = share(measure_acceptance(llm, "after", held_back, measured, progress))
-    kept = after > before and agreement.after > agreement.before - _TOLERANCE
+        after = measure_acceptance(llm, "after", held_back, measured, progress)
+    larger = gain(before, after)
+    kept = (larger.low or 0.0) > 0 and agreement.after > agreement.before - _TOLERANCE
     found = Aligned(
-        steps_before=before, steps_after=after, tokens=agreement, kept=kept, draft=str(folder) if kept else None
+        steps_before=share(before),
+        steps_after=share(after),
+        gain=None if larger.low is None or larger.high is None else (larger.low, larger.high),
+        tokens=agreement,
+        kept=kept,
+        draft=str(folder) if kept else None,
     )
     write_whole(result, found.model_dump_json(indent=1))
     if not kept:

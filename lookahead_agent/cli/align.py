@@ -118,11 +118,12 @@ def _draft_folder(model: str, draft: str | None) -> Path:
 
 
 def _said(found: Aligned) -> str:
+    points = "" if found.gain is None else f" ({100 * found.gain[0]:+.1f} to {100 * found.gain[1]:+.1f} points)"
     lines = [
-        f"steps that stand: {found.steps_before:.1%} before, {found.steps_after:.1%} after",
+        f"steps that stand: {found.steps_before:.1%} before, {found.steps_after:.1%} after{points}",
         f"tokens that agree: {found.tokens.before:.1%} before, {found.tokens.after:.1%} after",
         f"kept: use it with --draft {found.draft}"
         if found.kept
-        else "not kept: the draft follows its target no better",
+        else "not kept: the draft follows its target no better than chance explains",
     ]
     return "\n".join(lines)

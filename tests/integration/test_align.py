@@ -48,9 +48,9 @@ def test_a_draft_is_trained_and_measured(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     assert 0 <= found["tokens"]["before"] <= 1
-    assert found["kept"] == (
-        found["steps_after"] > found["steps_before"] and found["tokens"]["after"] > found["tokens"]["before"] - 0.01
-    )
+    low, high = found["gain"]
+    assert low <= found["steps_after"] - found["steps_before"] <= high
+    assert found["kept"] == (found["gain"][0] > 0 and found["tokens"]["after"] > found["tokens"]["before"] - 0.01)
     assert (out / "draft" / "config.json").is_file() == found["kept"]
     rows = [json.loads(line) for line in (out / "replies.jsonl").read_text().splitlines()]
     assert len(rows) == 9

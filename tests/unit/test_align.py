@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.align import aligning
+from lookahead_agent.align.acceptance import AcceptanceRow, gain
 from lookahead_agent.align.aligning import Aligning, align
 from lookahead_agent.align.prompts import Prompt, prompts_of_dataset, prompts_of_traces
 from lookahead_agent.align.replies import ReplyRow, write_replies
@@ -137,6 +138,17 @@ def test_a_draft_is_kept_if_more_of_its_steps_stand_and_no_fewer_tokens_agree(
             align(asked(5), other, LogProgress())
     with pytest.raises(ConfigurationError, match="5 different prompts"):
         align(asked(5), replace(given, replies=4), LogProgress())
+
+
+@pytest.mark.parametrize(("better", "sure"), [(8, True), (1, False)])
+def test_a_gain_by_chance_is_told_from_another(better: int, sure: bool) -> None:
+    before = [AcceptanceRow(prompt=f"{n}", draft="before", steps=6, accepted=3) for n in range(8)]
+    after = [row.model_copy(update={"accepted": 4 if n < better else 3}) for n, row in enumerate(before)]
+    found = gain(before, after)
+    assert found.value == pytest.approx(better / 48)
+    assert found.low is not None
+    assert (found.low > 0) == sure
+    assert gain(before[:1], after[:1]).low is None
 
 
 @pytest.mark.parametrize(
