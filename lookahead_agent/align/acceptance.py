@@ -91,9 +91,8 @@ def gain(before: Sequence[AcceptanceRow], after: Sequence[AcceptanceRow]) -> Est
         MissingExtraError: SciPy is not installed.
     """
 
-    def larger(*columns: Sequence[float]) -> float:
-        accepted_before, before, accepted_after, after = map(sum, columns)
-        return accepted_after / max(after, 1) - accepted_before / max(before, 1)
+    def larger(chosen: Sequence[float]) -> float:
+        prompts = [int(number) for number in chosen]
+        return share([after[number] for number in prompts]) - share([before[number] for number in prompts])
 
-    columns = ([*map(of, rows)] for rows in (before, after) for of in (lambda row: row.accepted, lambda row: row.steps))
-    return estimate(larger, *columns)
+    return estimate(larger, range(len(before)))

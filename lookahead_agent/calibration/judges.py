@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from lookahead_agent.bench.row_file import Row, RowFile
+from lookahead_agent.bench.row_file import Row
+from lookahead_agent.calibration.drift import DISPUTED_BELOW
 from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import LabelledPair, labelled_pairs
+from lookahead_agent.calibration.pairs import LabelledPair, labelled_pairs, pair_file
 from lookahead_agent.errors import ConfigurationError
 
 _ASKED = ("p_aligned", "p_swapped")
-_SURE = 0.5
-"""From where on a judge says that two steps are equivalent."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,10 @@ def scores_beside(rows: Sequence[Row], path: Path) -> dict[str, LabelledPair]:
         path: The other file.
 
     Raises:
-        ConfigurationError: It is not there, or has no scores of these pairs.
+        ConfigurationError: It is not there, or has scores of other pairs.
     """
-    if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}")
     own = [row for row in rows if row.get("kind") != "scores"]
-    return labelled_pairs([*own, *(row for row in RowFile(path).rows if row.get("kind") == "scores")])
+    return labelled_pairs([*own, *(row for row in pair_file(path).rows if row.get("kind") == "scores")])
 
 
 def judge_figures(files: Sequence[Mapping[str, LabelledPair]], rule: HarmRule) -> list[JudgeFigures]:
@@ -101,7 +98,7 @@ def _figures(pairs: Sequence[LabelledPair], first: Sequence[bool], rule: HarmRul
 
 
 def _says(pair: LabelledPair, asked: str = "p_aligned") -> bool:
-    return pair.scores[asked] >= _SURE
+    return pair.scores[asked] >= DISPUTED_BELOW
 
 
 def _area(pairs: Sequence[LabelledPair], rule: HarmRule) -> float | None:
