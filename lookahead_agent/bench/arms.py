@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
-from lookahead_agent.bench.config import BASELINE, LOOKAHEAD, NODES, BenchConfig, ModeName, TaskConfig
+from lookahead_agent.bench.config import BASELINE, BESIDES, LOOKAHEAD, NODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.chat_model import ChatLookahead
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
@@ -17,6 +17,7 @@ from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 from lookahead_agent.templates import template
 
 _DEFAULT_POLICY = "balanced"
+_OWN_POLICIES = {"specreason": "specreason", "random": "random", "auto": NODES}
 
 
 @dataclass(frozen=True)
@@ -98,14 +99,8 @@ def arms_of(task: TaskConfig) -> list[Arm]:
     arms = []
     for mode in task.modes:
         if mode not in LOOKAHEAD:
-            own_policy = {"specreason": "specreason", "random": "random", "auto": NODES}
-            arms.append(Arm(mode, own_policy.get(mode, "off")))
-            if mode == BASELINE:
-                arms += [Arm(mode, "off", precision=precision) for precision in task.off_precisions]
-                arms += [Arm(mode, "off", precision=precision, one_by_one=True) for precision in task.one_by_one]
-                arms += [Arm(mode, "off", precision=precision, asked=True) for precision in task.asked_too]
-                both = [precision for precision in task.asked_too if precision in task.one_by_one]
-                arms += [Arm(mode, "off", precision=precision, one_by_one=True, asked=True) for precision in both]
+            arms.append(Arm(mode, _OWN_POLICIES.get(mode, "off")))
+            arms += [arm for arm in map(_besides, dict.fromkeys(task.besides)) if arm.mode == mode]
             continue
         for policy, depth, width, schedule in product(
             task.policies, task.depths or (None,), task.widths or (None,), task.schedules
@@ -120,6 +115,14 @@ def arms_of(task: TaskConfig) -> list[Arm]:
         for name in (default, *nodes.values()):
             as_policy(name)
     return arms
+
+
+def _besides(way: str) -> Arm:
+    found = BESIDES.fullmatch(way)
+    assert found is not None, "the configuration was checked"
+    mode, precision = cast(ModeName, found["mode"]), cast("Precision | None", found["precision"])
+    asked, one_by_one = found["asked"] is not None, found["one_by_one"] is not None
+    return Arm(mode, _OWN_POLICIES.get(mode, "off"), precision=precision, asked=asked, one_by_one=one_by_one)
 
 
 def template_policies(task: TaskConfig) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -36,6 +37,12 @@ LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+guided")
 NODES = "nodes"
 """In place of a policy: the template's own, node by node ("balanced" for plain questions)."""
 
+BESIDES = re.compile(
+    rf"(?P<mode>off|auto)(?: (?P<precision>{'|'.join(get_args(Precision))}))?"
+    r"(?P<asked> asked)?(?P<one_by_one> one by one)?"
+)
+"""A way besides a mode: in another precision, with calculations put into calls by a model, with calls one by one."""
+
 
 class TaskConfig(BaseModel):
     """A task, and the ways in which it is done.
@@ -49,12 +56,10 @@ class TaskConfig(BaseModel):
         skip: Problems to leave out at the file's beginning.
         prompt: Put after each question, after a blank line.
         modes: What is compared; "off" is always measured too.
-        off_precisions: Precisions in which the target alone is measured besides, as "off int8".
-        one_by_one: Precisions in which the target alone is measured besides with one model call after another, as "off
-            bf16 one by one": what a template does at once waits there. Not for plain questions.
-        asked_too: Precisions in which the target alone is measured besides with a model that puts each calculation into
-            a call, as "off bf16 asked", and, if it is among `one_by_one`, "off bf16 asked one by one". For templates
-            that calculate.
+        besides: Other ways of "off" and "auto", by the names that results have: "off int8" is the target alone in
+            another precision, "auto one by one" a template whose model calls wait for each other, and "off asked" one
+            whose model puts each calculation into a call; "off bf16 asked one by one" all of that. The last two are
+            for templates, "asked" for those that calculate.
         policies: Verifier policies of lookahead, with changes as in "balanced:depth=8"; "nodes" for the
             template's own.
         depths: Depths (γ) to try of each of them; none: the policy's own, else 4.
@@ -75,9 +80,7 @@ class TaskConfig(BaseModel):
     skip: int = Field(0, ge=0)
     prompt: str = ""
     modes: tuple[ModeName, ...] = ("off", "auto")
-    off_precisions: tuple[Precision, ...] = ()
-    one_by_one: tuple[Precision, ...] = ()
-    asked_too: tuple[Precision, ...] = ()
+    besides: tuple[str, ...] = ()
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
@@ -103,10 +106,8 @@ class TaskConfig(BaseModel):
             object.__setattr__(self, "name", self.task)
         if not self.policies or not self.schedules:
             raise ValueError("policies and schedules need an entry each")
-        if self.one_by_one and self.task == "questions":
-            raise ValueError("one_by_one is for templates: a question is one call")
-        if self.asked_too and self.task not in CALCULATING:
-            raise ValueError(f"asked_too is for templates that calculate: {', '.join(CALCULATING)}")
+        for way in self.besides:
+            self._check_besides(way)
         if not set(LOOKAHEAD) & set(self.modes):
             given = self.model_fields_set & {"policies", "depths", "widths", "schedules"}
             if given:
@@ -114,6 +115,19 @@ class TaskConfig(BaseModel):
                     f"{', '.join(sorted(given))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
                 )
         return self
+
+    def _check_besides(self, way: str) -> None:
+        found = BESIDES.fullmatch(way)
+        if found is None or way in self.modes:
+            raise ValueError(f'besides has no way {way!r}: say as in "off bf16 asked one by one" what is otherwise')
+        if found["mode"] not in self.modes:
+            raise ValueError(f"besides has {way!r}, but {found['mode']} is not among the modes")
+        if found["mode"] == "auto" and found["precision"]:
+            raise ValueError(f"besides has {way!r}, but auto chooses its precision")
+        if found["one_by_one"] and self.task == "questions":
+            raise ValueError(f"besides has {way!r}, which is for templates: a question is one call")
+        if found["asked"] and self.task not in CALCULATING:
+            raise ValueError(f"besides has {way!r}, which is for templates that calculate: {', '.join(CALCULATING)}")
 
 
 class BenchConfig(BaseModel):

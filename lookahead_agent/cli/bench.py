@@ -49,17 +49,13 @@ def run(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many problems of each task.")] = None,
     skip: Annotated[int | None, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")] = None,
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
-    off_precisions: Annotated[
+    besides: Annotated[
         str | None,
-        typer.Option("--off-precisions", help="Precisions in which the target alone is measured besides: int8,fp32."),
-    ] = None,
-    one_by_one: Annotated[
-        str | None,
-        typer.Option("--one-by-one", help="The same with a template's calls one after another: bf16,int8."),
-    ] = None,
-    asked_too: Annotated[
-        str | None,
-        typer.Option("--asked-too", help="The same with a model asked to put calculations into calls: bf16,int8."),
+        typer.Option(
+            "--besides",
+            help='Other ways of off and auto: in another precision ("off int8"), with a template\'s calls one after '
+            'another ("auto one by one"), with a model asked to put calculations into calls ("off bf16 asked").',
+        ),
     ] = None,
     policies: Annotated[
         str | None,
@@ -113,9 +109,7 @@ def run(
         return
     lists = {
         "modes": modes,
-        "off_precisions": off_precisions,
-        "one_by_one": one_by_one,
-        "asked_too": asked_too,
+        "besides": besides,
         "policies": policies,
         "schedules": schedules,
     }

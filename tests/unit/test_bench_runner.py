@@ -342,7 +342,7 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
     precisions = {arm.mode: chat_model(fixed, task, arm).precision for arm in arms_of(task)}
     assert precisions.pop("auto") == "auto", "it chooses for itself"
     assert set(precisions.values()) == {"bf16"}
-    besides = task.model_copy(update={"modes": ("off", "auto"), "off_precisions": ("int8", "fp32")})
+    besides = task.model_copy(update={"modes": ("off", "auto"), "besides": ("off int8", "off fp32")})
     arms = arms_of(besides)
     assert [arm.name for arm in arms] == ["off", "off int8", "off fp32", "auto"]
     assert [chat_model(fixed, besides, arm).precision for arm in arms] == ["bf16", "int8", "fp32", "auto"]
@@ -350,7 +350,7 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
 
 def test_calls_of_a_template_one_by_one(tmp_path: Path) -> None:
     """What is won by doing things at once can be measured: one arm does without."""
-    task = TaskConfig(task="self_consistency", limit=1, modes=("off",), one_by_one=("bf16",))
+    task = TaskConfig(task="self_consistency", limit=1, modes=("off",), besides=("off bf16 one by one",))
     results = bench(BenchConfig(temperature=0.7, tasks=(task,)), tmp_path / "r.jsonl").run()
     calls = {sample.arm: sorted(sample.calls, key=lambda call: call.started) for sample in results.samples}
     overlaps = {
@@ -365,15 +365,12 @@ def test_calls_of_a_template_one_by_one(tmp_path: Path) -> None:
 def test_calculations_that_a_model_puts_into_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is won by carrying calculations out as they stand can be measured: arms do without."""
     monkeypatch.setattr(bench_models, "REPLY", "1. Pens: 2 * 7")
-    task = TaskConfig(task="plan_execute", limit=1, modes=("off",), one_by_one=("int8",), asked_too=("bf16", "int8"))
+    ways = ("off int8 one by one", "off bf16 asked", "off int8 asked one by one", "auto asked", "auto one by one")
+    task = TaskConfig(task="plan_execute", limit=1, besides=ways)
     results = bench(BenchConfig(temperature=0.0, tasks=(task,)), tmp_path / "r.jsonl").run()
     nodes = {sample.arm: {call.node for call in sample.calls} for sample in results.samples}
-    assert "executor" not in nodes["off"] | nodes["off int8 one by one"]
-    for arm in ("off bf16 asked", "off int8 asked", "off int8 asked one by one"):
-        assert "executor" in nodes[arm]
-    assert len(nodes) == 5
-    with pytest.raises(ValueError, match="for templates that calculate: plan_execute"):
-        TaskConfig(task="reflection", asked_too=("bf16",))
+    assert nodes.keys() == {"off", "auto", *ways}
+    assert {arm for arm, found in nodes.items() if "executor" in found} == {arm for arm in nodes if "asked" in arm}
 
 
 def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +431,12 @@ def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) ->
         ({"blocks": [["lr"]], "tasks": [{"modes": ["lr", "sd"]}]}, "each mode that is measured once"),
         ({"draft_url": "http://x/v1"}, "extra_device_for_draft"),
         ({"tasks": []}, "tasks"),
-        ({"tasks": [{"one_by_one": ["bf16"]}]}, "a question is one call"),
+        ({"tasks": [{"besides": ["off bf16 one by one"]}]}, "a question is one call"),
+        ({"tasks": [{"task": "reflection", "besides": ["off asked"]}]}, "that calculate: plan_execute"),
+        ({"tasks": [{"besides": ["auto int8"]}]}, "auto chooses its precision"),
+        ({"tasks": [{"modes": ["off"], "task": "react", "besides": ["auto asked"]}]}, "auto is not among the modes"),
+        ({"tasks": [{"besides": ["off"]}]}, "besides has no way 'off'"),
+        ({"tasks": [{"besides": ["int8"]}]}, "besides has no way 'int8'"),
     ],
 )
 def test_benchmarks_that_cannot_be(fields: dict[str, Any], message: str) -> None:
