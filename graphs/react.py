@@ -1,13 +1,15 @@
 """ReAct: think, act, look at what came of it, and think again (Yao et al., 2022).
 
     thinker ──▶ actor ──▶ tools ──▶ thinker …
-       └───────── │ ───────▲ └──▶ finisher (a limit is reached)
-                  └──▶ (answer)
+       ├───────── │ ───────▲ └──▶ finisher (a limit is reached)
+       │          └──▶ (answer)       ▲
+       └──────────────────────────────┘ (calculations: done)
 
 The thinker only thinks aloud: a thought may be put in other words, so its policy may be lenient ("balanced"). The actor
 calls tools and answers, so its policy is strict; a tool call itself is always the target's own. Before a tool that
 writes, the graph asks (`interrupt`), if it has a checkpointer. Where there is a calculator, a thought that is a
-calculation ("Total: 18 + 60") is carried out as it stands: the actor is only asked about others, and for the answer.
+calculation ("Total: 18 + 60") is carried out as it stands: the actor is only asked about others. Where there is nothing
+else, the thinker says when it is done, and the finisher answers: strict.
 
     from lookahead_agent import ChatLookahead
     llm = ChatLookahead(policies={"thinker": "balanced", "actor": "strict"})
@@ -33,7 +35,7 @@ from langgraph.types import RetryPolicy
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
 from lookahead_agent.agents.tool_use import use_tool
-from lookahead_agent.agents.worked_plans import worked_thoughts
+from lookahead_agent.agents.worked_plans import DONE, worked_thoughts
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -46,19 +48,28 @@ results already answer the problem, write the answer in one short sentence inste
 FINISHER = """You answer a problem from the results that there are. Say what is certain and what is missing, in one \
 or two short sentences. Do not calculate."""
 
+SOLVER = """You answer a problem from results that were already found. Trust the results and do not calculate again. \
+Answer in one short sentence."""
+
+SOLVER_TASK = """Problem: {question}
+
+Results, of which the last one is the final one:
+{results}"""
+
 POLICIES = {"thinker": "balanced", "actor": "strict", "finisher": "strict"}
 
 
 class ReactState(TypedDict, total=False):
     """The graph's state; only `question` is given at the start.
 
-    `messages` are thoughts, calls and observations, `spent` is what the run has cost, and `stopped` says which limit
-    ended it, if one did.
+    `messages` are thoughts, calls and observations, `spent` is what the run has cost, `solved` whether the thinker has
+    said that the last result is the answer, and `stopped` says which limit ended it, or that it went in circles.
     """
 
     question: str
     messages: Annotated[list[AnyMessage], add_messages]
     spent: Annotated[Spent, add_spent]
+    solved: bool
     answer: str
     stopped: str
 
@@ -107,9 +118,13 @@ def build_react(
                 history = [HumanMessage(state["question"]), *so_far]
                 thought = llm.invoke([SystemMessage(THINKER), *history, HumanMessage("What next?")])
             meter.count(thought)
+        if one_line and so_far and thought.text.strip() == DONE:
+            return {"solved": True, "spent": meter.spent}
         said: list[AnyMessage] = [AIMessage(f"Thought: {thought.text.strip()}")]
         expression = filled(thought.text.strip(), {})
         if calculator is not None and expression is not None and "\n" not in expression:
+            if one_line and any(message.text == said[0].text for message in so_far):
+                return {"stopped": "the thinker repeats itself", "spent": meter.spent}
             arguments = calculator_arguments(calculator, expression)
             call = ToolCall(name=calculator.name, args=arguments, id=uuid4().hex)
             said.append(AIMessage("", tool_calls=[call]))
@@ -138,19 +153,22 @@ def build_react(
         return {"messages": observed, "spent": meter.spent}
 
     def finisher(state: ReactState) -> ReactState:
+        so_far = state.get("messages", [])
+        if state.get("solved"):
+            task = SOLVER_TASK.format(question=state["question"], results=_listed(so_far))
+            asked: list[AnyMessage] = [SystemMessage(SOLVER), HumanMessage(task)]
+            stopped = ""
+        else:
+            asked = [SystemMessage(FINISHER), HumanMessage(state["question"]), *so_far, HumanMessage("Answer.")]
+            stopped = state.get("stopped") or limits.reached(state.get("spent")) or ""
         with Meter() as meter:
-            reply = llm.invoke(
-                [
-                    SystemMessage(FINISHER),
-                    HumanMessage(state["question"]),
-                    *state.get("messages", []),
-                    HumanMessage("Answer."),
-                ]
-            )
+            reply = llm.invoke(asked)
             meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": limits.reached(state.get("spent")) or "", "spent": meter.spent}
+        return {"answer": reply.text.strip(), "stopped": stopped, "spent": meter.spent}
 
-    def after_thinker(state: ReactState) -> Literal["tools", "actor"]:
+    def after_thinker(state: ReactState) -> Literal["tools", "actor", "finisher"]:
+        if state.get("solved") or state.get("stopped"):
+            return "finisher"
         return "tools" if _calls(state) else "actor"
 
     def after_actor(state: ReactState) -> Literal["tools", "__end__"]:
@@ -182,6 +200,22 @@ def _calls(state: ReactState) -> bool:
     """Whether the last message calls tools."""
     last = state["messages"][-1]
     return isinstance(last, AIMessage) and bool(last.tool_calls)
+
+
+def _listed(messages: Sequence[AnyMessage]) -> str:
+    """What was thought, called, and came of it."""
+    lines: list[str] = []
+    thought = ""
+    calls: dict[str | None, dict[str, Any]] = {}
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            arguments = ", ".join(str(value) for value in calls.get(message.tool_call_id, {}).values())
+            problem = "failed: " if message.status == "error" else ""
+            lines.append(f"{len(lines) + 1}. {thought}\n   {arguments} = {problem}{message.text}")
+        elif isinstance(message, AIMessage):
+            calls |= {call["id"]: call["args"] for call in message.tool_calls}
+            thought = message.text.removeprefix("Thought: ") if message.text else thought
+    return "\n".join(lines) or "none"
 
 
 def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:

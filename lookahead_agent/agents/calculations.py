@@ -15,6 +15,7 @@ _OPERATOR = re.compile(r"[\d)%]\s*[+*/×÷^−–-]")
 _NUMBERED = re.compile(r"[\W_]{0,4}(\d{1,4})[.)]\W{0,3}\s(.*\S)")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _ABOUT = re.compile(r"([^:=]*[^\W\d_][^:=]*)([:=])")
+_AMOUNT = re.compile(r"[$€£]?-?\d[\d.,]*%?\s+[^\W\d_][^\d+*/()]*")
 _TIMES = re.compile(r"(?<=[\d)])\s*x\s*(?=[\d(]|result)")
 
 
@@ -31,7 +32,7 @@ def calculator_arguments(calculator: BaseTool, expression: str) -> dict[str, str
 def calculation(line: str) -> str | None:
     """The calculation that a line of a plan is, after what it is about: "Total cost: result 1 + 60".
 
-    Where the line works out what it comes to ("3 * 20 = 60"), that is left out.
+    Where the line works out what it comes to ("3 * 20 = 60 dollars"), that is left out.
 
     Args:
         line: The line, without its number.
@@ -41,6 +42,9 @@ def calculation(line: str) -> str | None:
     """
     line = _TIMES.sub(" * ", RESULT.sub(r"result \1", line))
     sides = [side.strip().rstrip(".") for side in re.split("[:=]", line)]
+    # "= 10 miles" is what comes of a calculation, and by itself is none.
+    if len(sides) > 1 and _AMOUNT.fullmatch(sides[-1]) and _OPERATOR.search(sides[-2]) and _arithmetic(sides[-2]):
+        sides.pop()
     possible = [side for side in sides if _arithmetic(side)]
     if not possible or not _arithmetic(sides[-1]):
         return None

@@ -103,14 +103,43 @@ def test_react_ends_with_what_it_has_at_a_limit() -> None:
 
 def test_react_carries_out_a_thought_that_is_a_calculation_as_it_stands() -> None:
     thoughts = ["Pens: 2 * 3", "Half: 6 / 0", "I should ask.", "Less: 6 - 10 = -4", "Done."]
-    llm = model({"You think": thoughts, "You solve": [calculation("3+3"), "It is -4."]}, policy="off")
+    llm = model({"You think": thoughts, "You solve": calculation("3+3"), "You answer": "It is -4."}, policy="off")
     graph = build_react(llm, [calculator])
     state = graph.invoke({"question": "How much?"})
     observed = [message for message in state["messages"] if isinstance(message, ToolMessage)]
     assert [message.text for message in observed if message.status == "success"] == ["6", "6", "-4"]
     assert "divides by zero" in observed[1].text
     assert state["answer"] == "It is -4."
-    assert state["spent"]["steps"] == 11, "five thoughts, four calls, and two replies of the actor"
+    assert not state.get("stopped")
+    assert state["spent"]["steps"] == 11, "five thoughts, four calls, and the replies of actor and finisher"
+
+
+def test_react_answers_from_the_results_once_the_thinker_is_done() -> None:
+    """Whoever is asked to act after the word "Done." says "Done." again."""
+    asked: list[str] = []
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        if "You think" in prompt:
+            return "Done." if "6" in prompt.rsplit("How much?", 1)[-1] else "Pens: 2 * 3"
+        return "They cost 6."
+
+    state = build_react(scripted_chat(reply, policy="off"), [calculator]).invoke({"question": "How much?"})
+    assert state["answer"] == "They cost 6."
+    assert len(asked) == 3
+    assert "1. Pens: 2 * 3\n   2 * 3 = 6" in asked[-1]
+    assert "Done" not in asked[-1]
+    silly = build_react(model({"You think": "Done.", "You solve": "It is 4."}, policy="off"), [calculator])
+    assert silly.invoke({"question": "How much?"})["answer"] == "It is 4.", "done with nothing: the actor is asked"
+
+
+def test_react_that_calculates_in_circles_ends() -> None:
+    thoughts = ["Pens: 2 * 3", "Half: 6 / 2", "Pens: 2 * 3", "Half: 6 / 2"]
+    llm = model({"You think": thoughts, "You answer a problem": "Half of it is 3."}, policy="off")
+    state = build_react(llm, [calculator]).invoke({"question": "How much?"})
+    assert state["stopped"] == "the thinker repeats itself"
+    assert state["answer"] == "Half of it is 3."
+    assert state["spent"]["steps"] == 6, "three thoughts, two calls, and the finisher"
 
 
 def test_react_asks_the_actor_where_calculations_are_no_matter_of_course() -> None:
