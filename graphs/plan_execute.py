@@ -6,13 +6,15 @@
 
 A step waits for those before it unless it shows that it does not need them: it names the results that it needs
 ("result 1"), or has nothing but numbers. Where there is a calculator, a step that is a calculation ("Total: result 1 +
-60") is carried out as it stands; only of other steps the executor is asked.
+60") is carried out as it stands; only of other steps the executor is asked. Where there is nothing else, the planner is
+shown worked examples and writes nothing but such steps; with other tools it thinks before.
 
-The planner thinks at length, and a plan in other words is the same plan: lenient ("balanced"). The executor only calls
-tools, which are always the target's own: "off". The finisher answers: strict.
+A plan in other words is the same plan, so the planner is lenient ("balanced"); a step of its reply is a line. The
+executor only calls tools, which are always the target's own: "off". The finisher answers: strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": "balanced", "executor": "off", "finisher": "strict"})
+    policies = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
+    llm = ChatLookahead(policies=policies)
     graph = build_plan_execute(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -40,6 +42,7 @@ from lookahead_agent.agents.calculations import (
     named_results,
 )
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
+from lookahead_agent.agents.worked_plans import worked_plans
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -76,7 +79,7 @@ FINISHER_TASK = """Problem: {question}
 Results, of which the last one is the final one:
 {results}"""
 
-POLICIES = {"planner": "balanced", "executor": "off", "finisher": "strict"}
+POLICIES = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
 
 
 class StepResult(TypedDict):
@@ -141,7 +144,8 @@ def build_plan_execute(
         max_plans: How often the planner may run; after a failed step it plans anew.
         max_steps: Steps that are carried out in all; the finisher answers with what there is then.
         calculate: Whether a step that is a calculation is carried out as it stands, if a tool is named "calculator" and
-            takes one argument; else the executor puts it into a call.
+            takes one argument; else the executor puts it into a call. A planner that has no other tool is told to
+            write nothing else then.
         limits: What a run may cost; the finisher answers with what there is then.
 
     Raises:
@@ -155,13 +159,16 @@ def build_plan_execute(
     by_name = {tool.name: tool for tool in tools}
     caller = llm.bind_tools(list(tools), tool_choice="any")
     calculator = calculator_among(tools) if calculate else None
+    # Which tools there are besides, a planner has to think about.
+    alone = calculator is not None and len(tools) == 1
+    told = worked_plans() if alone else [SystemMessage(PLANNER)]
 
     def planner(state: PlanExecuteState) -> PlanExecuteState:
         task = state["question"]
         if results := state.get("results"):
             task += "\n\n" + REPLANNER.format(results=_listed(results))
         with Meter() as meter:
-            reply = llm.invoke([SystemMessage(PLANNER), HumanMessage(task)])
+            reply = llm.invoke([*told, HumanMessage(task)])
             meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
         if calculator is not None:

@@ -26,8 +26,8 @@ from lookahead_agent.templates import build_plan_execute, template
 from lookahead_agent.trace import TraceRecorder, timeline, write_page
 
 EXAMPLE = (
-    "A bakery sells 24 trays of 18 rolls each at $0.45 a roll and 37 cakes at $12.80 each. "
-    "Ingredients cost $215.50 in all. How much profit does the bakery make?"
+    "A school orders 24 boxes of 18 pencils at $0.45 a pencil and 37 notebooks at $2.80 each. "
+    "It gets 15% off the whole bill. How much does it pay?"
 )
 
 _TOLD = 0.1

@@ -2,4 +2,9 @@
 
 from lookahead_agent.testing import SameText, replying, scripted_chat, scripted_engines
 
-__all__ = ["SameText", "replying", "scripted_chat", "scripted_engines"]
+__all__ = ["SameText", "is_for_a_planner", "replying", "scripted_chat", "scripted_engines"]
+
+
+def is_for_a_planner(prompt: str) -> bool:
+    """Whether plan_execute's planner is asked: one that thinks, or one that writes nothing but calculations."""
+    return "You are a planner" in prompt or "You plan how to solve" in prompt

@@ -10,6 +10,7 @@ import pytest
 
 import lookahead_agent
 from lookahead_agent.testing import scripted_chat
+from tests.unit.chat import is_for_a_planner
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CALL = '{"name": "calculator", "arguments": {"expression": "12 * 1.50"}}'
@@ -32,7 +33,7 @@ def reply_to(prompt: str) -> str:
         return f"They are {prompt.rpartition('tool: ')[2].split()[1]}." if "tool: " in prompt else SQL
     if "You answer a question from what" in prompt:
         return "23 were right."
-    if "You are a planner" in prompt:
+    if is_for_a_planner(prompt):
         return "Pens are sold.\n\nPlan:\n1. All pens: 12 * 1.50"
     if "You carry out one step" in prompt:
         return CALL

@@ -13,7 +13,7 @@ from graphs.plan_execute import build_plan_execute, needs_up_to, parse_plan
 from lookahead_agent.figures import NodeFigures
 from lookahead_agent.limits import Limits
 from lookahead_agent.templates import template
-from tests.unit.chat import scripted_chat
+from tests.unit.chat import is_for_a_planner, scripted_chat
 from tools.calculator import calculator
 
 asked_executor = partial(build_plan_execute, calculate=False)
@@ -26,7 +26,7 @@ def thinker(calls: list[str], plan: str = THOUGHT) -> Any:
     left = list(calls)
 
     def target(prompt: str) -> str:
-        if "You are a planner" in prompt:
+        if is_for_a_planner(prompt):
             return plan
         if "You carry out" in prompt:
             return left.pop(0)
@@ -123,7 +123,7 @@ def test_steps_that_need_nothing_of_each_other_are_carried_out_at_once() -> None
     asked: list[str] = []
 
     def target(prompt: str) -> str:
-        if "You are a planner" in prompt:
+        if is_for_a_planner(prompt):
             return plan
         if "You carry out" in prompt:
             step = prompt.rsplit("carry out now: ", 1)[1].split(":")[0]
@@ -146,7 +146,7 @@ def test_one_of_several_steps_at_once_fails() -> None:
     plans = iter(["Plan:\n1. a: 1 / 0\n2. b: 2 + 2\n3. c: result 1", "Plan:\n1. d: 3 + 3"])
 
     def target(prompt: str) -> str:
-        if "You are a planner" in prompt:
+        if is_for_a_planner(prompt):
             return planned["new" if "ran into problems" in prompt else "old"]
         if "You carry out" in prompt:
             return call(prompt.rsplit(": ", 1)[1].split("<")[0].strip().splitlines()[0])
@@ -167,7 +167,7 @@ def test_a_run_that_broke_among_steps_at_once_repeats_only_what_broke() -> None:
     broken = [True]
 
     def target(prompt: str) -> str:
-        if "You are a planner" in prompt:
+        if is_for_a_planner(prompt):
             return "Plan:\n1. a: 1 + 1\n2. b: 2 + 2"
         if "You carry out" in prompt:
             expression = prompt.rsplit("now: ", 1)[1][3:8]
@@ -234,7 +234,7 @@ def calculating(plan: str, calls: list[str] | None = None, asked: list[str] | No
     def target(prompt: str) -> str:
         if asked is not None:
             asked.append(prompt)
-        if "You are a planner" in prompt:
+        if is_for_a_planner(prompt):
             return plan
         if "You carry out" in prompt:
             return left.pop(0)
@@ -282,7 +282,7 @@ def test_a_calculation_of_a_new_plan_takes_results_of_that_plan() -> None:
     plans = iter(["1. a: 1 + 1\n2. b: what is wrong", "1. c: 5 + 5\n2. d: result 1 * 2"])
 
     def target(prompt: str) -> str:
-        if "You are a planner" in prompt:
+        if is_for_a_planner(prompt):
             return planned["ran into problems" in prompt]
         return "I cannot." if "You carry out" in prompt else "Done."
 
@@ -304,7 +304,7 @@ def test_beside_other_tools_calculations_are_still_carried_out() -> None:
 
     def target(prompt: str) -> str:
         asked.append(prompt)
-        if "You are a planner" in prompt:
+        if is_for_a_planner(prompt):
             return "Plan:\n1. Price: look it up\n2. Twice that: result 1 * 2\n3. Six: 2 * 3"
         if "now: Price" in prompt:
             return '{"name":"search","arguments":{"query":"price"}}'
