@@ -282,7 +282,8 @@ def _turns(
 ) -> list[Turn]:
     """All turns of a task in these modes.
 
-    Which way begins changes from group to group, so that none always has the warmer cache.
+    Which way begins changes from group to group, and of more than two also whether they go forwards or backwards:
+    ways that share engines find prompts of those before them in the cache.
     """
     arms = [arm for arm in all_arms if arm.mode in (BASELINE, *modes)]
     if len(arms) == 1 and block > 0:
@@ -291,7 +292,10 @@ def _turns(
     turns = []
     for number, start in enumerate(range(0, len(asked), task.concurrency)):
         first = number % len(arms)
-        for arm in arms[first:] + arms[:first]:
+        order = arms[first:] + arms[:first]
+        if len(arms) > 2 and number // len(arms) % 2:
+            order.reverse()
+        for arm in order:
             turn = [
                 Job(task, arm, problem, sample, block, with_timeline=(problem, sample) == asked[0])
                 for problem, sample in asked[start : start + task.concurrency]

@@ -101,6 +101,14 @@ def test_the_modes_take_turns_and_another_begins_each_time(tmp_path: Path) -> No
     assert [arm for arm, _ in asked] == ["off", "off", "lr", "lr", "lr", "off"]
 
 
+def test_of_three_ways_each_comes_as_often_before_another_as_after_it(tmp_path: Path) -> None:
+    task = TaskConfig(limit=6, besides=("off int8",))
+    asked: list[str] = []
+    bench(BenchConfig(tasks=(task,)), tmp_path / "r.jsonl").run(on_sample=lambda sample: asked.append(sample.arm))
+    orders = Counter(tuple(asked[at : at + 3]) for at in range(0, len(asked), 3))
+    assert orders == Counter(itertools.permutations(("off", "off int8", "auto")))
+
+
 @pytest.mark.parametrize("after", range(1, 6))
 def test_interrupted_after_any_sample_nothing_is_lost_or_repeated(tmp_path: Path, after: int) -> None:
     out = tmp_path / "r.jsonl"
