@@ -44,7 +44,7 @@ PROJECTS: dict[str, _Project] = {
         _CALCULATOR,
         "question",
         {
-            "You_are_a_planner": "Rolls are sold.\n\nPlan:\n1. Earnings: 24 * 18 * 0.45",
+            "You_plan_how_to_solve": "1. Earnings: 24 * 18 * 0.45",
             "You_carry_out": _CONSTRAINED,
             "You_write_the_answer": "It earns $194.40.",
         },
