@@ -62,14 +62,15 @@ POLICIES = {"thinker": "balanced", "actor": "strict", "finisher": "strict"}
 class ReactState(TypedDict, total=False):
     """The graph's state; only `question` is given at the start.
 
-    `messages` are thoughts, calls and observations, `spent` is what the run has cost, `solved` whether the thinker has
-    said that the last result is the answer, and `stopped` says which limit ended it, or that it went in circles.
+    `messages` are thoughts, calls and observations, `spent` is what the run has cost, `ends` why the thinker's last
+    thought is none ("solved", or "circles": it repeats itself; else empty), and `stopped` says which limit ended it, or
+    that it went in circles.
     """
 
     question: str
     messages: Annotated[list[AnyMessage], add_messages]
     spent: Annotated[Spent, add_spent]
-    solved: bool
+    ends: Literal["", "solved", "circles"]
     answer: str
     stopped: str
 
@@ -119,16 +120,16 @@ def build_react(
                 thought = llm.invoke([SystemMessage(THINKER), *history, HumanMessage("What next?")])
             meter.count(thought)
         if one_line and so_far and thought.text.strip() == DONE:
-            return {"solved": True, "spent": meter.spent}
+            return {"ends": "solved", "spent": meter.spent}
         said: list[AnyMessage] = [AIMessage(f"Thought: {thought.text.strip()}")]
         expression = filled(thought.text.strip(), {})
         if calculator is not None and expression is not None and "\n" not in expression:
             if one_line and any(message.text == said[0].text for message in so_far):
-                return {"stopped": "the thinker repeats itself", "spent": meter.spent}
+                return {"ends": "circles", "spent": meter.spent}
             arguments = calculator_arguments(calculator, expression)
             call = ToolCall(name=calculator.name, args=arguments, id=uuid4().hex)
             said.append(AIMessage("", tool_calls=[call]))
-        return {"messages": said, "spent": meter.spent}
+        return {"messages": said, "ends": "", "spent": meter.spent}
 
     def actor(state: ReactState) -> ReactState:
         with Meter() as meter:
@@ -154,20 +155,21 @@ def build_react(
 
     def finisher(state: ReactState) -> ReactState:
         so_far = state.get("messages", [])
-        if state.get("solved"):
+        if state.get("ends") == "solved":
             task = SOLVER_TASK.format(question=state["question"], results=_listed(so_far))
             asked: list[AnyMessage] = [SystemMessage(SOLVER), HumanMessage(task)]
             stopped = ""
         else:
             asked = [SystemMessage(FINISHER), HumanMessage(state["question"]), *so_far, HumanMessage("Answer.")]
-            stopped = state.get("stopped") or limits.reached(state.get("spent")) or ""
+            in_circles = "the thinker repeats itself" if state.get("ends") == "circles" else None
+            stopped = in_circles or limits.reached(state.get("spent")) or ""
         with Meter() as meter:
             reply = llm.invoke(asked)
             meter.count(reply)
         return {"answer": reply.text.strip(), "stopped": stopped, "spent": meter.spent}
 
     def after_thinker(state: ReactState) -> Literal["tools", "actor", "finisher"]:
-        if state.get("solved") or state.get("stopped"):
+        if state.get("ends"):
             return "finisher"
         return "tools" if _calls(state) else "actor"
 

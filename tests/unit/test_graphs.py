@@ -133,6 +133,18 @@ def test_react_answers_from_the_results_once_the_thinker_is_done() -> None:
     assert silly.invoke({"question": "How much?"})["answer"] == "It is 4.", "done with nothing: the actor is asked"
 
 
+def test_react_thinks_anew_about_the_next_question_of_a_thread() -> None:
+    """How the question before ended is in the thread's checkpoint."""
+    llm = model(
+        {"You think": ["Pens: 2 * 3", "Done.", "Books: 4 * 5", "Done."], "You answer": "It is so."}, policy="off"
+    )
+    graph = build_react(llm, [calculator], InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    graph.invoke({"question": "How much are the pens?"}, config)
+    state = graph.invoke({"question": "And the books?"}, config)
+    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["6", "20"]
+
+
 def test_react_that_calculates_in_circles_ends() -> None:
     thoughts = ["Pens: 2 * 3", "Half: 6 / 2", "Pens: 2 * 3", "Half: 6 / 2"]
     llm = model({"You think": thoughts, "You answer a problem": "Half of it is 3."}, policy="off")
