@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 from langchain_core.messages import HumanMessage
 
-from graphs.plan_execute import build_plan_execute
+from graphs.plan_execute import POLICIES, build_plan_execute
 from lookahead_agent import ChatLookahead, background
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.cli.agent import EXAMPLE
@@ -32,12 +32,13 @@ NEAR_TIE = 0.5
 @pytest.mark.timeout(1200)
 def test_the_agent_answers_its_default_question(real: ChatLookahead) -> None:
     figures = NodeFigures()
-    state = build_plan_execute(real, [calculator]).invoke({"question": EXAMPLE}, {"callbacks": [figures]})
-    assert "452.5" in state["answer"]
+    llm = real.model_copy(update={"policies": POLICIES})
+    state = build_plan_execute(llm, [calculator]).invoke({"question": EXAMPLE}, {"callbacks": [figures]})
+    assert "253.3" in state["answer"]
     assert len(state["plan"]) >= 2
     assert not any(result["failed"] for result in state["results"])
     nodes = {node["node"]: node for node in figures.nodes()}
-    assert nodes["planner"]["policy"] == "balanced"
+    assert nodes["planner"]["policy"] == POLICIES["planner"]
     assert nodes["planner"]["steps"] > 1
     assert nodes.keys() == {"planner", "finisher"}, "each line is a calculation"
 

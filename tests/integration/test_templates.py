@@ -49,6 +49,17 @@ def test_react(llm: ChatLookahead) -> None:
     assert "18" in [message.text for message in state["messages"] if message.type == "tool"]
     assert state["answer"]
     assert policies["thinker"] == "balanced"
+    assert policies["finisher"] == "strict"
+    assert "actor" not in policies, "each thought is a calculation"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("llm", ["react"], indirect=True)
+def test_react_with_an_actor(llm: ChatLookahead) -> None:
+    state, policies = run(build_react(llm, [calculator()], calculate=False, limits=BUDGET), {"question": QUESTION})
+    assert "18" in [message.text for message in state["messages"] if message.type == "tool"]
+    assert state["answer"]
+    assert policies["thinker"] == "balanced"
     assert policies["actor"] == "strict"
 
 
