@@ -1,10 +1,11 @@
-"""Reflection: write, criticise, revise, until the critic has nothing to say or the budget is spent.
+"""Reflection: write, criticise, revise, until nothing has to change or the budget is spent.
 
     writer ──▶ critic ──▶ decider ──▶ reviser ──▶ critic … ──▶ (answer)
 
 A critique is a thought: whether it says "the unit is missing" or "there is no unit" changes nothing, so the critic may
-be lenient. The decider says whether something has to change, one word by schema and so the target's own. Writer and
-reviser produce what leaves the agent, so they are strict.
+be lenient. The decider reads the critique alone, not to judge the text anew, and says whether something has to change:
+one word by schema and so the target's own. Writer and reviser produce what leaves the agent, so they are strict. A
+reviser that returns the text as it was would be told the same again: that ends the run.
 
     from lookahead_agent import ChatLookahead
     llm = ChatLookahead(policies={"critic": "balanced", "writer": "strict", "reviser": "strict"})
@@ -34,9 +35,8 @@ CRITIC = """You are a strict but fair reviewer. Check the text against the task,
 that was asked, and is everything right? Think in short steps with a blank line between them. Say at the end what has \
 to change, or that nothing has to."""
 
-DECIDER = (
-    """You decide by a reviewer's critique whether a text has to be revised. Small matters of taste are no reason."""
-)
+DECIDER = """You read what a reviewer says about a text. Decide "good" if the reviewer says that nothing has to \
+change, and "revise" if the reviewer names something that is wrong or missing. Small matters of taste are no reason."""
 
 REVISER = """You improve a text by a reviewer's critique. Write the whole text anew, with what the critique asks for \
 and without talking about it."""
@@ -53,13 +53,18 @@ POLICIES = {"critic": "balanced", "decider": "off", "writer": "strict", "reviser
 
 
 class ReflectionState(TypedDict, total=False):
-    """The graph's state; only `task` is given at the start. `stopped` says which limit ended it, if one did."""
+    """The graph's state; only `task` is given at the start.
+
+    `good` is whether the last critique leaves nothing to change, `changed` whether the last revision is another text
+    than the one before, and `stopped` says which limit ended it, or that a revision changed nothing.
+    """
 
     task: str
     answer: str
     critique: str
     good: bool
     revisions: int
+    changed: bool
     spent: Annotated[Spent, add_spent]
     stopped: str
 
@@ -95,7 +100,7 @@ def build_reflection(
         with Meter() as meter:
             reply = llm.invoke([SystemMessage(WRITER), HumanMessage(state["task"])])
             meter.count(reply)
-        return {"answer": reply.text.strip(), "revisions": 0, "spent": meter.spent}
+        return {"answer": reply.text.strip(), "revisions": 0, "changed": True, "spent": meter.spent}
 
     def critic(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
@@ -106,8 +111,8 @@ def build_reflection(
 
     def decider(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
-            task = f"Task: {state['task']}\n\nText:\n{state['answer']}\n\nCritique:\n{state['critique']}"
-            decided: Any = judge.invoke([SystemMessage(DECIDER), HumanMessage(task)])
+            said = f"The reviewer says:\n{state['critique']}"
+            decided: Any = judge.invoke([SystemMessage(DECIDER), HumanMessage(said)])
             meter.count(decided["raw"])
         # A verdict that cannot be read is none: the critique stands.
         good = isinstance(decided["parsed"], dict) and decided["parsed"].get("verdict") == "good"
@@ -120,12 +125,15 @@ def build_reflection(
             meter.count(reply)
         # A reviser that says nothing has improved nothing.
         text = reply.text.strip() or state["answer"]
-        return {"answer": text, "revisions": state["revisions"] + 1, "spent": meter.spent}
+        changed = text != state["answer"]
+        return {"answer": text, "revisions": state["revisions"] + 1, "changed": changed, "spent": meter.spent}
 
     def end(state: ReflectionState) -> ReflectionState:
         return {"stopped": "" if state.get("good") else _stop(state) or ""}
 
     def _stop(state: ReflectionState) -> str | None:
+        if not state.get("changed", True):
+            return "a revision changed nothing"
         if state["revisions"] >= max_revisions:
             return f"the limit of {max_revisions} revisions is reached"
         return limits.reached(state.get("spent"))

@@ -294,8 +294,8 @@ def test_reflection_revises_until_it_is_good() -> None:
     llm = model(
         {
             "You carry out": "A poem.",
-            "strict but fair": "The rhyme is missing.",
-            "You decide": [verdict("revise"), verdict("good")],
+            "strict but fair": ["The rhyme is missing.", "Nothing has to change."],
+            "You read what": [verdict("revise"), verdict("good")],
             "You improve": "A better poem.",
         },
         policies={"critic": "exact", "writer": "off", "reviser": "off"},
@@ -310,7 +310,7 @@ def test_reflection_keeps_to_its_budget() -> None:
     script: Script = {
         "You carry out": "A poem.",
         "strict but fair": "The rhyme is missing.",
-        "You decide": "no json",
+        "You read what": "no json",
         "You improve": ["Better.", "Best.", "Never."],
     }
     state = build_reflection(model(script), max_revisions=2).invoke({"task": "Write."})
@@ -319,8 +319,41 @@ def test_reflection_keeps_to_its_budget() -> None:
     state = build_reflection(model(script), limits=Limits(steps=3)).invoke({"task": "Write."})
     assert (state["answer"], state["stopped"]) == ("A poem.", "the limit of 3 steps is reached")
     assert build_reflection(model(script), max_revisions=0).invoke({"task": "Write."})["answer"] == "A poem."
-    silent = model(script | {"You improve": " "})
-    assert build_reflection(silent, max_revisions=1).invoke({"task": "Write."})["answer"] == "A poem."
+
+
+@pytest.mark.parametrize("revised", ["A poem.", " "])
+def test_reflection_ends_when_a_revision_changes_nothing(revised: str) -> None:
+    llm = model(
+        {
+            "You carry out": "A poem.",
+            "strict but fair": "The rhyme is missing.",
+            "You read what": verdict("revise"),
+            "You improve": revised,
+        }
+    )
+    state = build_reflection(llm, max_revisions=5).invoke({"task": "Write."})
+    assert (state["answer"], state["revisions"], state["good"]) == ("A poem.", 1, False)
+    assert state["stopped"] == "a revision changed nothing"
+    assert state["spent"]["steps"] == 4
+
+
+def test_reflections_decider_goes_by_the_critique_alone() -> None:
+    asked: list[str] = []
+    answers = in_turn(
+        **{
+            "You carry out": "A poem.",
+            "strict but fair": "Nothing has to change.",
+            "You read what": verdict("good"),
+        }
+    )
+
+    def hear(prompt: str) -> str:
+        asked.append(prompt)
+        return answers(prompt)
+
+    assert build_reflection(scripted_chat(hear)).invoke({"task": "Write."})["good"]
+    assert "Nothing has to change." in asked[-1]
+    assert "A poem." not in asked[-1]
 
 
 def test_a_supervisor_has_its_specialists_work_at_once() -> None:
