@@ -275,9 +275,9 @@ PolicyLike = str | VerifierPolicy | Mapping[str, Any]
 def as_policy(policy: PolicyLike) -> VerifierPolicy:
     """Turn a name or fields into a policy.
 
-    A name may be followed by changes: "balanced:depth=8:width=2"; a pattern stands between slashes:
-    "balanced:delimiter=/\\n+/". The name of a verifier stands for a policy with its
-    defaults: "judge:p_aligned=0.8".
+    A name may be followed by changes: "balanced:depth=8:width=2"; a pattern stands between slashes, and may hold a
+    colon: "balanced:delimiter=/:|\\n+/". The name of a verifier stands for a policy with its defaults:
+    "judge:p_aligned=0.8".
 
     Raises:
         PolicyError: No policy has this name, or the fields contradict each other.
@@ -289,8 +289,12 @@ def as_policy(policy: PolicyLike) -> VerifierPolicy:
     return _validated(policy)
 
 
+_PARTS = re.compile(r"(?:^|:)([^:=]*(?:=/.*?/(?=:|$))?[^:]*)")
+"""What stands between colons, but for those of a pattern between slashes."""
+
+
 def _named(text: str) -> VerifierPolicy:
-    name, *changes = text.split(":")
+    name, *changes = _PARTS.findall(text)
     if name in POLICIES:
         fields = POLICIES[name].model_dump(exclude_unset=True)
     elif name in get_args(VerifierName):

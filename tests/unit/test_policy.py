@@ -93,6 +93,9 @@ def test_a_name_with_changes() -> None:
     assert as_policy("judge:p_aligned=0.9").verifier == "judge"
     assert as_policy("score").draft_first
     assert as_policy(r"balanced:delimiter=/\n+/").delimiter == re.compile(r"\n+")
+    colons = as_policy(r"balanced:delimiter=/:|\n+/:depth=3")
+    assert (colons.delimiter, colons.depth) == (re.compile(r":|\n+"), 3)
+    assert as_policy("balanced:delimiter=/a/b:/").delimiter == re.compile("a/b:")
     for wrong in (
         "balanced:delimiter=/(/",
         "balanced:delimiter=/x?/",
