@@ -83,7 +83,7 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.arranged = arranged
         self.names = dict(names or {})
-        self._certificates: dict[float, Found] = {}
+        self._certificates: dict[tuple[float, str], Found] = {}
         self._given_up: set[Certificate] = set()
         self.watch = Watch(target, self._give_up)
         """Looks again at steps that were accepted by a certificate."""
@@ -127,9 +127,11 @@ class EngineSet:
         """
         if policy.risk is None:
             return policy, None, None
-        if policy.risk not in self._certificates:
-            self._certificates[policy.risk] = find_certificate(policy.risk, self.names, self.precision, self._given_up)
-        found = self._certificates[policy.risk]
+        asked = (policy.risk, str(policy.delimiter))
+        if asked not in self._certificates:
+            risk, delimiter = asked
+            self._certificates[asked] = find_certificate(risk, self.names, self.precision, self._given_up, delimiter)
+        found = self._certificates[asked]
         if found.certificate is not None:
             return policy.judged_by(found.certificate.policy), found.certificate, found.words
         if policy.verifier == "certified" or found.given_up:

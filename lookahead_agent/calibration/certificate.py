@@ -26,6 +26,7 @@ class Certificate(BaseModel):
         models: Names by role of those that it is about: "target", "draft", and "embedding" or "judge" where they decide
             (a judge of None is the target).
         precision: Of the weights of target and draft.
+        delimiter: What ends the steps of its pairs.
         verifier: Which of the candidates it is.
         policy: Fields of the policy, the threshold among them.
         threshold: Least score of an accepted pair.
@@ -47,6 +48,7 @@ class Certificate(BaseModel):
     risk: float
     models: dict[str, str | None]
     precision: dict[str, str]
+    delimiter: str = "\n\n"
     verifier: str
     policy: dict[str, Any]
     threshold: float
@@ -95,7 +97,7 @@ def certificates(models: Mapping[str, str]) -> list[Certificate]:
 
 
 def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
-    """Keep certificates of one pair of models, in place of those of the same precision.
+    """Keep certificates of one pair of models, in place of those of the same precision and delimiter.
 
     Args:
         found: At least one.
@@ -109,7 +111,8 @@ def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
     """
     first = found[0]
     file = (folder or _made_here()) / _file_name(first.models)
-    others = [each for each in (_read(file) if file.is_file() else ()) if each.precision != first.precision]
+    kind = (first.precision, first.delimiter)
+    others = [each for each in (_read(file) if file.is_file() else ()) if (each.precision, each.delimiter) != kind]
     rows = [each.model_dump(mode="json") for each in (*others, *found)]
     with writable(file):
         write_whole(file, json.dumps(rows, indent=1) + "\n")
@@ -140,6 +143,7 @@ def find_certificate(
     models: Mapping[str, str],
     precision: Mapping[str, str],
     given_up: Collection[Certificate] = (),
+    delimiter: str = "\n\n",
 ) -> Found:
     """The certificate of the verifier that accepts most at a stated risk with these models.
 
@@ -148,31 +152,43 @@ def find_certificate(
         models: Names by role.
         precision: Of the weights of target and draft, by role.
         given_up: Certificates that hold no longer.
+        delimiter: What ends a step. Shorter steps are another kind of pair, of which a certificate says nothing.
 
     Raises:
         ConfigurationError: A file of certificates is something else.
     """
     of_pair = certificates(models)
-    fitting = [each for each in of_pair if each.is_for(models, precision) and each.risk <= risk]
+    of_these = [each for each in of_pair if each.is_for(models, precision)]
+    fitting = [each for each in of_these if each.delimiter == delimiter and each.risk <= risk]
     left = [each for each in fitting if each not in given_up]
     tightened = len(left) < len(fitting)
     disputed = "accepted steps are disputed more often than in the calibration"
     if not left:
-        return Found(None, disputed if tightened else _why_none(of_pair, risk, models, precision), tightened)
+        return Found(
+            None, disputed if tightened else _why_none(of_pair, of_these, risk, models, precision, delimiter), tightened
+        )
     # Those made here come first, and the largest risk accepts most.
     chosen = max(left, key=lambda each: each.risk)
     return Found(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
 
 
 def _why_none(
-    of_pair: Sequence[Certificate], risk: float, models: Mapping[str, str], precision: Mapping[str, str]
+    of_pair: Sequence[Certificate],
+    of_these: Sequence[Certificate],
+    risk: float,
+    models: Mapping[str, str],
+    precision: Mapping[str, str],
+    delimiter: str,
 ) -> str:
     shown = " / ".join(f"{role} {kind}" for role, kind in sorted(precision.items())) or "as their folders have it"
     if not of_pair:
         pair = f"{models.get('target', 'this target')} with {models.get('draft', 'this draft')}"
         return f"no certificate is of {pair}: make one with `lookahead-agent calibrate`"
-    if not any(each.is_for(models, precision) for each in of_pair):
+    if not of_these:
         return f"no certificate is of this precision and verifier ({shown}): make one with `lookahead-agent calibrate`"
+    if not any(each.delimiter == delimiter for each in of_these):
+        ends = " or ".join(sorted({repr(each.delimiter) for each in of_these}))
+        return f"the certificates are of steps that end at {ends}: make one of others with `lookahead-agent calibrate`"
     return f"no threshold keeps a risk of {risk:g} by the pairs that were collected"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -511,6 +512,13 @@ def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: 
         found, reason, tightened = find_certificate(risk, models, other)
         assert (found, tightened) == (None, False)
         assert why in reason
+    lines = str(re.compile(r"\n+"))
+    found, reason, _ = find_certificate(0.02, NAMES, precision, delimiter=lines)
+    assert found is None
+    assert reason.startswith(r"the certificates are of steps that end at '\n\n'")
+    keep([certificate(delimiter=lines)])
+    assert len(certificates(NAMES)) == 4, "beside those of other steps"
+    assert find_certificate(0.02, NAMES, precision, delimiter=lines)[0] == certificate(delimiter=lines)
     next((tmp_path / "certificates").glob("big+small.json")).write_text("{}")
     with pytest.raises(ConfigurationError, match="has no certificates"):
         certificates(NAMES)
@@ -528,6 +536,9 @@ def test_a_policy_with_a_risk_goes_by_its_certificate(tmp_path: Path, monkeypatc
     certified = llm.invoke("How many, reword?", policy="risk=0.02").response_metadata["lookahead"]
     assert certified["certificate"] == certificate(precision={}).describe()
     assert certified["accepted"] > 0
+    for policy, what in (("risk=0.02", "exact"), ("balanced", "not certified")):
+        shorter = llm.invoke("How many, reword?", policy=rf"{policy}:delimiter=/\n+/").response_metadata["lookahead"]
+        assert shorter["certificate"].startswith(rf"{what}, since the certificates are of steps that end at '\n\n'")
     assert llm.invoke("How many?", policy="exact").response_metadata["lookahead"]["certificate"] is None
     assert scripted(policies={"a": "risk=0.02"}).explain().splitlines()[1].startswith("risk=0.02: risk 0.02: embedding")
 
@@ -551,18 +562,19 @@ def test_a_name_is_a_risk_and_has_thresholds_of_its_own_where_there_is_no_certif
         assert (same, none) == (policy, None)
         assert words is not None
         assert words.startswith("not certified, since no certificate is of big with small")
-    keep([certificate(precision={}, risk=0.04)])
+    of_these = certificate(precision={}, risk=0.04, delimiter=";")
+    keep([of_these])
     certified, by, words = EngineSet(engines.target, engines.draft, names=NAMES).certified(
         as_policy("balanced:width=2:delimiter=;")
     )
-    assert by == certificate(precision={}, risk=0.04)
+    assert by == of_these
     assert (certified.verifier, certified.similarity) == ("embedding", 0.9)
     assert (certified.width, certified.delimiter) == (2, ";")
     assert not certified.compares_results, "nothing is left of the thresholds of its own"
     assert words == by.describe()
     # Once steps are disputed more often than they may be, thresholds that nobody has measured here are no way out.
     engines._give_up(by)
-    assert engines.certified(as_policy("balanced"))[0].verifier == "exact"
+    assert engines.certified(as_policy("balanced:delimiter=;"))[0].verifier == "exact"
     assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "that one was asked for"
 
 
