@@ -8,11 +8,11 @@
 The thinker only thinks aloud: a thought may be put in other words, so its policy may be lenient ("balanced"). The actor
 calls tools and answers, so its policy is strict; a tool call itself is always the target's own. Before a tool that
 writes, the graph asks (`interrupt`), if it has a checkpointer. Where there is a calculator, a thought that is a
-calculation ("Total: 18 + 60") is carried out as it stands: the actor is only asked about others. Where there is nothing
-else, the thinker says when it is done, and the finisher answers: strict.
+calculation ("Total: 18 + 60") is carried out as it stands, and so is a question that is nothing else: the actor is only
+asked about others. The thinker says when it is done, and the finisher answers from the results: strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"thinker": "balanced", "actor": "strict"})
+    llm = ChatLookahead(policies={"thinker": r"balanced:delimiter=/:|\n+/", "actor": "strict"})
     graph = build_react(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -35,7 +35,7 @@ from langgraph.types import RetryPolicy
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
 from lookahead_agent.agents.tool_use import use_tool
-from lookahead_agent.agents.worked_plans import DONE, worked_thoughts
+from lookahead_agent.agents.worked_plans import DONE, short_thoughts, worked_thoughts
 from lookahead_agent.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.templates import default_llm, template
 
@@ -56,7 +56,7 @@ SOLVER_TASK = """Problem: {question}
 Results, of which the last one is the final one:
 {results}"""
 
-POLICIES = {"thinker": "balanced", "actor": "strict", "finisher": "strict"}
+POLICIES = {"thinker": r"balanced:delimiter=/:|\n+/", "actor": "strict", "finisher": "strict"}
 
 
 class ReactState(TypedDict, total=False):
@@ -92,9 +92,9 @@ def build_react(
         checkpointer: Saves the state after every node; needed for `ask_before`.
         ask_before: Names of tools before which the graph stops and asks. It goes on with
             `Command(resume=True)`, or `Command(resume="why not")` if the call is not to be made.
-        calculate: Whether a thought that is a calculation is carried out as it stands, if a tool is named "calculator",
-            takes one argument, and nobody is asked before it. A thinker that has no other tool is told to write nothing
-            else then.
+        calculate: Whether thoughts are short lines, of which one that is a calculation is carried out as it stands, if
+            a tool is named "calculator", takes one argument, and nobody is asked before it. A thinker that has no other
+            tool is told to write nothing else then. Without, it thinks in words.
         limits: What a run may cost.
 
     Raises:
@@ -111,25 +111,35 @@ def build_react(
     one_line = calculator is not None and len(tools) == 1
 
     def thinker(state: ReactState) -> ReactState:
+        question = state["question"].strip()
         so_far = state.get("messages", [])
         with Meter() as meter:
-            if one_line:
-                thought = llm.invoke(worked_thoughts(state["question"], so_far), stop=["\n"])
+            if calculator is not None and filled(question, {}) is not None and not _thought(question, so_far):
+                thought = question
+            elif calculator is not None and _came_of(question, so_far):
+                thought = DONE
             else:
-                history = [HumanMessage(state["question"]), *so_far]
-                thought = llm.invoke([SystemMessage(THINKER), *history, HumanMessage("What next?")])
-            meter.count(thought)
-        if one_line and so_far and thought.text.strip() == DONE:
+                reply = think(question, so_far)
+                meter.count(reply)
+                thought = reply.text.strip()
+        if calculate and so_far and thought == DONE:
             return {"ends": "solved", "spent": meter.spent}
-        said: list[AnyMessage] = [AIMessage(f"Thought: {thought.text.strip()}")]
-        expression = filled(thought.text.strip(), {})
+        said: list[AnyMessage] = [AIMessage(f"Thought: {thought}")]
+        expression = filled(thought, {})
         if calculator is not None and expression is not None and "\n" not in expression:
-            if one_line and any(message.text == said[0].text for message in so_far):
+            if one_line and _thought(thought, so_far):
                 return {"ends": "circles", "spent": meter.spent}
             arguments = calculator_arguments(calculator, expression)
             call = ToolCall(name=calculator.name, args=arguments, id=uuid4().hex)
             said.append(AIMessage("", tool_calls=[call]))
         return {"messages": said, "ends": "", "spent": meter.spent}
+
+    def think(question: str, so_far: Sequence[AnyMessage]) -> AIMessage:
+        if one_line:
+            return llm.invoke(worked_thoughts(question, so_far), stop=["\n"])
+        if calculate:
+            return llm.invoke(short_thoughts(question, so_far), stop=["\n"])
+        return llm.invoke([SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")])
 
     def actor(state: ReactState) -> ReactState:
         with Meter() as meter:
@@ -202,6 +212,19 @@ def _calls(state: ReactState) -> bool:
     """Whether the last message calls tools."""
     last = state["messages"][-1]
     return isinstance(last, AIMessage) and bool(last.tool_calls)
+
+
+def _thought(thought: str, messages: Sequence[AnyMessage]) -> bool:
+    """Whether it was thought before."""
+    return any(message.text == f"Thought: {thought}" for message in messages)
+
+
+def _came_of(question: str, messages: Sequence[AnyMessage]) -> bool:
+    """Whether the last call carried out the question as it stands, and went well."""
+    if len(messages) < 3 or messages[-3].text != f"Thought: {question}":
+        return False
+    last = messages[-1]
+    return isinstance(last, ToolMessage) and last.status == "success"
 
 
 def _listed(messages: Sequence[AnyMessage]) -> str:

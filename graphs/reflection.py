@@ -8,7 +8,7 @@ one word by schema and so the target's own. Writer and reviser produce what leav
 reviser that returns the text as it was would be told the same again: that ends the run.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"critic": "balanced", "writer": "strict", "reviser": "strict"})
+    llm = ChatLookahead(policies={"critic": r"balanced:delimiter=/:|\n+/", "writer": "strict", "reviser": "strict"})
     graph = build_reflection(llm)
     graph.invoke({"task": "..."})["answer"]
 """
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -31,15 +31,49 @@ from lookahead_agent.templates import default_llm
 WRITER = """You carry out a task carefully. Think in short steps with a blank line between them, and end with the \
 result."""
 
-CRITIC = """You are a strict but fair reviewer. Check the text against the task, point by point: is everything there \
-that was asked, and is everything right? Think in short steps with a blank line between them. Say at the end what has \
-to change, or that nothing has to."""
+CRITIC = """You are a strict but fair reviewer. Check a text against its task, one line for each point: first what is \
+asked for, then whether each point is there and right. The last line says what has to change, or "Nothing has to \
+change."."""
+
+# A small draft model follows examples better than rules.
+CRITIQUES = (
+    (
+        "A teacher buys 12 pens at $1.50 each and 3 books at $20 each. How much does she pay?",
+        "The pens cost 12 * 1.50 = $18, the books 3 * 20 = $60. She pays $78.",
+        "Asked for: what she pays.\nPens: 12 * 1.50 = 18, right.\nBooks: 3 * 20 = 60, right.\n"
+        "Sum: 18 + 60 = 78, right.\nNothing has to change.",
+    ),
+    (
+        "Write one sentence that invites Ann to a picnic on Sunday at noon.",
+        "Dear Ann, come to our picnic at noon!",
+        "Asked for: one sentence, Ann, a picnic, Sunday, noon.\nOne sentence: yes.\nAnn and the picnic: yes.\n"
+        "Sunday: missing.\nNoon: yes.\nThe day has to be added: Sunday.",
+    ),
+    (
+        "Tom runs 4 miles on each weekday and half as far on Saturday and on Sunday. How many miles does he run in 3 "
+        "weeks?",
+        "4 * 5 = 20 miles on weekdays and 2 at the weekend make 22 a week. In 3 weeks he runs 66 miles.",
+        "Asked for: miles in 3 weeks.\nWeekdays: 4 * 5 = 20, right.\nWeekend: 4 / 2 * 2 = 4, not 2.\n"
+        "Three weeks: (20 + 4) * 3 = 72, not 66.\nThe weekend has to become 4 miles, and the result 72.",
+    ),
+)
 
 DECIDER = """You read what a reviewer says about a text. Decide "good" if the reviewer says that nothing has to \
 change, and "revise" if the reviewer names something that is wrong or missing. Small matters of taste are no reason."""
 
 REVISER = """You improve a text by a reviewer's critique. Write the whole text anew, with what the critique asks for \
 and without talking about it."""
+
+TO_REVIEW = """Task: {task}
+
+Text:
+{text}"""
+
+_SHOWN = [
+    message
+    for task, text, critique in CRITIQUES
+    for message in (HumanMessage(TO_REVIEW.format(task=task, text=text)), AIMessage(critique))
+]
 
 VERDICT = {
     "title": "verdict",
@@ -49,7 +83,7 @@ VERDICT = {
     "required": ["verdict"],
 }
 
-POLICIES = {"critic": "balanced", "decider": "off", "writer": "strict", "reviser": "strict"}
+POLICIES = {"critic": r"balanced:delimiter=/:|\n+/", "decider": "off", "writer": "strict", "reviser": "strict"}
 
 
 class ReflectionState(TypedDict, total=False):
@@ -104,8 +138,13 @@ def build_reflection(
 
     def critic(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
-            task = f"Task: {state['task']}\n\nText:\n{state['answer']}"
-            reply = llm.invoke([SystemMessage(CRITIC), HumanMessage(task)])
+            reply = llm.invoke(
+                [
+                    SystemMessage(CRITIC),
+                    *_SHOWN,
+                    HumanMessage(TO_REVIEW.format(task=state["task"], text=state["answer"])),
+                ]
+            )
             meter.count(reply)
         return {"critique": reply.text.strip(), "spent": meter.spent}
 

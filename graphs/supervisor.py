@@ -7,7 +7,7 @@ The router decides who works on what: one choice by schema, the target's own. Th
 ("calculator:thinker", "researcher:thinker", or both by "*:thinker"), their actors strict. The writer answers: strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"*:thinker": "balanced", "*:actor": "strict", "writer": "strict"})
+    llm = ChatLookahead(policies={"*:thinker": r"balanced:delimiter=/:|\n+/", "*:actor": "strict", "writer": "strict"})
     graph = build_supervisor(llm, {"calculator": [calculator], "researcher": [search_documents]})
     graph.invoke({"question": "..."})["answer"]
 """
@@ -38,7 +38,13 @@ understood alone. The specialists and their tools:
 WRITER = """You answer a question from what specialists found. Trust what they found. Answer in one or two short \
 sentences, and say what is missing, if something is."""
 
-POLICIES = {"router": "off", "*:thinker": "balanced", "*:actor": "strict", "writer": "strict"}
+POLICIES = {
+    "router": "off",
+    "*:thinker": r"balanced:delimiter=/:|\n+/",
+    "*:actor": "strict",
+    "*:finisher": "strict",
+    "writer": "strict",
+}
 
 
 class Finding(TypedDict):

@@ -1,4 +1,4 @@
-"""What a planner with a calculator is told: worked examples, which a small draft model follows better than rules."""
+"""What planners and thinkers are told: worked examples, which a small draft model follows better than rules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ last one giving the answer. Take the numbers from the problem; "result 1" stands
 
 _THINKER = """You think about how to solve a problem with a calculator, one calculation at a time. Write only the next \
 calculation, with numbers from the problem or from what came out so far. When the problem is solved, write "Done."."""
+
+_NEXT = """You think about how to solve a problem with tools, one step at a time. Write only what to do next, in one \
+short line, and work out nothing. When the results answer the problem, write "Done."."""
 
 DONE = "Done."
 
@@ -49,6 +52,22 @@ _EXAMPLES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 
 
+_ERRANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "Who wrote the report on bees, and how old was she then?",
+        (
+            ("Find who wrote the report on bees, and when.", "The report on bees (2019) is by Ida Holm."),
+            ("Find when Ida Holm was born.", "Ida Holm, born in 1961 in Bergen, studied in Oslo."),
+            ("Calculate 2019 - 1961.", "58"),
+        ),
+    ),
+    (
+        "A shop had 240 apples and sold 25% of them. How many are left?",
+        (("Calculate 240 - 240 * 25 / 100.", "180"),),
+    ),
+)
+
+
 def worked_plans() -> list[BaseMessage]:
     """The messages before a problem that is to be planned: what to do, and three problems with their plans."""
     shown: list[BaseMessage] = [SystemMessage(_PLANNER)]
@@ -66,12 +85,35 @@ def worked_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMes
         so_far: Thoughts, calls of the calculator, and what they came to; calls are left out here, for a thought that
             is a calculation says the same.
     """
-    shown: list[BaseMessage] = [SystemMessage(_THINKER)]
+    examples = []
     for problem, lines in _EXAMPLES:
         results = dict(enumerate((result for _, result in lines), 1))
+        worked = [(with_results(line, results.__getitem__), result) for line, result in lines]
+        examples.append((problem, worked))
+    return _thoughts(_THINKER, examples, question, so_far)
+
+
+def short_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMessage]:
+    """The messages before the next thought of somebody who has any tools: one line that says what to do next.
+
+    Args:
+        question: The problem.
+        so_far: Thoughts, calls, and what they came to; calls are left out here.
+    """
+    return _thoughts(_NEXT, _ERRANDS, question, so_far)
+
+
+def _thoughts(
+    system: str,
+    examples: Sequence[tuple[str, Sequence[tuple[str, str]]]],
+    question: str,
+    so_far: Sequence[AnyMessage],
+) -> list[BaseMessage]:
+    shown: list[BaseMessage] = [SystemMessage(system)]
+    for problem, lines in examples:
         shown.append(HumanMessage(problem))
         for line, result in lines:
-            shown += [AIMessage(with_results(line, results.__getitem__)), HumanMessage(result)]
+            shown += [AIMessage(line), HumanMessage(result)]
         shown.append(AIMessage(DONE))
     shown.append(HumanMessage(question))
     for message in so_far:

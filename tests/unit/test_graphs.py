@@ -133,6 +133,29 @@ def test_react_answers_from_the_results_once_the_thinker_is_done() -> None:
     assert silly.invoke({"question": "How much?"})["answer"] == "It is 4.", "done with nothing: the actor is asked"
 
 
+def test_react_carries_out_a_question_that_is_a_calculation_as_it_stands() -> None:
+    script: Script = {"You think": ["Pens: 10 / 2", "Done."], "You answer": "It is so."}
+    graph = build_react(model(script, policy="off"), [calculator], InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    state = graph.invoke({"question": "(10 * 2) + 5"}, config)
+    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["25"]
+    assert state["spent"]["steps"] == 2, "the call and the answer"
+    state = graph.invoke({"question": "10 / 0"}, config)
+    observed = [message.text for message in state["messages"] if isinstance(message, ToolMessage)]
+    assert observed[0] == "25"
+    assert "divides by zero" in observed[1], "whose result is none: it thinks"
+    assert observed[2:] == ["5"]
+    assert not state["stopped"]
+
+
+def test_react_with_other_tools_is_done_when_the_thinker_says_so() -> None:
+    thoughts = ["Look up tea.", "Done."]
+    llm = model({"You think": thoughts, "You solve": call("flaky", text="tea"), "You answer": "Found."}, policy="off")
+    notes.append("not the first")
+    state = build_react(llm, [flaky]).invoke({"question": "Is there tea?"})
+    assert (state["answer"], state["spent"]["steps"]) == ("Found.", 5)
+
+
 def test_react_thinks_anew_about_the_next_question_of_a_thread() -> None:
     """How the question before ended is in the thread's checkpoint."""
     llm = model(
