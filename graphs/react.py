@@ -136,7 +136,8 @@ def build_react(
 
     def think(question: str, so_far: Sequence[AnyMessage]) -> AIMessage:
         if one_line:
-            return llm.invoke(worked_thoughts(question, so_far), stop=["\n"])
+            # What a calculation comes to, the calculator says.
+            return llm.invoke(worked_thoughts(question, so_far), stop=["\n", "="])
         if calculate:
             return llm.invoke(short_thoughts(question, so_far), stop=["\n"])
         return llm.invoke([SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")])

@@ -54,6 +54,8 @@ def comparable(draft: Step, target: Step) -> bool:
     """Whether a verifier may be asked about this pair at all.
 
     The draft's step must be usable, and a pair of which only one side ends the reply, or only one side says anything,
-    cannot stand for each other.
+    cannot stand for each other. Whether a model ends the reply or a stop string does is the same.
     """
-    return usable(draft) and draft.end is target.end and bool(draft.text.strip()) == bool(target.text.strip())
+    ends = {draft.end, target.end}
+    alike = len(ends) == 1 or ends == {StepEnd.EOS, StepEnd.STOP}
+    return usable(draft) and alike and bool(draft.text.strip()) == bool(target.text.strip())

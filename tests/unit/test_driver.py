@@ -131,6 +131,18 @@ def test_stop_strings_end_the_reply_and_are_not_part_of_it(stop: str, draft: lis
     assert reply.finish_reason == "stop"
 
 
+def test_a_stop_string_ends_a_reply_as_its_own_end_does() -> None:
+    steps = ["First this.\n\n", "It is 6 * 20"]
+    draft = ["First this.\n\n", "It is 20 * 6 = 120"]
+    sampling = Sampling(max_tokens=1000, stop=("=",))
+    for first, second in ((steps, draft), (draft, steps)):
+        reply = Pair(first, second).run(ALL, sampling=sampling)
+        assert reply.report.accepted == 2
+        assert reply.text.strip() == "".join(second).split("=")[0].strip()
+        assert reply.finish_reason == "stop"
+        assert Pair(first, second).run(ExactVerifier(), sampling=sampling).text == "".join(first).split("=")[0]
+
+
 def test_nothing_inside_an_action_comes_from_the_draft() -> None:
     steps = ["I need a tool.\n\n", '<tool_call>\n{"name": "x",\n\n"arguments": {}}\n</tool_call>']
     pair = Pair(steps, steps)
