@@ -88,8 +88,8 @@ PROJECTS: dict[str, _Project] = {
         "task",
         {
             "You_carry_out": "It earns 194.40.",
-            "strict_but_fair": "The currency is missing.",
-            "You_decide": ['{"verdict": "revise"}', '{"verdict": "good"}'],
+            "strict_but_fair": ["The currency is missing.", "Nothing has to change."],
+            "You_read_what": ['{"verdict": "revise"}', '{"verdict": "good"}'],
             "You_improve": "It earns $194.40.",
         },
         "It earns $194.40.",
