@@ -11,7 +11,7 @@ planner lists: lenient ("balanced"), and a step of its reply is a line. The join
 strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/:|\n+/", "joiner": "strict"})
+    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"})
     graph = build_llm_compiler(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 
@@ -78,7 +78,7 @@ Results, of which the last one is the final one:
 
 _MISSING = re.compile(r"\W*missing\W*:\s*(.*)", re.IGNORECASE | re.DOTALL)
 
-POLICIES = {"planner": r"balanced:delimiter=/:|\n+/", "joiner": "strict"}
+POLICIES = {"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"}
 
 
 def _in_order(before: list[CallResult], more: list[CallResult]) -> list[CallResult]:

@@ -13,7 +13,7 @@ A plan in other words is the same plan, so the planner is lenient ("balanced"); 
 executor only calls tools, which are always the target's own: "off". The finisher answers: strict.
 
     from lookahead_agent import ChatLookahead
-    policies = {"planner": r"balanced:delimiter=/:|\n+/", "executor": "off", "finisher": "strict"}
+    policies = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
     llm = ChatLookahead(policies=policies)
     graph = build_plan_execute(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
@@ -79,7 +79,7 @@ FINISHER_TASK = """Problem: {question}
 Results, of which the last one is the final one:
 {results}"""
 
-POLICIES = {"planner": r"balanced:delimiter=/:|\n+/", "executor": "off", "finisher": "strict"}
+POLICIES = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
 
 
 class StepResult(TypedDict):

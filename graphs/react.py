@@ -12,7 +12,7 @@ calculation ("Total: 18 + 60") is carried out as it stands, and so is a question
 asked about others. The thinker says when it is done, and the finisher answers from the results: strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"thinker": r"balanced:delimiter=/:|\n+/", "actor": "strict"})
+    llm = ChatLookahead(policies={"thinker": "balanced", "actor": "strict"})
     graph = build_react(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -56,7 +56,7 @@ SOLVER_TASK = """Problem: {question}
 Results, of which the last one is the final one:
 {results}"""
 
-POLICIES = {"thinker": r"balanced:delimiter=/:|\n+/", "actor": "strict", "finisher": "strict"}
+POLICIES = {"thinker": "balanced", "actor": "strict", "finisher": "strict"}
 
 
 class ReactState(TypedDict, total=False):

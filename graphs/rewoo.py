@@ -8,7 +8,7 @@ so the target's own. A plan of nothing but calculations ("2. Total: result 1 + 6
 a calculator: no reply is needed for that. The solver answers, so it is strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/:|\n+/", "solver": "strict"})
+    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "solver": "strict"})
     graph = build_rewoo(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -60,7 +60,7 @@ Answer in one short sentence."""
 
 _REFERENCE = re.compile(r"#E(\d+)")
 
-POLICIES = {"planner": r"balanced:delimiter=/:|\n+/", "caller": "off", "solver": "strict"}
+POLICIES = {"planner": r"balanced:delimiter=/\n+/", "caller": "off", "solver": "strict"}
 
 
 class PlannedCall(TypedDict):

@@ -7,7 +7,7 @@ thought with a short answer, which may be put in other words: the sampler may be
 outvoted by the others, but not where most of them are wrong: with "fast" a third fewer are right (docs/risk.md).
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"sampler": r"balanced:delimiter=/[a-zA-Z)][.:]|\n+/"}, temperature=0.7)
+    llm = ChatLookahead(policies={"sampler": "balanced"}, temperature=0.7)
     graph = build_self_consistency(llm)
     graph.invoke({"question": "..."})["answer"]
 """
@@ -42,7 +42,7 @@ _ANSWER = re.compile(r"answer\W*[:=]\s*(.+)", re.IGNORECASE)
 
 T = TypeVar("T")
 
-POLICIES = {"sampler": r"balanced:delimiter=/[a-zA-Z)][.:]|\n+/"}
+POLICIES = {"sampler": "balanced"}
 
 
 class SelfConsistencyState(TypedDict, total=False):
