@@ -64,15 +64,16 @@ change, and "revise" if the reviewer names something that is wrong or missing. S
 REVISER = """You improve a text by a reviewer's critique. Write the whole text anew, with what the critique asks for \
 and without talking about it."""
 
-TO_REVIEW = """Task: {task}
 
-Text:
-{text}"""
+def to_review(task: str, text: str) -> str:
+    """A text beside its task, as critic and reviser see it."""
+    return f"Task: {task}\n\nText:\n{text}"
+
 
 _SHOWN = [
     message
     for task, text, critique in CRITIQUES
-    for message in (HumanMessage(TO_REVIEW.format(task=task, text=text)), AIMessage(critique))
+    for message in (HumanMessage(to_review(task, text)), AIMessage(critique))
 ]
 
 VERDICT = {
@@ -138,13 +139,8 @@ def build_reflection(
 
     def critic(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
-            reply = llm.invoke(
-                [
-                    SystemMessage(CRITIC),
-                    *_SHOWN,
-                    HumanMessage(TO_REVIEW.format(task=state["task"], text=state["answer"])),
-                ]
-            )
+            task = to_review(state["task"], state["answer"])
+            reply = llm.invoke([SystemMessage(CRITIC), *_SHOWN, HumanMessage(task)])
             meter.count(reply)
         return {"critique": reply.text.strip(), "spent": meter.spent}
 
@@ -159,7 +155,7 @@ def build_reflection(
 
     def reviser(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
-            task = f"Task: {state['task']}\n\nText:\n{state['answer']}\n\nCritique:\n{state['critique']}"
+            task = f"{to_review(state['task'], state['answer'])}\n\nCritique:\n{state['critique']}"
             reply = llm.invoke([SystemMessage(REVISER), HumanMessage(task)])
             meter.count(reply)
         # A reviser that says nothing has improved nothing.

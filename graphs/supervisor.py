@@ -4,10 +4,12 @@
            └─▶ researcher (subgraph: thinker ──▶ actor ──▶ …) ─┴─▶ writer
 
 The router decides who works on what: one choice by schema, the target's own. The specialists' thinkers may be lenient
-("calculator:thinker", "researcher:thinker", or both by "*:thinker"), their actors strict. The writer answers: strict.
+("calculator:thinker", "researcher:thinker", or both by "*:thinker"), their actors and finishers strict. The
+writer answers: strict.
 
     from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"*:thinker": r"balanced:delimiter=/:|\n+/", "*:actor": "strict", "writer": "strict"})
+    strict = {"*:actor": "strict", "*:finisher": "strict", "writer": "strict"}
+    llm = ChatLookahead(policies={"*:thinker": r"balanced:delimiter=/:|\n+/", **strict})
     graph = build_supervisor(llm, {"calculator": [calculator], "researcher": [search_documents]})
     graph.invoke({"question": "..."})["answer"]
 """

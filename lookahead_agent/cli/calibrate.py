@@ -335,7 +335,7 @@ def _certificates(
                 risk=risk,
                 models={role: models.get(role) for role in candidate.decides},
                 precision=settings["precision"],
-                delimiter=settings.get("delimiter", "\n\n"),
+                delimiter=settings["delimiter"],
                 verifier=candidate.name,
                 policy=candidate.policy(threshold.value).model_dump(exclude_unset=True),
                 threshold=threshold.value,

@@ -29,16 +29,10 @@ def calculator() -> Any:
     return template("tools", "calculator").calculator
 
 
-def own(name: str) -> dict[str, str]:
-    """The policies of a template's nodes."""
-    policies: dict[str, str] = template("graphs", name).POLICIES
-    return policies
-
-
 @pytest.fixture
 def llm(request: pytest.FixtureRequest, real: ChatLookahead) -> ChatLookahead:
     """A model with the template's own policies, on the engines that are running."""
-    return ChatLookahead(policies=own(request.param), temperature=0, max_tokens=90)
+    return ChatLookahead(policies=template("graphs", request.param).POLICIES, temperature=0, max_tokens=90)
 
 
 def run(graph: Any, given: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -54,7 +48,7 @@ def test_react(llm: ChatLookahead) -> None:
     state, policies = run(build_react(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
     assert "18" in [message.text for message in state["messages"] if message.type == "tool"]
     assert state["answer"]
-    assert policies["thinker"] == own("react")["thinker"]
+    assert policies["thinker"] == "balanced"
     assert policies["finisher"] == "strict"
     assert "actor" not in policies, "each thought is a calculation"
 
@@ -65,7 +59,7 @@ def test_react_with_an_actor(llm: ChatLookahead) -> None:
     state, policies = run(build_react(llm, [calculator()], calculate=False, limits=BUDGET), {"question": QUESTION})
     assert "18" in [message.text for message in state["messages"] if message.type == "tool"]
     assert state["answer"]
-    assert policies["thinker"] == own("react")["thinker"]
+    assert policies["thinker"] == "balanced"
     assert policies["actor"] == "strict"
 
 
@@ -75,7 +69,7 @@ def test_rewoo(llm: ChatLookahead) -> None:
     state, policies = run(build_rewoo(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
     assert "18" in [entry["output"] for entry in state["evidence"]]
     assert "18" in state["answer"]
-    assert policies == {node: own("rewoo")[node] for node in ("planner", "solver")}, "nobody puts it into calls"
+    assert policies == {"planner": r"balanced:delimiter=/\n+/", "solver": "strict"}, "nobody puts it into calls"
 
 
 @pytest.mark.timeout(600)
@@ -92,7 +86,7 @@ def test_llm_compiler(llm: ChatLookahead) -> None:
     state, policies = run(build_llm_compiler(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
     assert "18" in [entry["output"] for entry in state["results"]]
     assert "18" in state["answer"]
-    assert policies == own("llm_compiler")
+    assert policies == {"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"}
 
 
 @pytest.mark.timeout(600)
@@ -101,7 +95,7 @@ def test_reflection(llm: ChatLookahead) -> None:
     graph = build_reflection(llm, max_revisions=1, limits=BUDGET)
     state, policies = run(graph, {"task": "Write one sentence that says what 12 pens at $1.50 cost."})
     assert "18" in state["answer"]
-    assert policies["critic"] == own("reflection")["critic"]
+    assert policies["critic"] == r"balanced:delimiter=/:|\n+/"
     assert policies["decider"] == "off"
     assert state["good"] or state["stopped"]
 
@@ -128,7 +122,7 @@ def test_self_consistency(llm: ChatLookahead) -> None:
     said = [number for number in map(last_number, state["replies"]) if number is not None]
     assert state["votes"] == Counter(said)
     assert state["votes"][state["answer"]] == max(state["votes"].values())
-    assert policies == own("self_consistency")
+    assert policies == {"sampler": "balanced"}
 
 
 def last_number(text: str) -> str | None:

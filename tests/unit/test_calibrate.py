@@ -226,7 +226,7 @@ def _pair(score: float, harmful: bool, text: str = "another") -> LabelledPair:
         answer="1",
         draft=step.model_copy(update={"text": "own"}),
         target=step,
-        settings={"models": NAMES, "precision": {}},
+        settings={"models": NAMES, "precision": {}, "delimiter": "\n\n"},
     )
     outcomes = OutcomesRow(problem="p", answer="1", draft=[not harmful] * 16, target=[True] * 16)
     return LabelledPair(row=row, outcomes=outcomes, scores={"similarity": score, "p_aligned": 1 - score})
