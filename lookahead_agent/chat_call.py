@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +19,8 @@ from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.machine.choice import right_of
+from lookahead_agent.machine.core_time import CoreTime
+from lookahead_agent.machine.observed import Observed
 from lookahead_agent.messages import THINKING_KEY
 from lookahead_agent.modes import Mode, ModeChoice
 from lookahead_agent.policy import VerifierPolicy
@@ -28,10 +31,14 @@ from lookahead_agent.tool_calls import ContentStream, ParsedReply, call_constrai
 from lookahead_agent.tool_parsers import ToolParser
 from lookahead_agent.watching import WatchCounts
 
+logger = logging.getLogger(__name__)
+
 _TELLING_TOKENS = 24
 """Tokens of a reply from which its pace tells something."""
 _GATHERING = 0.02
 """Seconds for which a reply waits for others that come with it, where engines are idle and work otherwise alone."""
+_OTHERS = 0.1
+"""Share of the cores' time from which other programs slowed a reply down, so that its pace is not the machine's."""
 _TELLING_PASSES = 12
 """Passes from which their tokens tell how many guesses were right."""
 
@@ -176,9 +183,10 @@ class ChatCall:
             if idle and self._engines.draft_pauses:
                 # A burst arrives reply by reply; its first would have the draft read a prompt for nothing.
                 await asyncio.sleep(_GATHERING)
+            began = asyncio.create_task(asyncio.to_thread(CoreTime.now)) if idle and self._kept is not None else None
             reply = await self._reply()
             if was_alone() and idle and self._engines.target.in_flight == 0:
-                await self._learn(reply)
+                await self._learn(reply, await began if began is not None else None)
         self._engines.watch.go_on()
         return reply
 
@@ -196,8 +204,22 @@ class ChatCall:
         sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
         return await self._in_its_form(prompt, sampling)
 
-    async def _learn(self, reply: ChatReply) -> None:
-        """Remember what the reply took, of which nothing ran beside."""
+    @property
+    def _kept(self) -> tuple[Observed, str] | None:
+        """Where the pace of replies in this way is kept for later runs, and under which name; None: it is not."""
+        arranged = self._engines.arranged
+        if arranged is None or arranged.arrangement is None or arranged.observed is None:
+            return None
+        of_it = self._chosen.mode == ("off" if arranged.guessing == "none" else "sd")
+        return (arranged.observed, arranged.arrangement.name) if of_it else None
+
+    async def _learn(self, reply: ChatReply, began: CoreTime | None) -> None:
+        """Remember what the reply took, beside which no other was written.
+
+        Args:
+            reply: The reply.
+            began: What the cores had worked when it began; None: its pace is not kept for later runs.
+        """
         engines, tokens = self._engines, len(reply.token_ids)
         unguessed = self._request.sampling.seeded
         if tokens < _TELLING_TOKENS or reply.report.speculation_off is not None or unguessed:
@@ -206,11 +228,8 @@ class ChatCall:
         pace = reply.report.pace(tokens)
         if not self._request.policy.commands_steps:
             engines.modes.learn(self._kind, self._chosen.mode, pace)
-        arranged = engines.arranged
-        if arranged is None or arranged.arrangement is None or arranged.observed is None:
-            return
-        if self._chosen.mode == ("off" if arranged.guessing == "none" else "sd"):
-            await asyncio.to_thread(arranged.observed.learn, arranged.arrangement.name, pace, self._right(reply))
+        if self._kept is not None and began is not None:
+            await asyncio.to_thread(_keep, *self._kept, pace, self._right(reply), began)
 
     def _right(self, reply: ChatReply) -> float | None:
         """Which share of the tokens that the draft model guessed was right, by how many each pass won."""
@@ -431,3 +450,11 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             total_tokens=reply.prompt_tokens + len(reply.token_ids),
         ),
     )
+
+
+def _keep(observed: Observed, arrangement: str, pace: float, right: float | None, began: CoreTime) -> None:
+    others = CoreTime.now().others_share(began)
+    if others < _OTHERS:
+        observed.learn(arrangement, pace, right)
+    else:
+        logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others)

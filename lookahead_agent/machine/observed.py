@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from filelock import FileLock
 
 from lookahead_agent.engines.cores import available_cores
-from lookahead_agent.machine.kernels import FORM, processor, versions
+from lookahead_agent.machine.kernels import processor, versions
 from lookahead_agent.models.cache import cache_dir, write_whole
 
 logger = logging.getLogger(__name__)
 
 _KEPT = 15
-"""Latest replies that count. Their median: other programs slow single ones down."""
+"""Latest replies that count. Their median: a single one may have been slow for many reasons."""
 _LEAST = 3
 """Replies before an arrangement's pace counts: a single one may have been slowed down by something else."""
+_FORM = 8
+"""What is kept is only read in this form: until 7, replies counted that other programs had slowed down."""
 _RIGHT = "guessed tokens that were right"
 """Among the arrangements' names in the file."""
 
@@ -32,7 +34,7 @@ class Observed:
     """
 
     def __init__(self, models: Sequence[str]) -> None:
-        known = json.dumps([processor(), len(available_cores()), versions(), list(models), FORM])
+        known = json.dumps([processor(), len(available_cores()), versions(), list(models), _FORM])
         digest = hashlib.sha256(known.encode()).hexdigest()[:16]
         self._file = cache_dir() / "machine" / f"paces-{digest}.json"
 
@@ -50,7 +52,7 @@ class Observed:
         return statistics.median(found) if found else None
 
     def learn(self, arrangement: str, pace: float, right: float | None = None) -> None:
-        """Take in a reply that nothing else was written beside.
+        """Take in a reply beside which nothing else ran.
 
         Args:
             arrangement: `Arrangement.name`.

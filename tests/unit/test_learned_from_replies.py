@@ -15,6 +15,7 @@ from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.machine.choice import Arrangement
+from lookahead_agent.machine.core_time import CoreTime
 from lookahead_agent.machine.observed import Observed
 from lookahead_agent.testing import replying
 
@@ -23,6 +24,7 @@ ARRANGEMENT = Arrangement("draft_model", "fp32", "fp32", 2)
 
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Observed:
+    monkeypatch.setattr(CoreTime, "others_share", lambda *_: 0.0)
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
     return Observed(["target", "draft"])
 
@@ -64,6 +66,19 @@ def test_replies_that_were_written_at_once_tell_nothing(observed: Observed) -> N
     for _ in range(3):
         llm.invoke("?")
     assert observed.paces()
+
+
+@pytest.mark.parametrize(("others", "kept"), [(0.05, True), (0.3, False)])
+def test_replies_that_other_programs_slowed_down_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch, observed: Observed, others: float, *, kept: bool
+) -> None:
+    """A way that looked slow beside other work would never be taken again, and so never be seen to be fast."""
+    monkeypatch.setattr(CoreTime, "others_share", lambda *_: others)
+    llm = chat(observed, 2)
+    for _ in range(3):
+        llm.invoke("?")
+    assert bool(observed.paces()) is kept
+    assert (observed.tokens_right() is not None) is kept
 
 
 class Counting(ScriptedEngine):
