@@ -22,6 +22,7 @@ from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.live import live as live_view
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.figures import NodeFigures
+from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.templates import build_plan_execute, template
 from lookahead_agent.trace import TraceRecorder, timeline, write_page
 
@@ -30,6 +31,7 @@ EXAMPLE = (
     "It gets 15% off the whole bill. How much does it pay?"
 )
 
+_NODE_POLICY = "Policy of the {node}. Default: what graphs/plan_execute.py says."
 _TOLD = 0.1
 """Seconds in which several replies were written at once, from which that is worth a word."""
 
@@ -38,9 +40,13 @@ def agent(
     question: Annotated[
         str | None, typer.Argument(help="What to work out. Default: an example, or the question of --thread.")
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", help="Policy of the planner.")] = "balanced",
-    executor_policy: Annotated[str, typer.Option("--executor-policy", help="Policy of the executor.")] = "strict",
-    finisher_policy: Annotated[str, typer.Option("--finisher-policy", help="Policy of the finisher.")] = "strict",
+    policy: Annotated[str | None, typer.Option("--policy", help=_NODE_POLICY.format(node="planner"))] = None,
+    executor_policy: Annotated[
+        str | None, typer.Option("--executor-policy", help=_NODE_POLICY.format(node="executor"))
+    ] = None,
+    finisher_policy: Annotated[
+        str | None, typer.Option("--finisher-policy", help=_NODE_POLICY.format(node="finisher"))
+    ] = None,
     depth: options.Depth = None,
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
@@ -81,18 +87,19 @@ def agent(
         raise typer.BadParameter("--json prints one object and nothing else", param_hint="--live")
     if trace is not None and trace.suffix not in (".html", ".jsonl"):
         raise typer.BadParameter(f"{trace.name} is neither .html nor .jsonl", param_hint="--trace")
-    policies = {"planner": policy, "executor": executor_policy, "finisher": finisher_policy}
+    given = {"planner": policy, "executor": executor_policy, "finisher": finisher_policy}
+    policies = _policies({node: name for node, name in given.items() if name is not None}, depth)
     llm = options.chat_model(
         model=model,
         draft=draft,
         engine_args=engine_arg,
         base_url=base_url,
         draft_url=draft_url,
-        policy=policy,
+        policy=policies["planner"],
         token_speculation=token_speculation,
         precision=precision,
         draft_precision=draft_precision,
-        policies={node: options.policy_of(name, depth) for node, name in policies.items()},
+        policies=policies,
         seed=seed,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -135,6 +142,15 @@ def agent(
     some, several = figures.at_once()
     together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
     show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading", highlight=False)
+
+
+def _policies(given: dict[str, str], depth: int | None) -> dict[str, VerifierPolicy]:
+    """Each node's policy: the one that is given, or the template's; with the depth, where it allows draft steps."""
+    own: dict[str, str] = template("graphs", "plan_execute").POLICIES
+    return {
+        node: options.policy_of(given.get(node, name), depth if node in given or as_policy(name).speculates else None)
+        for node, name in own.items()
+    }
 
 
 @contextmanager
@@ -203,13 +219,13 @@ def _show_run(events: Iterator[tuple[str, Any]], show: Console) -> None:
 def _table(nodes: list[dict[str, Any]]) -> Table:
     table = Table(box=None)
     table.add_column("node")
-    table.add_column("policy")
+    table.add_column("policy", overflow="fold")
     for heading in ("replies", "steps", "accepted", "tokens", "first word", "seconds"):
         table.add_column(heading, justify="right")
     for node in nodes:
         table.add_row(
             str(node["node"]),
-            node["policy"],
+            node["policy"].replace(":", ": ", 1),  # where a line may break
             str(node["replies"]),
             str(node["steps"]),
             # Nothing was there to accept where every reply was an action (or the target alone).
