@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.limits import Limits
-from lookahead_agent.templates import build_supervisor, template
+from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.templates import build_supervisor, template
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUESTION = "How many replies of the policy exact were right, and what does the policy exact promise?"

@@ -5,7 +5,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.templates import build_react
+from lookahead_agent.agents.templates import build_react
 
 
 @tool

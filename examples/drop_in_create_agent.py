@@ -4,7 +4,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 
 from lookahead_agent import ChatLookahead, LookaheadPolicyMiddleware
-from lookahead_agent.templates import template
+from lookahead_agent.agents.templates import template
 
 with ChatLookahead(temperature=0) as llm:
     agent = create_agent(

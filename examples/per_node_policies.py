@@ -1,7 +1,7 @@
 """Lenient where a graph plans, strict where it acts."""
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
-from lookahead_agent.templates import build_plan_execute, template
+from lookahead_agent.agents.templates import build_plan_execute, template
 
 with ChatLookahead(
     policies={

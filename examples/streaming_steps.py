@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.templates import build_plan_execute, template
+from lookahead_agent.agents.templates import build_plan_execute, template
 
 console = Console(highlight=False)
 with ChatLookahead(policies={"executor": "off"}, stream_steps=True) as llm:

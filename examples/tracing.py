@@ -1,7 +1,7 @@
 """A run as a page: which steps came from the draft, which were refused, and when."""
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.templates import build_plan_execute, template
+from lookahead_agent.agents.templates import build_plan_execute, template
 from lookahead_agent.trace import TraceRecorder, timeline, write_page
 
 with ChatLookahead(policies={"executor": "off"}, temperature=0) as llm, TraceRecorder("run.jsonl") as recorder:

@@ -42,11 +42,11 @@ from lookahead_agent.agents.calculations import (
     with_placeholders,
 )
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
+from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.planned_calls import PlannedCall, read_call
+from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
 from lookahead_agent.agents.worked_plans import worked_plans
-from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import default_llm, template
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
 {tools}

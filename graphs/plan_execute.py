@@ -41,10 +41,10 @@ from lookahead_agent.agents.calculations import (
     filled,
     named_results,
 )
+from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
 from lookahead_agent.agents.worked_plans import worked_plans
-from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import default_llm, template
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
 thoughts: what is given, what is asked, and which calculations lead there. Do not work out results.

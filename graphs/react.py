@@ -34,10 +34,10 @@ from langgraph.types import RetryPolicy
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
+from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.agents.worked_plans import DONE, short_thoughts, worked_thoughts
-from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import default_llm, template
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
 far and what to do next. Do not work out results, and do not answer yet."""

@@ -25,8 +25,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import default_llm
+from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.templates import default_llm
 
 WRITER = """You carry out a task carefully. Think in short steps with a blank line between them, and end with the \
 result."""

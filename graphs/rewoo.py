@@ -36,11 +36,11 @@ from lookahead_agent.agents.calculations import (
     calculator_arguments,
     with_placeholders,
 )
+from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.planned_calls import in_texts
+from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.agents.worked_plans import worked_plans
-from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import default_llm, template
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
 {tools}

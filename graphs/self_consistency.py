@@ -30,8 +30,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import default_llm
+from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.templates import default_llm
 
 SAMPLER = """You solve a problem. Think in short steps with a blank line between them. End with one line that has only \
 the result, like this:

@@ -30,8 +30,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 
-from lookahead_agent.limits import Limits, Meter, Spent, add_spent
-from lookahead_agent.templates import build_react, default_llm, template
+from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.templates import build_react, default_llm, template
 
 ROUTER = """You give work to specialists. Write for each specialist who is needed one task, as a question that can be \
 understood alone. The specialists and their tools:

@@ -9,21 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lookahead_agent.chat_model import ChatLookahead
+    from lookahead_agent.agents.templates import build_plan_execute
+    from lookahead_agent.chat.middleware import LookaheadPolicyMiddleware
+    from lookahead_agent.chat.model import ChatLookahead
     from lookahead_agent.errors import LookaheadError
-    from lookahead_agent.middleware import LookaheadPolicyMiddleware
     from lookahead_agent.policy import POLICIES, VerifierPolicy
-    from lookahead_agent.templates import build_plan_execute
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ChatLookahead": "lookahead_agent.chat_model",
+    "ChatLookahead": "lookahead_agent.chat.model",
     "LookaheadError": "lookahead_agent.errors",
-    "LookaheadPolicyMiddleware": "lookahead_agent.middleware",
+    "LookaheadPolicyMiddleware": "lookahead_agent.chat.middleware",
     "POLICIES": "lookahead_agent.policy",
     "VerifierPolicy": "lookahead_agent.policy",
-    "build_plan_execute": "lookahead_agent.templates",
+    "build_plan_execute": "lookahead_agent.agents.templates",
 }
 
 __all__ = [

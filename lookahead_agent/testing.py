@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lookahead_agent.chat_model import ChatLookahead
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, following
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.runtime.engine_set import EngineSet
 
 Reply = Callable[[str], str]
 """Given the prompt, the whole reply. It is asked again for each step, and has to say the same again."""

@@ -12,7 +12,7 @@ from lookahead_agent.align.prompts import Prompt
 from lookahead_agent.align.rows import append_rows
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.statistics import Estimate, estimate
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.progress import Progress
 
 _AT_ONCE = 8

@@ -13,7 +13,7 @@ from lookahead_agent.align.acceptance import gain, measure_acceptance, share
 from lookahead_agent.align.prompts import Prompt
 from lookahead_agent.align.replies import write_replies
 from lookahead_agent.align.training import Agreement, Training, train
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import write_whole
 from lookahead_agent.progress import Progress

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from lookahead_agent.align.prompts import Prompt
 from lookahead_agent.align.rows import append_rows
 from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lookahead_agent import background
 from lookahead_agent.align.prompts import Prompt
 from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.engines import background
 from lookahead_agent.progress import Progress
 
 Work = Callable[[Prompt], Coroutine[Any, Any, BaseModel]]

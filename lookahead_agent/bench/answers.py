@@ -8,8 +8,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Literal, get_args
 
+from lookahead_agent.agents.templates import template
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
-from lookahead_agent.templates import template
 
 AnswerKind = Literal["number", "math", "choice", "code"]
 """How answers are compared: as numbers, as mathematical expressions, as letters of choices, or by running tests."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
 
+from lookahead_agent.agents.templates import template
 from lookahead_agent.bench.config import BASELINE, BESIDES, LOOKAHEAD, NODES, BenchConfig, ModeName, TaskConfig
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
-from lookahead_agent.templates import template
 
 _DEFAULT_POLICY = "balanced"
 _OWN_POLICIES = {"specreason": "specreason", "random": "random", "auto": NODES}

@@ -13,7 +13,7 @@ from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.models.cache import writable
-from lookahead_agent.theory import asynchronous_speedup, is_draft_bound
+from lookahead_agent.theory.formulas import asynchronous_speedup, is_draft_bound
 from lookahead_agent.trace import LANES, lane_of
 
 if TYPE_CHECKING:

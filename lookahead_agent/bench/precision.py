@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent import background
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.statistics import Estimate, difference, estimate
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.machine.choice import Precision

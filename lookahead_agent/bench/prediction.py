@@ -18,8 +18,8 @@ from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
 from lookahead_agent.bench.statistics import mean
 from lookahead_agent.bench.summary import by_arm, pairs, rate_ratio
 from lookahead_agent.policy import as_policy
-from lookahead_agent.simulation import Draw, Durations, always, simulate
-from lookahead_agent.theory import asynchronous_speedup, synchronous_speedup
+from lookahead_agent.theory.formulas import asynchronous_speedup, synchronous_speedup
+from lookahead_agent.theory.simulation import Draw, Durations, always, simulate
 
 _REPLIES = 200
 

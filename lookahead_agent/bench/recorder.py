@@ -12,9 +12,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import LLMResult
 
+from lookahead_agent.agents.figures import replies
 from lookahead_agent.bench.samples import CallRecord, StepTimes
-from lookahead_agent.figures import replies
-from lookahead_agent.step_callbacks import STEP_EVENT
+from lookahead_agent.chat.step_callbacks import STEP_EVENT
 
 _TEXT_IN_TIMELINE = 200
 

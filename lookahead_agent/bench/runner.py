@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 from langchain_core.runnables import RunnableConfig
 
-from lookahead_agent import background
 from lookahead_agent.bench.answers import is_right
 from lookahead_agent.bench.arms import Arm, arms_of, chat_model
 from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
@@ -28,12 +27,13 @@ from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, Sample, SampleKey, Tie, read_results
 from lookahead_agent.bench.tasks import do
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.isolation import choose
 from lookahead_agent.policy import as_policy
-from lookahead_agent.policy_choice import POLICY_KEY
 from lookahead_agent.progress import Progress
+from lookahead_agent.replies.policy_choice import POLICY_KEY
 
 _WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
 _WARM_UP_TOKENS = 48

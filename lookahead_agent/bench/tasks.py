@@ -7,10 +7,10 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
+from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.templates import template
 from lookahead_agent.bench.config import CALCULATING, TaskConfig, TaskName
-from lookahead_agent.chat_model import ChatLookahead
-from lookahead_agent.limits import Limits
-from lookahead_agent.templates import template
+from lookahead_agent.chat.model import ChatLookahead
 
 LIMITS = Limits(steps=24, tokens=24_000, seconds=900)
 """What one run of a template may cost in a benchmark."""

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from langchain_core.messages import HumanMessage
 
-from lookahead_agent import background
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.messages import template_messages
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.engines.likeliest import likeliest
-from lookahead_agent.messages import template_messages
 from lookahead_agent.policy import as_policy
 
 

@@ -15,23 +15,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent import background
 from lookahead_agent.bench.answers import AnswerKind, final_number, is_right
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs, pair_rows
-from lookahead_agent.call_options import CallOptions
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
+from lookahead_agent.decoding.step import Step, comparable
 from lookahead_agent.decoding.vocabulary import Vocabularies
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.step import Step, comparable
+from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.random_accept import draw
 
 _SEEDS = 1 << 31

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from lookahead_agent.bench.row_file import Row
-from lookahead_agent.calibration.drift import DISPUTED_BELOW
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, labelled_pairs, pair_file
+from lookahead_agent.certificates.drift import DISPUTED_BELOW
 from lookahead_agent.errors import ConfigurationError
 
 _ASKED = ("p_aligned", "p_swapped")

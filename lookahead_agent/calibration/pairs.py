@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lookahead_agent.bench.row_file import Row, RowFile
 from lookahead_agent.calibration.harm import HarmRule
+from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers.arithmetic import false_only_in
-from lookahead_agent.verifiers.protocol import StepPair
 
 
 class StepRow(BaseModel):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from lookahead_agent import background
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.pairs import LabelledPair, ScoresRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.scores import Measure, measure
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress

@@ -16,14 +16,14 @@ from langchain_core.runnables import RunnableConfig
 from rich.console import Console
 from rich.table import Table
 
-from lookahead_agent.checkpoints import checkpointer
+from lookahead_agent.agents.checkpoints import checkpointer
+from lookahead_agent.agents.figures import NodeFigures
+from lookahead_agent.agents.templates import build_plan_execute, template
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.live import live as live_view
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.figures import NodeFigures
 from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.templates import build_plan_execute, template
 from lookahead_agent.trace import TraceRecorder, timeline, write_page
 
 EXAMPLE = (

@@ -13,9 +13,8 @@ from lookahead_agent.align.aligning import Aligned, Aligning
 from lookahead_agent.align.aligning import align as align_draft
 from lookahead_agent.align.prompts import prompts_of_dataset, prompts_of_traces
 from lookahead_agent.align.training import Training
-from lookahead_agent.arranging import one_vocabulary
 from lookahead_agent.bench.problems import dataset_file
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.engines.cores import available_cores, binding
@@ -23,6 +22,7 @@ from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.models.quantize import is_quantized
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
 from lookahead_agent.policy import as_policy
+from lookahead_agent.runtime.arranging import one_vocabulary
 
 _HOW = Training()
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lookahead_agent.bench.precision import compare_precisions, read_solutions
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.machine.choice import Precision

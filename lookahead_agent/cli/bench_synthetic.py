@@ -10,8 +10,6 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from lookahead_agent.bench.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
-from lookahead_agent.bench.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.tables import as_rich, console
@@ -22,6 +20,8 @@ from lookahead_agent.plan.costs import MachineCosts
 from lookahead_agent.plan.measuring import measure_pair
 from lookahead_agent.plan.pair import Pair
 from lookahead_agent.plan.planner import ModeName
+from lookahead_agent.plan.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
+from lookahead_agent.plan.synthetic_report import check_report_name, result_table, write_synthetic_report
 
 _UNFINISHED = 75
 """Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again."""

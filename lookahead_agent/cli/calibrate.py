@@ -16,17 +16,17 @@ from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import dataset_file, read_problems
-from lookahead_agent.calibration.certificate import Certificate, digest, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import Fit, SplitResult, best, disputed, fit, kept, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.judges import judge_figures, scores_beside
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.plots import kept_risks
-from lookahead_agent.calibration.risk import LEVEL, RISKS
+from lookahead_agent.certificates.risk import LEVEL, RISKS
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
 from lookahead_agent.calibration.scoring import score_pairs
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.certificates.certificate import Certificate, digest, keep
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.tables import as_rich, console

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from lookahead_agent.arranging import Arranged, Wanted, arrange
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.tables import console
 from lookahead_agent.engines.vllm_engine import require_vllm, runs_on_cpu
 from lookahead_agent.machine.kernels import KernelTimes, kernel_times
 from lookahead_agent.models import choose_models, fetch
+from lookahead_agent.runtime.arranging import Arranged, Wanted, arrange
 
 
 def machine(

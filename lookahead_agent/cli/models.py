@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from lookahead_agent.calibration.certificate import certificates
+from lookahead_agent.certificates.certificate import certificates
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.tables import console
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from lookahead_agent.agents.new_project import PROJECTS, project_files
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.project import PROJECTS, project_files
 
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 

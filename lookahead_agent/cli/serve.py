@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lookahead_agent.certificates.watching import SHARE
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
-from lookahead_agent.watching import SHARE
 
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lookahead_agent import background
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import leave_running
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.running.address import listening, log_path, private_folder

@@ -4,8 +4,8 @@ from lookahead_agent.decoding.accounting import ReplyReport, TokenFates
 from lookahead_agent.decoding.driver import lookahead
 from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.step_events import OnStep, StepEvent
-from lookahead_agent.step import Step, StepEnd
 
 __all__ = [
     "DecodingSettings",

@@ -30,19 +30,15 @@ from lookahead_agent.decoding.events import (
 )
 from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.output import ReplyText
+from lookahead_agent.decoding.regions import PROMPT_TAIL
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
 from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
 from lookahead_agent.decoding.shadow import Shadow
 from lookahead_agent.decoding.silence import Silence
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.step_events import OnStep, StepEvent, StepEventKind
 from lookahead_agent.decoding.tree import Node, Source
-from lookahead_agent.decoding.vocabulary import Vocabularies
-from lookahead_agent.decoding.writing import Stream, WriteJob
-from lookahead_agent.engines.protocol import Engine, Guided, Guides, Sampling
-from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.regions import PROMPT_TAIL
-from lookahead_agent.step import Step, StepEnd
-from lookahead_agent.verifiers.protocol import (
+from lookahead_agent.decoding.verifier import (
     DraftStep,
     DraftVerifier,
     EarlyVerifier,
@@ -51,6 +47,10 @@ from lookahead_agent.verifiers.protocol import (
     Verifier,
     Writing,
 )
+from lookahead_agent.decoding.vocabulary import Vocabularies
+from lookahead_agent.decoding.writing import Stream, WriteJob
+from lookahead_agent.engines.protocol import Engine, Guided, Guides, Sampling
+from lookahead_agent.errors import ConfigurationError, EngineError
 
 logger = logging.getLogger(__name__)
 

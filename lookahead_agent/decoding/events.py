@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.tree import Node
-from lookahead_agent.step import Step, StepEnd
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from lookahead_agent.decoding.accounting import ReplyReport
+from lookahead_agent.decoding.regions import Regions
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.regions import Regions
 
 
 @dataclass(frozen=True)

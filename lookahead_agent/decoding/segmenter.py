@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lookahead_agent.decoding.blocks import open_block
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.tokenizer import TextStream
-from lookahead_agent.step import Step, StepEnd
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.decoding.step import Step, StepEnd
 
 
 class Source(Enum):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import EngineError
-from lookahead_agent.step import Step, StepEnd
 
 
 class Vocabularies:

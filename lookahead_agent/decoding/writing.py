@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from lookahead_agent.decoding.segmenter import Segmenter
+from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.tree import Node, Source
 from lookahead_agent.engines.protocol import Delta, GuideLine, Sampling
 from lookahead_agent.engines.tokenizer import TextStream
-from lookahead_agent.step import Step
 
 
 class Stream:

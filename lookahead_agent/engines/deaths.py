@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
-from lookahead_agent.machine.memory import kills_for_memory, memory
+from lookahead_agent.engines.memory import kills_for_memory, memory
 
 ADVICE = (
     "lower kv_cache_memory_bytes, max_model_len or max_num_seqs in engine_args (gpu_memory_utilization on a GPU), take "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lookahead_agent.errors import ConfigurationError, ModelNotFoundError
-from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.models.thinking_tags import ThinkingTags
 
 
 class TextStream(Protocol):

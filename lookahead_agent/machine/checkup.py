@@ -14,12 +14,12 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from lookahead_agent.engines.cores import available_cores
+from lookahead_agent.engines.memory import memory
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.isolation import choose
 from lookahead_agent.machine.gpus import gpus
 from lookahead_agent.machine.kernels import processor
-from lookahead_agent.machine.memory import memory
 from lookahead_agent.machine.versions import version_of
 from lookahead_agent.models import ModelFacts, ResolvedSet, locate
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lookahead_agent.errors import ModelNotFoundError
-from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.models.thinking_tags import ThinkingTags
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage
 
-from lookahead_agent import background
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.recorder import CallRecorder
 from lookahead_agent.bench.samples import acceptance_rate
 from lookahead_agent.bench.statistics import mean
 from lookahead_agent.bench.tasks import ask
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.messages import template_messages
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.engines.continuation import continuation_logprobs
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Precision
-from lookahead_agent.messages import template_messages
 from lookahead_agent.plan.costs import BATCHES, BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.pair import Pair, Role
 from lookahead_agent.plan.planner import Acceptance

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from lookahead_agent.arranging import Wanted, arrange, as_precision
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.shared import POOL
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments, require_vllm, runs_on_cpu
@@ -17,7 +16,8 @@ from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress
-from lookahead_agent.runtime import GPU_SHARE
+from lookahead_agent.runtime.arranging import Wanted, arrange, as_precision
+from lookahead_agent.runtime.runtime import GPU_SHARE
 
 Role = Literal["target", "draft"]
 

@@ -8,9 +8,9 @@ from functools import cache, partial
 from typing import Literal
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.guided_simulation import simulate_guided
 from lookahead_agent.plan.costs import MachineCosts
-from lookahead_agent.simulation import Durations, always, simulate
+from lookahead_agent.theory.guided_simulation import simulate_guided
+from lookahead_agent.theory.simulation import Durations, always, simulate
 
 DEPTHS = (1, 2, 4, 6, 8)
 WIDTHS = (1, 2)

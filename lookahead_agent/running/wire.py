@@ -9,13 +9,13 @@ from langchain_core.messages import AIMessage
 from pydantic import TypeAdapter
 
 from lookahead_agent import errors
-from lookahead_agent.call_options import CallOptions
-from lookahead_agent.chat_call import ChatRequest, Piece
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.errors import EngineError, LookaheadError
 from lookahead_agent.policy import VerifierPolicy
-from lookahead_agent.policy_choice import NodePath
+from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.policy_choice import NodePath
+from lookahead_agent.replies.request import ChatRequest, Piece
 from lookahead_agent.running.frames import Frame
 
 _SAMPLING = TypeAdapter(Sampling)

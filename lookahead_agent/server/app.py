@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, Header, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from lookahead_agent import __version__
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.server.admission import BodyLimit, check_key
 from lookahead_agent.server.chat import chat_completions
 from lookahead_agent.server.completions import completions

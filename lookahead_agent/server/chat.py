@@ -13,10 +13,11 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lookahead_agent.background import all_of
-from lookahead_agent.chat_call import Piece
+from lookahead_agent.chat.messages import THINKING_KEY, thinking_of
+from lookahead_agent.engines.background import all_of
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.messages import THINKING_KEY, thinking_of
+from lookahead_agent.replies.request import Piece
+from lookahead_agent.replies.tool_calls import chosen_tools, forced
 from lookahead_agent.server.protocol import (
     ChatChoice,
     ChatReplyBody,
@@ -29,7 +30,6 @@ from lookahead_agent.server.protocol import (
 )
 from lookahead_agent.server.replies import Chosen, ReplyWriter, figures_of, unless_gone, usage_of
 from lookahead_agent.server.streaming import EventStream, begun, merged
-from lookahead_agent.tool_calls import chosen_tools, forced
 
 
 async def chat_completions(

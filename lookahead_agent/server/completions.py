@@ -12,8 +12,8 @@ from langchain_core.messages import AIMessage
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lookahead_agent.background import all_of
-from lookahead_agent.chat_call import Piece
+from lookahead_agent.engines.background import all_of
+from lookahead_agent.replies.request import Piece
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.protocol import CompletionReplyBody, CompletionRequestBody, TextChoice
 from lookahead_agent.server.replies import Chosen, ReplyWriter, figures_of, unless_gone, usage_of

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from langchain_core.messages import AIMessage, BaseMessage
 from starlette.requests import Request
 
-from lookahead_agent import background
-from lookahead_agent.call_options import CallOptions
-from lookahead_agent.chat_call import Piece
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import StepEvent
+from lookahead_agent.engines import background
+from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.request import Piece
 from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics

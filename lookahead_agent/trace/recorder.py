@@ -13,10 +13,10 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
+from lookahead_agent.agents.figures import replies
+from lookahead_agent.chat.messages import template_messages
+from lookahead_agent.chat.step_callbacks import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.figures import replies
-from lookahead_agent.messages import template_messages
-from lookahead_agent.step_callbacks import STEP_EVENT
 
 Row = dict[str, Any]
 

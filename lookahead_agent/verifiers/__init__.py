@@ -1,13 +1,6 @@
 """Decide whether a draft step may stand for the target's."""
 
-from lookahead_agent.verifiers.cascade import CascadeVerifier
-from lookahead_agent.verifiers.checks_first import ChecksFirst
-from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, SentenceEmbedder
-from lookahead_agent.verifiers.exact import ExactVerifier
-from lookahead_agent.verifiers.judge import JudgeVerifier
-from lookahead_agent.verifiers.judge_model import EngineJudge, JudgeModel
-from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
-from lookahead_agent.verifiers.protocol import (
+from lookahead_agent.decoding.verifier import (
     DraftStep,
     DraftVerifier,
     EarlyVerifier,
@@ -16,6 +9,13 @@ from lookahead_agent.verifiers.protocol import (
     Verifier,
     Writing,
 )
+from lookahead_agent.verifiers.cascade import CascadeVerifier
+from lookahead_agent.verifiers.checks_first import ChecksFirst
+from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, SentenceEmbedder
+from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.judge import JudgeVerifier
+from lookahead_agent.verifiers.judge_model import EngineJudge, JudgeModel
+from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 

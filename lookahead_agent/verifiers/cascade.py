@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
 from lookahead_agent.verifiers.embedding import Embedder
-from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier
 
 
 class CascadeVerifier:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier, Writing
 from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
-from lookahead_agent.verifiers.protocol import StepPair, Verdict, Verifier, Writing
 from lookahead_agent.verifiers.results import different_results
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.errors import MissingExtraError, ModelError
-from lookahead_agent.verifiers.protocol import StepPair, Verdict
 
 
 class Embedder(Protocol):

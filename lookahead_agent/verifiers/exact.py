@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lookahead_agent.verifiers.protocol import StepPair, Verdict, Writing
+from lookahead_agent.decoding.verifier import StepPair, Verdict, Writing
 
 
 class ExactVerifier:

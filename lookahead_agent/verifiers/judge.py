@@ -5,9 +5,9 @@ from __future__ import annotations
 import string
 from dataclasses import replace
 
+from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 from lookahead_agent.verifiers.judge_model import JudgeModel
-from lookahead_agent.verifiers.protocol import StepPair, Verdict
 
 SYSTEM_PROMPT = (
     "You compare two versions of the next step of a solution. They are equivalent if they say the same thing and "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lookahead_agent.decoding.verifier import DraftStep, Verdict
 from lookahead_agent.engines.continuation import continuation_logprobs
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.verifiers.protocol import DraftStep, Verdict
 
 
 class LikelihoodVerifier:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from lookahead_agent.verifiers.protocol import StepPair, Verdict
+from lookahead_agent.decoding.verifier import StepPair, Verdict
 
 
 def draw(*of: object) -> float:

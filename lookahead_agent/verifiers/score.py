@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from lookahead_agent.decoding.verifier import DraftStep, Verdict
 from lookahead_agent.engines.likeliest import likeliest
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import EngineError
-from lookahead_agent.verifiers.protocol import DraftStep, Verdict
 
 PROMPT = (
     "Evaluate the last reasoning step solely based on factual correctness and validity. Ignore style, phrasing, or "

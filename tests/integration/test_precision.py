@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.arranging import as_precision, multiplies_int8
 from lookahead_agent.engines import vnni_kernel
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
@@ -24,6 +23,7 @@ from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models.cache import cache_dir
 from lookahead_agent.models.quantize import quantized
 from lookahead_agent.progress import LogProgress
+from lookahead_agent.runtime.arranging import as_precision, multiplies_int8
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 

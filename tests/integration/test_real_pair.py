@@ -8,14 +8,15 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from graphs.plan_execute import POLICIES, build_plan_execute
-from lookahead_agent import ChatLookahead, background
+from lookahead_agent import ChatLookahead
+from lookahead_agent.agents.figures import NodeFigures
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
+from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.cli.agent import EXAMPLE
+from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.figures import NodeFigures
-from lookahead_agent.messages import template_messages
 from lookahead_agent.policy import as_policy
-from lookahead_agent.step import Step, StepEnd
 from lookahead_agent.verifiers import StepPair
 from tools.calculator import calculator
 

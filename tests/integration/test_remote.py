@@ -17,7 +17,8 @@ import psutil
 import pytest
 from langchain_core.messages import AIMessageChunk
 
-from lookahead_agent import ChatLookahead, background
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.engines.likeliest import likeliest
 from lookahead_agent.engines.processes import end_processes
 from lookahead_agent.errors import EngineError

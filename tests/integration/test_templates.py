@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.figures import NodeFigures
-from lookahead_agent.limits import Limits
-from lookahead_agent.templates import (
+from lookahead_agent.agents.figures import NodeFigures
+from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.templates import (
     build_llm_compiler,
     build_react,
     build_reflection,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from langchain_core.messages import AIMessage
 
-from lookahead_agent import ChatLookahead, background
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.policy import as_policy
 from tests.integration.conftest import TINY_ENGINE

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent import background
-from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine
+from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine, background
 from lookahead_agent.engines.processes import worker_processes
 from lookahead_agent.engines.vllm_engine import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
+from lookahead_agent.decoding.regions import Regions
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
-from lookahead_agent.regions import Regions
 from lookahead_agent.verifiers import DraftVerifier, ExactVerifier, StepPair, Verdict, Verifier
 
 PROMPT = "user: what is it?\nassistant: "

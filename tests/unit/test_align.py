@@ -19,11 +19,11 @@ from lookahead_agent.align.prompts import Prompt, prompts_of_dataset, prompts_of
 from lookahead_agent.align.replies import ReplyRow, write_replies
 from lookahead_agent.align.training import _IGNORED, Agreement, Training, _batch, _order
 from lookahead_agent.cli.app import app
-from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines.scripted import ScriptedEngine
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.progress import LogProgress
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import SameText, replying
 from lookahead_agent.trace.recorder import TraceRecorder
 

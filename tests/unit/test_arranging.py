@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent import arranging
-from lookahead_agent.arranging import Arranged, Wanted, arrange
 from lookahead_agent.engines.cores import available_cores, share_cores
 from lookahead_agent.engines.guided_proposer import COSTS
 from lookahead_agent.engines.quantizations import INT8, INT8_WEIGHTS
@@ -18,6 +16,8 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Times
 from lookahead_agent.machine.kernels import KernelTimes
 from lookahead_agent.progress import LogProgress
+from lookahead_agent.runtime.arranging import Arranged, Wanted, arrange
+from lookahead_agent.runtime.runtime import arranging
 from tests.unit.fake_vllm import WORDS, tokenizer_in
 from tests.unit.test_machine_choice import PLAIN, PLAIN_ONE_CORE, WITH_INT8, WITH_INT8_ONE_CORE
 

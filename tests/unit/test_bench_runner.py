@@ -22,9 +22,9 @@ from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.bench.ties import first_difference
-from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError, PolicyError
+from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit import bench_models
 from tests.unit.bench_models import scripted_arm
 from tests.unit.chat import scripted_chat

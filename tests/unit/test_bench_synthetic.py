@@ -16,8 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from lookahead_agent.bench import synthetic as synthetic_module
-from lookahead_agent.bench.synthetic import (
+from lookahead_agent.cli import bench_synthetic
+from lookahead_agent.cli.app import app
+from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.verifier import StepPair
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.plan import synthetic as synthetic_module
+from lookahead_agent.plan.costs import BatchCosts, MachineCosts, measure
+from lookahead_agent.plan.planner import Acceptance, predicted_speed
+from lookahead_agent.plan.synthetic import (
     ChanceByPosition,
     Synthetic,
     SyntheticBench,
@@ -26,16 +35,7 @@ from lookahead_agent.bench.synthetic import (
     results,
     synthetic_acceptance,
 )
-from lookahead_agent.cli import bench_synthetic
-from lookahead_agent.cli.app import app
-from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer
-from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.plan.costs import BatchCosts, MachineCosts, measure
-from lookahead_agent.plan.planner import Acceptance, predicted_speed
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.step import Step, StepEnd
-from lookahead_agent.verifiers.protocol import StepPair
 
 STEP = Step((1,), "x", StepEnd.DELIMITER)
 SMALL = Synthetic(modes=("off", "lr"), alphas=(0.5,), depths=(2,), step_tokens=4, steps=9, repeats=2)

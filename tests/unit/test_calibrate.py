@@ -16,25 +16,25 @@ from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.calibration.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import Fit, best, disputed, fit, kept, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
-from lookahead_agent.calibration.risk import Threshold
+from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.calibration.scores import CANDIDATES
 from lookahead_agent.calibration.scoring import score_pairs
-from lookahead_agent.chat_model import ChatLookahead
+from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.app import app
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.decoding.step import StepEnd
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.step import StepEnd
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import SameText
 from lookahead_agent.verifiers import ChecksFirst
 from lookahead_agent.verifiers.judge import USER_PROMPT

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, fisher_exact
 
 from lookahead_agent.calibration.harm import HarmRule, fisher
-from lookahead_agent.calibration.risk import (
+from lookahead_agent.certificates.risk import (
     LEVEL,
     RISKS,
     ScoredPair,

@@ -12,13 +12,13 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import ValidationError
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
-from lookahead_agent.chat_call import settings_of
 from lookahead_agent.decoding import DecodingSettings
-from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
+from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import as_policy
-from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.replies.call import settings_of
+from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 from tests.waiting import becomes
 

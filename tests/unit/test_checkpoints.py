@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
 
 from graphs.react import build_react
-from lookahead_agent.checkpoints import checkpointer
+from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from tests.unit.test_graphs import THOUGHT, call, model, notes, write_note
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from lookahead_agent.agents.templates import template
 from lookahead_agent.cli import options
 from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.templates import template
 from lookahead_agent.testing import scripted_chat
 from tests.unit.test_cli import run
 from tests.unit.test_examples import reply_to

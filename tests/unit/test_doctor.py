@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
+from lookahead_agent.engines import memory as memory_module
 from lookahead_agent.engines.deaths import Deaths
+from lookahead_agent.engines.memory import kills_for_memory, memory
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.machine import checkup as checkup_module
-from lookahead_agent.machine import memory as memory_module
 from lookahead_agent.machine.checkup import Finding, checkup
 from lookahead_agent.machine.gpus import gpus
-from lookahead_agent.machine.memory import kills_for_memory, memory
 from lookahead_agent.machine.output import output_of
 from lookahead_agent.models import choose_models
 

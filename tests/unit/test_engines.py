@@ -139,7 +139,7 @@ def test_virtual_time_reports_a_deadlock() -> None:
 
 def test_importing_the_library_imports_no_engine() -> None:
     code = (
-        "import sys, lookahead_agent, lookahead_agent.chat_model, lookahead_agent.cli\n"
+        "import sys, lookahead_agent, lookahead_agent.chat.model, lookahead_agent.cli\n"
         "heavy = {'vllm', 'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from langchain_core.outputs import LLMResult
 
-from lookahead_agent import figures as figures_module
-from lookahead_agent.figures import NodeFigures
+from lookahead_agent.agents import figures as figures_module
+from lookahead_agent.agents.figures import NodeFigures
 from tests.unit.chat import scripted_chat
 
 

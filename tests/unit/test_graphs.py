@@ -19,9 +19,9 @@ from graphs.rewoo import build_rewoo
 from graphs.self_consistency import answer_of, build_self_consistency, decided
 from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.agents.limits import Limits, Spent, add_spent
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
-from lookahead_agent.limits import Limits, Spent, add_spent
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import in_turn
 from tests.unit.chat import scripted_chat
 from tests.waiting import becomes

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.servers import RemoteModel, Servers
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.policy import as_policy
-from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, StepPair
 from lookahead_agent.verifiers.judge import check_prompt
 from lookahead_agent.verifiers.remote_judge import RemoteJudge

@@ -18,11 +18,11 @@ from langchain_core.runnables import ConfigurableField, RunnableConfig
 from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import EngineError
-from lookahead_agent.messages import template_messages
-from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 from tests.unit.test_policy_choice import graph_of
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent import ChatLookahead, chat_call
-from lookahead_agent.arranging import Arranged
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.machine.choice import Arrangement
 from lookahead_agent.machine.core_time import CoreTime
 from lookahead_agent.machine.observed import Observed
+from lookahead_agent.replies import call as chat_call
+from lookahead_agent.runtime.arranging import Arranged
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import replying
 
 ARRANGEMENT = Arrangement("draft_model", "fp32", "fp32", 2)

@@ -15,8 +15,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from graphs.llm_compiler import build_llm_compiler
-from lookahead_agent.figures import NodeFigures
-from lookahead_agent.limits import Limits
+from lookahead_agent.agents.figures import NodeFigures
+from lookahead_agent.agents.limits import Limits
 from lookahead_agent.testing import in_turn
 from tests.unit.chat import scripted_chat
 from tools.calculator import calculator

@@ -27,8 +27,8 @@ from lookahead_agent.decoding.events import (
     Verify,
 )
 from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.tree import Node, Source
-from lookahead_agent.step import Step, StepEnd
 
 Text = tuple[str, ...]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lookahead_agent.agents.new_project import PROJECTS, project_files
 from lookahead_agent.cli.new import new
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.project import PROJECTS, project_files
 
 
 @pytest.mark.parametrize("template", PROJECTS)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.arranging import Arranged
 from lookahead_agent.bench.plots import as_svg
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cli import plan as plan_command
@@ -24,7 +23,8 @@ from lookahead_agent.plan.measuring import measure_acceptance
 from lookahead_agent.plan.pair import Pair as PairOfModels
 from lookahead_agent.plan.planner import Acceptance, plan
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.theory import guided_speedup
+from lookahead_agent.runtime.arranging import Arranged
+from lookahead_agent.theory.formulas import guided_speedup
 from tests.unit.chat import replying, scripted_engines
 from tests.unit.test_cli import run
 

@@ -10,9 +10,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from graphs.plan_execute import build_plan_execute, needs_up_to, parse_plan
-from lookahead_agent.figures import NodeFigures
-from lookahead_agent.limits import Limits
-from lookahead_agent.templates import template
+from lookahead_agent.agents.figures import NodeFigures
+from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.templates import template
 from tests.unit.chat import is_for_a_planner, scripted_chat
 from tools.calculator import calculator
 

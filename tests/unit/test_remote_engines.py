@@ -15,7 +15,7 @@ from lookahead_agent.engines.servers import RemoteModel, Replicas, Servers
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
-from lookahead_agent.tool_parsers import HermesToolParser, choose_tool_parser
+from lookahead_agent.replies.tool_parsers import HermesToolParser, choose_tool_parser
 from lookahead_agent.verifiers import ExactVerifier
 from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in

@@ -18,11 +18,12 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 
-from lookahead_agent import ChatLookahead, background
-from lookahead_agent.call_options import CallOptions
-from lookahead_agent.chat_call import Emit
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.request import Emit
 from lookahead_agent.running.address import (
     FOLDER_VARIABLE,
     is_private,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines import ScriptedTokenizer
-from lookahead_agent.step import Step, StepEnd
 
 
 def segment(text: str, rules: Segmentation, budget: int = 10_000, eos: bool = True) -> list[Step]:

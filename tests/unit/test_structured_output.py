@@ -7,10 +7,10 @@ from langchain_core.exceptions import OutputParserException
 from pydantic import BaseModel
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engine_set import EngineSet
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 
 

@@ -10,9 +10,7 @@ import pytest
 
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.guided_simulation import simulate_guided
-from lookahead_agent.simulation import Durations, simulate
-from lookahead_agent.theory import (
+from lookahead_agent.theory.formulas import (
     asynchronous_speedup,
     best_split,
     combined_speedup,
@@ -23,6 +21,8 @@ from lookahead_agent.theory import (
     synchronous_speedup,
     token_speculation_speedup,
 )
+from lookahead_agent.theory.guided_simulation import simulate_guided
+from lookahead_agent.theory.simulation import Durations, simulate
 from tests.unit.scripts import Pair, ScriptedVerifier
 
 ALPHAS = [0.0, 0.5, 0.8, 1.0]

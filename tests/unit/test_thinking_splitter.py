@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.regions import ThinkingTags
-from lookahead_agent.thinking import ThinkingSplitter, held_back
+from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.replies.thinking import ThinkingSplitter, held_back
 
 TAGS = ThinkingTags()
 

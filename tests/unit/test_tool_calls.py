@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookahead_agent.tool_calls import MARKERS, ContentStream, call_constraint, parse_reply
+from lookahead_agent.replies.tool_calls import MARKERS, ContentStream, call_constraint, parse_reply
 
 TOOL = {
     "type": "function",

@@ -13,7 +13,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.tool_parsers import HermesToolParser, VLLMToolParser, choose_tool_parser
+from lookahead_agent.replies.tool_parsers import HermesToolParser, VLLMToolParser, choose_tool_parser
 
 TOOL = {
     "type": "function",

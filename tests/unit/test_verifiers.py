@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.errors import EngineError
 from lookahead_agent.policy import as_policy
-from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import (
     CascadeVerifier,
     ChecksFirst,

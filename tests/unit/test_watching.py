@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent import background
-from lookahead_agent.calibration.certificate import Certificate, keep
-from lookahead_agent.calibration.drift import DriftTest
-from lookahead_agent.chat_model import ChatLookahead
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.certificates.certificate import Certificate, keep
+from lookahead_agent.certificates.drift import DriftTest
+from lookahead_agent.certificates.watching import Watch
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.verifier import EarlyVerifier, StepPair, Writing
+from lookahead_agent.engines import background
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
-from lookahead_agent.step import Step, StepEnd
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import SameText
 from lookahead_agent.verifiers import ChecksFirst, EmbeddingVerifier, LikelihoodVerifier, RandomVerifier
-from lookahead_agent.verifiers.protocol import EarlyVerifier, StepPair, Writing
-from lookahead_agent.watching import Watch
 from tests.unit.test_calibrate import NAMES, certificate
 from tests.waiting import becomes
 

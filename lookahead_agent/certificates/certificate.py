@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import cache_dir, writable, write_whole
 
-PACKAGED = Path(__file__).parent / "certificates"
+PACKAGED = Path(__file__).parent / "packaged"
 """Certificates of the default pair, which come with the package."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
-from lookahead_agent.tool_calls import MARKERS, ParsedReply, parse_reply
+from lookahead_agent.replies.tool_calls import MARKERS, ParsedReply, parse_reply
 
 Tools = Sequence[Mapping[str, Any]]
 

@@ -23,32 +23,34 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
-from lookahead_agent import background
-from lookahead_agent.call_options import CallOptions
-from lookahead_agent.chat_call import ChatCall, ChatRequest, Emit, Piece, as_message
+from lookahead_agent.certificates.watching import SHARE
+from lookahead_agent.chat.messages import THINKING_KEY, question, template_messages
+from lookahead_agent.chat.reply_message import as_message
+from lookahead_agent.chat.step_callbacks import StepEvents
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.token_speculation import check_token_speculation, guesses_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Precision
-from lookahead_agent.messages import THINKING_KEY, question, template_messages
 from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.models.catalogue import RecommendedSampling
+from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
-from lookahead_agent.policy_choice import POLICY_KEY, NodePath, check_policies, choose_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.replies.call import ChatCall
+from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.policy_choice import POLICY_KEY, NodePath, check_policies, choose_policy
+from lookahead_agent.replies.request import ChatRequest, Emit, Piece
+from lookahead_agent.replies.structured_output import Method, parsed, schema_format, text_parser, tool_parser
+from lookahead_agent.replies.tool_calls import chosen_tools, forced
+from lookahead_agent.replies.tool_parsers import ToolParser, check_tool_parser, choose_tool_parser
 from lookahead_agent.running.client import reply_of_running
 from lookahead_agent.running.connection import ask_keeper
 from lookahead_agent.running.wire import ReplyOrder
-from lookahead_agent.runtime import Runtime, RuntimeSpec
-from lookahead_agent.step_callbacks import StepEvents
-from lookahead_agent.structured_output import Method, parsed, schema_format, text_parser, tool_parser
-from lookahead_agent.tool_calls import chosen_tools, forced
-from lookahead_agent.tool_parsers import ToolParser, check_tool_parser, choose_tool_parser
-from lookahead_agent.watching import SHARE
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph

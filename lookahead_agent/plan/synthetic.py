@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lookahead_agent import background
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, StepEvent, lookahead
+from lookahead_agent.decoding.verifier import StepPair, Verdict
+from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.token_speculation import speculative_config
 from lookahead_agent.errors import ConfigurationError
@@ -30,7 +31,6 @@ from lookahead_agent.plan.costs import MachineCosts, always_the_same, meaningles
 from lookahead_agent.plan.pair import Pair
 from lookahead_agent.plan.planner import Acceptance, ModeName, predicted_speed
 from lookahead_agent.progress import Progress
-from lookahead_agent.verifiers.protocol import StepPair, Verdict
 from lookahead_agent.verifiers.random_accept import draw
 
 Block = Literal["off", "sd", "lr", "lr+sd", "guided"]

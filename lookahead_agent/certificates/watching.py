@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lookahead_agent.calibration.certificate import Certificate
-from lookahead_agent.calibration.drift import DISPUTED_BELOW, DriftTest
+from lookahead_agent.certificates.certificate import Certificate
+from lookahead_agent.certificates.drift import DISPUTED_BELOW, DriftTest
+from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier, Writing
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.verifiers.judge import JudgeVerifier, swapped
 from lookahead_agent.verifiers.judge_model import EngineJudge
-from lookahead_agent.verifiers.protocol import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier, Writing
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lookahead_agent.regions import ThinkingTags
+from lookahead_agent.models.thinking_tags import ThinkingTags
 
 
 def held_back(text: str, markers: tuple[str, ...]) -> int:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from lookahead_agent.bench.plots import as_svg, new_figure
 from lookahead_agent.bench.report import Table, as_markdown, machine_of, versions_of
-from lookahead_agent.bench.synthetic import SyntheticResult, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable
 from lookahead_agent.plan.costs import MachineCosts
+from lookahead_agent.plan.synthetic import SyntheticResult, SyntheticRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

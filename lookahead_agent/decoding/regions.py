@@ -4,29 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lookahead_agent.models.thinking_tags import ThinkingTags
+
 PROMPT_TAIL = 32
 """Tokens at a prompt's end in which a chat template may have opened the thinking."""
-
-
-@dataclass(frozen=True)
-class ThinkingTags:
-    """How a model marks its thinking.
-
-    Attributes:
-        open: Tag that begins the thinking; some chat templates write it, so that the reply begins inside.
-        close: Tag that ends it.
-    """
-
-    open: str = "<think>"
-    close: str = "</think>"
-
-    def opened_by(self, prompt: str) -> bool:
-        """Whether a reply to this prompt begins inside the thinking."""
-        return prompt.rstrip().endswith(self.open)
-
-    def closed_by(self, prompt: str) -> bool:
-        """Whether a reply to this prompt begins after the thinking."""
-        return prompt.rstrip().endswith(self.close)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from lookahead_agent.calibration.risk import upper_bound
+from lookahead_agent.certificates.risk import upper_bound
 
 DISPUTED_BELOW = 0.5
 """The target, asked whether two steps are equivalent, disputes them with less p(yes)."""

@@ -39,7 +39,7 @@ def asynchronous_speedup(alpha: float, c: float, depth: int) -> float:
 
     Depth-bound (γ < ⌈1/c⌉): of a window that restarts once all of it is accepted. It ends at 1 + ck with the rejection
     of step k, at 1 + c(γ-1) if there is none: 1 + c(α-α^γ)/(1-α) on average. A window that slides, as this package's
-    does, need not wait for its last step: see `lookahead_agent.simulation`.
+    does, need not wait for its last step: see `lookahead_agent.theory.simulation`.
 
     Args:
         alpha: Probability that a step is accepted, in [0, 1].

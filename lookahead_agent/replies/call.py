@@ -1,35 +1,29 @@
-"""One reply of the chat model, from template messages to a LangChain message."""
+"""One reply of the chat model: written, and read for what it says."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-from langchain_core.messages import AIMessage
-from langchain_core.messages.ai import UsageMetadata
-
-from lookahead_agent.call_options import CallOptions
-from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, lookahead
+from lookahead_agent.decoding.regions import PROMPT_TAIL, Regions
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.machine.choice import right_of
 from lookahead_agent.machine.core_time import CoreTime
 from lookahead_agent.machine.observed import Observed
-from lookahead_agent.messages import THINKING_KEY
-from lookahead_agent.modes import Mode, ModeChoice
+from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import VerifierPolicy
-from lookahead_agent.policy_choice import NodePath
-from lookahead_agent.regions import PROMPT_TAIL, Regions, ThinkingTags
-from lookahead_agent.thinking import ThinkingSplitter
-from lookahead_agent.tool_calls import ContentStream, ParsedReply, call_constraint, parse_constrained
-from lookahead_agent.tool_parsers import ToolParser
-from lookahead_agent.watching import WatchCounts
+from lookahead_agent.replies.request import ChatReply, ChatRequest, Emit, Piece
+from lookahead_agent.replies.thinking import ThinkingSplitter
+from lookahead_agent.replies.tool_calls import ContentStream, ParsedReply, call_constraint, parse_constrained
+from lookahead_agent.replies.tool_parsers import ToolParser
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.runtime.modes import Mode, ModeChoice
 
 logger = logging.getLogger(__name__)
 
@@ -41,82 +35,6 @@ _OTHERS = 0.1
 """Share of the cores' time from which other programs slowed a reply down, so that its pace is not the machine's."""
 _TELLING_PASSES = 12
 """Passes from which their tokens tell how many guesses were right."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that is certain to be part of the reply."""
-
-    kind: Literal["thinking", "answer"]
-    text: str
-
-
-Emit = Callable[[Piece | StepEvent], None]
-
-
-@dataclass(frozen=True)
-class ChatRequest:
-    """What to reply to, decided.
-
-    Attributes:
-        messages: For the chat template, or a prompt as it is: text or token ids.
-        question: The text that the reply answers.
-        sampling: How tokens are chosen.
-        policy: The call's.
-        path: The graph's node that makes the call.
-        options: Tools and the reply's form.
-        target_timeout: Seconds without a token after which the target has failed; None: never.
-        longest_prompt: In tokens; None: the context.
-        watch: Share of the steps accepted by a certificate that are looked at again.
-        id: Which call it is, in its step events and its reply's metadata.
-    """
-
-    messages: list[dict[str, Any]] | str | list[int]
-    question: str
-    sampling: Sampling
-    policy: VerifierPolicy
-    path: NodePath
-    options: CallOptions
-    target_timeout: float | None = None
-    longest_prompt: int | None = None
-    watch: float = 0.0
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether there are messages, and not a prompt as it is."""
-        return isinstance(self.messages, list) and not (self.messages and isinstance(self.messages[0], int))
-
-
-@dataclass
-class ChatReply:
-    """A reply, complete.
-
-    Attributes:
-        parsed: The answer: its text and its tool calls.
-        thinking: What was thought before.
-        prompt_tokens: Length of the prompt in tokens.
-        token_ids: The reply's tokens.
-        finish_reason: "stop", "length" or "tool_calls".
-        report: Where tokens and time went.
-        problem: Why there was no speculation, or none to the end; None if there was.
-        chosen: In which mode it was written, and why.
-        engines: How the engines were arranged.
-        certificate: Of a policy that states a risk: by which certificate its verifier was chosen, or why it is `exact`.
-        watched: What became of accepted steps that were looked at again, since the engines were started.
-    """
-
-    parsed: ParsedReply
-    thinking: str
-    prompt_tokens: int
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = "stop"
-    report: ReplyReport = field(default_factory=ReplyReport)
-    problem: str | None = None
-    chosen: ModeChoice = field(default_factory=lambda: ModeChoice("off", ""))
-    engines: dict[str, Any] = field(default_factory=dict)
-    certificate: str | None = None
-    watched: WatchCounts = field(default_factory=WatchCounts)
 
 
 class ChatCall:
@@ -404,52 +322,6 @@ def settings_of(policy: VerifierPolicy) -> DecodingSettings:
     fields = DecodingSettings.__dataclass_fields__.keys() & VerifierPolicy.model_fields.keys()
     settings = DecodingSettings(**{field: getattr(policy, field) for field in fields - {"depth"}})
     return replace(settings, depth=policy.steps_ahead)
-
-
-def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
-    """The LangChain message of a reply."""
-    report = reply.report
-    metadata: dict[str, Any] = {
-        "model_name": model_name,
-        "model_provider": "lookahead",
-        "finish_reason": reply.finish_reason,
-        "lookahead": {
-            "call": request.id,
-            "policy": request.policy.name,
-            "chosen_by": request.policy.rule,
-            "certificate": reply.certificate,
-            "watched": asdict(reply.watched),
-            "node": request.path.node,
-            "path": str(request.path) or None,
-            "mode": reply.chosen.mode,
-            "mode_reason": reply.chosen.reason,
-            "engines": reply.engines,
-            "steps": report.steps,
-            "accepted": report.accepted,
-            "acceptance_rate": report.acceptance_rate,
-            "verifier_calls": report.verifier_calls,
-            "judge_calls": report.judge_calls,
-            "refuted": report.refuted,
-            "passes": report.passes,
-            "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
-            "seconds": report.seconds,
-            "speculation_off": reply.problem,
-        },
-    }
-    if with_token_ids:
-        metadata["token_ids"] = reply.token_ids
-    return AIMessage(
-        content=reply.parsed.content,
-        additional_kwargs={THINKING_KEY: reply.thinking} if reply.thinking else {},
-        tool_calls=reply.parsed.tool_calls,
-        invalid_tool_calls=reply.parsed.invalid_tool_calls,
-        response_metadata=metadata,
-        usage_metadata=UsageMetadata(
-            input_tokens=reply.prompt_tokens,
-            output_tokens=len(reply.token_ids),
-            total_tokens=reply.prompt_tokens + len(reply.token_ids),
-        ),
-    )
 
 
 def _keep(observed: Observed, arrangement: str, pace: float, right: float | None, began: CoreTime) -> None:

@@ -14,10 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from lookahead_agent import __version__, background
-from lookahead_agent.arranging import Arranged, Wanted, arrange, judge_arguments
-from lookahead_agent.background import in_daemon_thread
-from lookahead_agent.engine_set import EngineSet
+from lookahead_agent import __version__
+from lookahead_agent.engines import background
+from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
@@ -31,6 +30,8 @@ from lookahead_agent.models import ResolvedSet, fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
+from lookahead_agent.runtime.arranging import Arranged, Wanted, arrange, judge_arguments
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import EngineJudge, SentenceEmbedder
 from lookahead_agent.verifiers.remote_embedding import remote_embedder
 from lookahead_agent.verifiers.remote_judge import remote_judge

@@ -13,7 +13,7 @@ from langchain_core.messages import InvalidToolCall, ToolCall
 from langchain_core.utils.json_schema import dereference_refs
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.thinking import held_back
+from lookahead_agent.replies.thinking import held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # Small models often write the call as bare JSON, without the tags or in a code fence.

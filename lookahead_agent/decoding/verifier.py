@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from lookahead_agent.step import Step
+from lookahead_agent.decoding.step import Step
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from lookahead_agent.templates import template_path
+from lookahead_agent.agents.templates import template_path
 
 _QUESTION = "A bakery sells 24 trays of 18 rolls at $0.45 each. How much does it earn?"
 

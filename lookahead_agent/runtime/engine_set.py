@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lookahead_agent.calibration.certificate import Certificate, Found, find_certificate
+from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
+from lookahead_agent.certificates.watching import Watch
 from lookahead_agent.engines.protocol import Engine, Guided
 from lookahead_agent.engines.token_speculation import pauses
-from lookahead_agent.modes import ModeChooser
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.verifiers import (
     CascadeVerifier,
     ChecksFirst,
@@ -28,10 +29,9 @@ from lookahead_agent.verifiers import (
 )
 from lookahead_agent.verifiers.judge import USER_PROMPT
 from lookahead_agent.verifiers.score import PROMPT
-from lookahead_agent.watching import Watch
 
 if TYPE_CHECKING:
-    from lookahead_agent.arranging import Arranged
+    from lookahead_agent.runtime.arranging import Arranged
 
 
 class RepliesAtOnce:

@@ -21,8 +21,8 @@ from lookahead_agent.decoding.events import (
     Verify,
 )
 from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.tree import Source
-from lookahead_agent.step import Step, StepEnd
 
 Draw = Callable[[random.Random], float]
 """Draws how long something takes."""

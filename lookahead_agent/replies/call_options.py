@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.structured_output import constraint
+from lookahead_agent.replies.structured_output import constraint
 
 
 class CallOptions(BaseModel):

@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lookahead_agent.chat_model import ChatLookahead
+    from lookahead_agent.chat.model import ChatLookahead
     from lookahead_agent.policy import VerifierPolicy
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 def template_path(kind: str, name: str) -> Path:
@@ -72,7 +72,7 @@ def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
     Raises:
         LookaheadError: They cannot work.
     """
-    from lookahead_agent.chat_model import ChatLookahead
+    from lookahead_agent.chat.model import ChatLookahead
 
     chosen = {field: os.environ[name] for name, field in _FROM_ENVIRONMENT.items() if os.environ.get(name)}
     if "policy" not in chosen:

@@ -1,0 +1,1 @@
+"""Which risk a policy keeps: certificates, and whether they still hold."""

@@ -1,0 +1,1 @@
+"""What LangChain sees: the chat model, its messages, its callbacks, its middleware."""

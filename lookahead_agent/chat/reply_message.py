@@ -1,0 +1,58 @@
+"""The LangChain message of a reply."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langchain_core.messages.ai import UsageMetadata
+
+from lookahead_agent.chat.messages import THINKING_KEY
+from lookahead_agent.replies.request import ChatReply, ChatRequest
+
+
+def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
+    """The LangChain message of a reply."""
+    report = reply.report
+    metadata: dict[str, Any] = {
+        "model_name": model_name,
+        "model_provider": "lookahead",
+        "finish_reason": reply.finish_reason,
+        "lookahead": {
+            "call": request.id,
+            "policy": request.policy.name,
+            "chosen_by": request.policy.rule,
+            "certificate": reply.certificate,
+            "watched": asdict(reply.watched),
+            "node": request.path.node,
+            "path": str(request.path) or None,
+            "mode": reply.chosen.mode,
+            "mode_reason": reply.chosen.reason,
+            "engines": reply.engines,
+            "steps": report.steps,
+            "accepted": report.accepted,
+            "acceptance_rate": report.acceptance_rate,
+            "verifier_calls": report.verifier_calls,
+            "judge_calls": report.judge_calls,
+            "refuted": report.refuted,
+            "passes": report.passes,
+            "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
+            "seconds": report.seconds,
+            "speculation_off": reply.problem,
+        },
+    }
+    if with_token_ids:
+        metadata["token_ids"] = reply.token_ids
+    return AIMessage(
+        content=reply.parsed.content,
+        additional_kwargs={THINKING_KEY: reply.thinking} if reply.thinking else {},
+        tool_calls=reply.parsed.tool_calls,
+        invalid_tool_calls=reply.parsed.invalid_tool_calls,
+        response_metadata=metadata,
+        usage_metadata=UsageMetadata(
+            input_tokens=reply.prompt_tokens,
+            output_tokens=len(reply.token_ids),
+            total_tokens=reply.prompt_tokens + len(reply.token_ids),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""One reply: what is asked, which policy it gets, and how it is written and read."""

@@ -1,0 +1,1 @@
+"""Which engines a chat model has: arranged for the machine, started, and shared by replies."""

@@ -1,0 +1,1 @@
+"""What speculation comes to: formulas, and the decoder in virtual time."""
