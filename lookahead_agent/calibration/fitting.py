@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair
-from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds, upper_bound
 from lookahead_agent.calibration.scores import CANDIDATES, Candidate, of_policy
 from lookahead_agent.certificates.drift import DISPUTED_BELOW
+from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds, upper_bound
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy
 

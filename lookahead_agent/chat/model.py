@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -13,27 +12,24 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langchain_core.utils.utils import secret_from_env
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from lookahead_agent.certificates.watching import SHARE
-from lookahead_agent.chat.messages import THINKING_KEY, question, template_messages
-from lookahead_agent.chat.reply_message import as_message
+from lookahead_agent.chat.fields import EngineFields, SamplingFields, ServerFields
+from lookahead_agent.chat.messages import question, template_messages
+from lookahead_agent.chat.reply_message import as_chunk, as_message
 from lookahead_agent.chat.step_callbacks import StepEvents
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.token_speculation import check_token_speculation, guesses_by_draft_model
+from lookahead_agent.engines.token_speculation import guesses_by_draft_model
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.models.catalogue import RecommendedSampling
 from lookahead_agent.models.thinking_tags import ThinkingTags
@@ -60,7 +56,7 @@ class _User:
     """Stands for a chat model among the users of its engines."""
 
 
-class ChatLookahead(BaseChatModel):
+class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
     """A chat model that thinks with Lookahead Reasoning (arXiv 2506.19830) on vLLM, in this process or behind servers.
 
     A draft model writes whole reasoning steps ahead, the target model writes the matching steps in parallel, and a
@@ -136,54 +132,16 @@ class ChatLookahead(BaseChatModel):
     """Target model: a name of the catalogue, a folder, or a Hugging Face id."""
     draft_model: str | None = None
     """Draft model: a folder or a Hugging Face id; None: the catalogue's draft for the target."""
+    judge_model: str | None = None
+    """Judge of step pairs: a catalogue name, a folder or a Hugging Face id, or with `judge_url` its name there; None:
+    the target judges."""
+    embedding_model: str | None = None
+    """A sentence-transformers model: a folder or a Hugging Face id, or with `embedding_url` its name there; None: the
+    catalogue's."""
     policy: str | VerifierPolicy = "balanced"
     """Policy of calls for which nothing else chooses one."""
     policies: dict[str, str | VerifierPolicy] = Field(default_factory=dict)
     """Policies by LangGraph node: name, path through subgraphs ("outer:inner"), or pattern ("plan*")."""
-    temperature: float | None = Field(None, ge=0)
-    """0 takes the likeliest token; None: what the model's makers recommend."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    """Probability mass that is sampled from; None: what the model's makers recommend."""
-    top_k: int | None = Field(None, ge=0)
-    """Number of likeliest tokens that are sampled from, 0 for all; None: what the model's makers recommend."""
-    seed: int | None = None
-    """Makes sampling repeatable for policies that do not depend on timing (off, exact)."""
-    max_tokens: int = Field(1024, ge=1)
-    """Most tokens of a reply."""
-    stop: list[str] | None = None
-    """Texts that end a reply; they are not part of it."""
-    base_url: str | list[str] | None = None
-    """Address of an OpenAI-compatible server for the target, up to and with `/v1`, or of several that are replicas;
-    `model` is its name there. None: the target runs in this process."""
-    api_key: SecretStr | None = Field(default_factory=secret_from_env("LOOKAHEAD_API_KEY", default=None))
-    """Key for that server; None: the environment's `LOOKAHEAD_API_KEY`, if there is one."""
-    tokenizer: str | None = None
-    """Whose tokenizer the model behind `base_url` has: a catalogue name, a folder or a Hugging Face id; None:
-    `model`'s."""
-    draft_url: str | list[str] | None = None
-    """Address, or addresses, of the draft's server."""
-    draft_api_key: SecretStr | None = None
-    """Key for that server."""
-    draft_tokenizer: str | None = None
-    """Whose tokenizer the model behind `draft_url` has; None: `draft_model`'s."""
-    judge_model: str | None = None
-    """Judge of step pairs: a catalogue name, a folder or a Hugging Face id, or with `judge_url` its name there; None:
-    the target judges."""
-    judge_url: str | list[str] | None = None
-    """Address, or addresses, of the judge's server."""
-    judge_api_key: SecretStr | None = None
-    """Key for that server."""
-    embedding_model: str | None = None
-    """A sentence-transformers model: a folder or a Hugging Face id, or with `embedding_url` its name there; None: the
-    catalogue's."""
-    embedding_url: str | list[str] | None = None
-    """Address, or addresses, of the embedding model's server."""
-    embedding_api_key: SecretStr | None = None
-    """Key for that server."""
-    timeout: float | None = Field(None, gt=0)
-    """Seconds without a token after which the target has failed; None: never in this process, 600 behind a server."""
-    max_retries: int = Field(2, ge=0)
-    """Times that a request to a server is repeated that failed before it was answered."""
     tool_parser: str | None = None
     """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
     watch: float = Field(SHARE, ge=0, le=1)
@@ -196,26 +154,6 @@ class ChatLookahead(BaseChatModel):
     depth: Literal["auto"] | Annotated[int, Field(ge=1, le=16)] = "auto"
     """Steps ahead of policies that do not say. "auto": each node's replies are written in whatever way is fastest here,
     with draft steps that its policy allows or without; a number commands draft steps."""
-    token_speculation: str | dict[str, Any] = "auto"
-    """Token-level speculation inside the target's steps, which changes no reply: "auto" (whatever is fastest here),
-    "none", "guided" (by what the draft writes beside it), "draft_model", "ngram", "suffix", or vLLM's
-    `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
-    precision: Precision = "auto"
-    """Of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on a CPU), or "auto": on a CPU
-    the fastest of them, "int8" only where it has instructions for that, on a GPU what the model's folder has."""
-    draft_precision: Precision = "auto"
-    """Of the draft's weights."""
-    engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`): tensor_parallel_size, quantization, …"""
-    draft_engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the draft's vLLM engine."""
-    judge_engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the judge's vLLM engine, if it has one of its own."""
-    cores: tuple[str, str] | None = None
-    """CPU cores of target and draft ("0-5", "6,7"); None: chosen so that they do not share any."""
-    use_running: bool = True
-    """Whether replies come from the engines that `lookahead-agent up` keeps running, where those are the same; else
-    engines are started in this process."""
     return_token_ids: bool = False
     """Whether `response_metadata["token_ids"]` lists the reply's tokens."""
     engines: EngineSet | None = Field(None, exclude=True, repr=False)
@@ -226,18 +164,20 @@ class ChatLookahead(BaseChatModel):
     _tool_parsers: dict[str | None, ToolParser] = PrivateAttr(default_factory=dict)
     _sampling_default: RecommendedSampling = PrivateAttr(default_factory=RecommendedSampling)
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _stop_list(cls, stop: Any) -> Any:
-        return [stop] if isinstance(stop, str) else stop
-
     @model_validator(mode="after")
     def _check(self) -> ChatLookahead:
         policies = self._every_policy()
         if self.engines is not None:
             return self
         check_tool_parser(self.tool_parser)
-        remote = self._remote_models()
+        remote = self.remote_models(
+            {
+                "target": self.model,
+                "draft": self.draft_model,
+                "judge": self.judge_model,
+                "embedding": self.embedding_model,
+            }
+        )
         self._check_engine_settings(remote)
         wants_draft = (
             any(policy.speculates for policy in policies)
@@ -274,52 +214,6 @@ class ChatLookahead(BaseChatModel):
     def _every_policy(self) -> list[VerifierPolicy]:
         """The model's policies, its own and those of nodes; raises PolicyError if one does not exist."""
         return [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
-
-    def _check_engine_settings(self, remote: Mapping[str, RemoteModel]) -> None:
-        if "target" not in remote:
-            check_token_speculation(self.token_speculation, self.engine_args)
-        elif self.token_speculation not in ("none", "auto"):
-            raise ConfigurationError(
-                "token_speculation is a matter of the target's own server: start it with --speculative-config"
-            )
-        for role, name in (("target", "engine_args"), ("draft", "draft_engine_args"), ("judge", "judge_engine_args")):
-            ignored = sorted(getattr(self, name).keys() - {"max_model_len"})
-            if role in remote and ignored:
-                raise ConfigurationError(
-                    f"{name} are for an engine in this process: give {', '.join(ignored)} to the server"
-                )
-        for role, name in (("target", "tokenizer"), ("draft", "draft_tokenizer")):
-            if role not in remote and getattr(self, name) is not None:
-                raise ConfigurationError(f"{name} is for a model behind a server; one in this process has its own")
-
-    def _remote_models(self) -> dict[str, RemoteModel]:
-        """The models behind servers, by role."""
-        found: dict[str, RemoteModel] = {}
-        for role, url_field, model, key_field in (
-            ("target", "base_url", self.model, "api_key"),
-            ("draft", "draft_url", self.draft_model, "draft_api_key"),
-            ("judge", "judge_url", self.judge_model, "judge_api_key"),
-            ("embedding", "embedding_url", self.embedding_model, "embedding_api_key"),
-        ):
-            urls = getattr(self, url_field)
-            key = getattr(self, key_field)
-            if urls is None:
-                if key_field in self.model_fields_set and key is not None:
-                    raise ConfigurationError(f"{key_field} is for a server: give its {url_field} too")
-                continue
-            urls = [urls] if isinstance(urls, str) else urls
-            for url in urls:
-                if not url.startswith(("http://", "https://")):
-                    raise ConfigurationError(
-                        f"{url_field} is an http:// or https:// address up to and with /v1, not {url!r}"
-                    )
-            if not urls:
-                raise ConfigurationError(f"{url_field} has no address")
-            if model is None and role in ("judge", "embedding"):
-                raise ConfigurationError(f"{url_field} needs {role}_model: the model's name on that server")
-            secret = key.get_secret_value() if key is not None else None
-            found[role] = RemoteModel(tuple(urls), model, secret, self.timeout or 600.0, self.max_retries)
-        return found
 
     # The engines' life
 
@@ -414,7 +308,7 @@ class ChatLookahead(BaseChatModel):
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """Where `langchain_core.load` finds the class."""
+        """By what `langchain_core.load` knows the class: a name that stays, wherever the class is."""
         return ["lookahead_agent", "chat_model"]
 
     def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
@@ -572,13 +466,8 @@ class ChatLookahead(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        request = self._request(messages, stop, run_manager, kwargs)
-        steps = StepEvents(request, self.stream_steps, run_manager)
-        for item in background.stream(self.work(request)):
-            if isinstance(item, StepEvent):
-                steps.send(item)
-        assert isinstance(item, AIMessage)
-        return ChatResult(generations=[ChatGeneration(message=item)])
+        *_, message = self._written(messages, stop, run_manager, kwargs)
+        return _result(message)
 
     async def _agenerate(
         self,
@@ -587,14 +476,9 @@ class ChatLookahead(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        request = self._request(messages, stop, run_manager, kwargs)
-        steps = StepEvents(request, self.stream_steps, run_manager)
-        async with aclosing(background.astream(self.work(request))) as items:
-            async for item in items:
-                if isinstance(item, StepEvent):
-                    await steps.asend(item)
-        assert isinstance(item, AIMessage)
-        return ChatResult(generations=[ChatGeneration(message=item)])
+        async with aclosing(self._awritten(messages, stop, run_manager, kwargs)) as items:
+            *_, message = [item async for item in items]
+        return _result(message)
 
     def _stream(
         self,
@@ -603,13 +487,8 @@ class ChatLookahead(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        request = self._request(messages, stop, run_manager, kwargs)
-        steps = StepEvents(request, self.stream_steps, run_manager)
-        for item in background.stream(self.work(request)):
-            if isinstance(item, StepEvent):
-                steps.send(item)
-                continue
-            chunk = _chunk(item)
+        for item in self._written(messages, stop, run_manager, kwargs):
+            chunk = as_chunk(item)
             if run_manager is not None and isinstance(item, Piece):
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -621,17 +500,44 @@ class ChatLookahead(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        request = self._request(messages, stop, run_manager, kwargs)
+        async with aclosing(self._awritten(messages, stop, run_manager, kwargs)) as items:
+            async for item in items:
+                chunk = as_chunk(item)
+                if run_manager is not None and isinstance(item, Piece):
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    def _written(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: CallbackManagerForLLMRun | None,
+        options: dict[str, Any],
+    ) -> Iterator[Piece | AIMessage]:
+        """A reply's pieces and at last its message; what happens to steps goes to the callbacks."""
+        request = self._request(messages, stop, run_manager, options)
+        steps = StepEvents(request, self.stream_steps, run_manager)
+        for item in background.stream(self.work(request)):
+            if isinstance(item, StepEvent):
+                steps.send(item)
+            else:
+                yield item
+
+    async def _awritten(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: AsyncCallbackManagerForLLMRun | None,
+        options: dict[str, Any],
+    ) -> AsyncGenerator[Piece | AIMessage, None]:
+        request = self._request(messages, stop, run_manager, options)
         steps = StepEvents(request, self.stream_steps, run_manager)
         async with aclosing(background.astream(self.work(request))) as items:
             async for item in items:
                 if isinstance(item, StepEvent):
                     await steps.asend(item)
-                    continue
-                chunk = _chunk(item)
-                if run_manager is not None and isinstance(item, Piece):
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+                else:
+                    yield item
 
     # For those who need more than LangChain's calls, such as a server
 
@@ -760,29 +666,9 @@ class ChatLookahead(BaseChatModel):
         )
 
 
-def _chunk(item: Piece | AIMessage) -> ChatGenerationChunk:
-    """A piece of text, or what the final message adds to the text already streamed."""
-    if isinstance(item, Piece):
-        if item.kind == "thinking":
-            return ChatGenerationChunk(message=AIMessageChunk(content="", additional_kwargs={THINKING_KEY: item.text}))
-        return ChatGenerationChunk(message=AIMessageChunk(content=item.text))
-    calls = [
-        tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index)
-        for index, call in enumerate(item.tool_calls)
-    ]
-    calls += [
-        tool_call_chunk(name=call["name"], args=call["args"], id=call["id"], index=len(calls) + index)
-        for index, call in enumerate(item.invalid_tool_calls)
-    ]
-    return ChatGenerationChunk(
-        message=AIMessageChunk(
-            content="",
-            tool_call_chunks=calls,
-            response_metadata=item.response_metadata,
-            usage_metadata=item.usage_metadata,
-            chunk_position="last",
-        )
-    )
+def _result(item: Piece | AIMessage) -> ChatResult:
+    assert isinstance(item, AIMessage)
+    return ChatResult(generations=[ChatGeneration(message=item)])
 
 
 def _as_fields(value: Any) -> Any:
@@ -793,4 +679,4 @@ def _as_fields(value: Any) -> Any:
 
 # LangChain lists in langchain-core which classes `load(…, allowed_objects="all")` may make again, and has no other way
 # to add one.
-ALL_SERIALIZABLE_MAPPINGS[tuple(ChatLookahead.lc_id())] = tuple(ChatLookahead.lc_id())
+ALL_SERIALIZABLE_MAPPINGS[tuple(ChatLookahead.lc_id())] = (*__name__.split("."), ChatLookahead.__name__)

@@ -1,19 +1,22 @@
-"""The LangChain message of a reply."""
+"""The LangChain message of a reply, and the chunks of one that is still written."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGenerationChunk
 
 from lookahead_agent.chat.messages import THINKING_KEY
-from lookahead_agent.replies.request import ChatReply, ChatRequest
+from lookahead_agent.replies.request import ChatReply, ChatRequest, Piece
 
 
 def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
-    """The LangChain message of a reply."""
+    """The LangChain message of a reply, and the chunks of one that is still written."""
     report = reply.report
     metadata: dict[str, Any] = {
         "model_name": model_name,
@@ -55,4 +58,29 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             output_tokens=len(reply.token_ids),
             total_tokens=reply.prompt_tokens + len(reply.token_ids),
         ),
+    )
+
+
+def as_chunk(item: Piece | AIMessage) -> ChatGenerationChunk:
+    """A piece of text, or what the final message adds to the text already streamed."""
+    if isinstance(item, Piece):
+        if item.kind == "thinking":
+            return ChatGenerationChunk(message=AIMessageChunk(content="", additional_kwargs={THINKING_KEY: item.text}))
+        return ChatGenerationChunk(message=AIMessageChunk(content=item.text))
+    calls = [
+        tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index)
+        for index, call in enumerate(item.tool_calls)
+    ]
+    calls += [
+        tool_call_chunk(name=call["name"], args=call["args"], id=call["id"], index=len(calls) + index)
+        for index, call in enumerate(item.invalid_tool_calls)
+    ]
+    return ChatGenerationChunk(
+        message=AIMessageChunk(
+            content="",
+            tool_call_chunks=calls,
+            response_metadata=item.response_metadata,
+            usage_metadata=item.usage_metadata,
+            chunk_position="last",
+        )
     )

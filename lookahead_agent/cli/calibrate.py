@@ -22,10 +22,10 @@ from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.judges import judge_figures, scores_beside
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.plots import kept_risks
-from lookahead_agent.certificates.risk import LEVEL, RISKS
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
 from lookahead_agent.calibration.scoring import score_pairs
 from lookahead_agent.certificates.certificate import Certificate, digest, keep
+from lookahead_agent.certificates.risk import LEVEL, RISKS
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars

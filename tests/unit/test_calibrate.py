@@ -20,10 +20,10 @@ from lookahead_agent.calibration.collecting import Collection, Collector
 from lookahead_agent.calibration.fitting import Fit, best, disputed, fit, kept, split_results
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
-from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.calibration.scores import CANDIDATES
 from lookahead_agent.calibration.scoring import score_pairs
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
+from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.app import app

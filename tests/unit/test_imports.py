@@ -13,10 +13,32 @@ import pytest
 import lookahead_agent
 
 PACKAGE = Path(lookahead_agent.__file__).parent
-ROOMS = (
-    "errors progress models isolation engines decoding verifiers theory policy machine certificates runtime replies "
-    "running chat testing agents trace bench plan calibration align server cli"
-).split()
+ROOMS = [
+    "errors",
+    "progress",
+    "models",
+    "isolation",
+    "engines",
+    "decoding",
+    "verifiers",
+    "theory",
+    "policy",
+    "machine",
+    "certificates",
+    "runtime",
+    "replies",
+    "running",
+    "chat",
+    "testing",
+    "agents",
+    "trace",
+    "bench",
+    "plan",
+    "calibration",
+    "align",
+    "server",
+    "cli",
+]
 """Folders and single modules; each may import from those before it."""
 
 
