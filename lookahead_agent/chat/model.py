@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
@@ -488,7 +488,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         for item in self._written(messages, stop, run_manager, kwargs):
-            chunk = as_chunk(item)
+            chunk = ChatGenerationChunk(message=as_chunk(item))
             if run_manager is not None and isinstance(item, Piece):
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -502,7 +502,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         async with aclosing(self._awritten(messages, stop, run_manager, kwargs)) as items:
             async for item in items:
-                chunk = as_chunk(item)
+                chunk = ChatGenerationChunk(message=as_chunk(item))
                 if run_manager is not None and isinstance(item, Piece):
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -540,6 +540,39 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
                     yield item
 
     # For those who need more than LangChain's calls, such as a server
+
+    def stream_with_steps(
+        self, input: LanguageModelInput, *, stop: list[str] | None = None, **options: Any
+    ) -> Iterator[StepEvent | AIMessageChunk]:
+        """Stream a reply's text and what happens to its steps, also outside graphs and chains.
+
+        Where nothing else runs, LangChain hands a stream no callbacks, through which `stream` could tell of steps. No
+        callback is called here; inside a graph, `stream_steps=True` is the way.
+
+        Args:
+            input: A text, or messages.
+            stop: Texts that end the reply; None: the model's.
+            options: As of `invoke`: policy, tools, max_tokens, …
+
+        Returns:
+            Steps and chunks of text in the order in which they happen; the last chunk has the metadata.
+
+        Raises:
+            LookaheadError: As `invoke`.
+        """
+        for item in background.stream(self.work(self._request_to(input, stop, options))):
+            yield item if isinstance(item, StepEvent) else as_chunk(item)
+
+    async def astream_with_steps(
+        self, input: LanguageModelInput, *, stop: list[str] | None = None, **options: Any
+    ) -> AsyncGenerator[StepEvent | AIMessageChunk, None]:
+        """`stream_with_steps` for callers in an event loop."""
+        async with aclosing(background.astream(self.work(self._request_to(input, stop, options)))) as items:
+            async for item in items:
+                yield item if isinstance(item, StepEvent) else as_chunk(item)
+
+    def _request_to(self, input: LanguageModelInput, stop: list[str] | None, options: dict[str, Any]) -> ChatRequest:
+        return self._request(self._convert_input(input).to_messages(), stop, None, options)
 
     def request(
         self,

@@ -9,7 +9,6 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.outputs import ChatGenerationChunk
 
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.replies.request import ChatReply, ChatRequest, Piece
@@ -61,12 +60,12 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
     )
 
 
-def as_chunk(item: Piece | AIMessage) -> ChatGenerationChunk:
+def as_chunk(item: Piece | AIMessage) -> AIMessageChunk:
     """A piece of text, or what the final message adds to the text already streamed."""
     if isinstance(item, Piece):
         if item.kind == "thinking":
-            return ChatGenerationChunk(message=AIMessageChunk(content="", additional_kwargs={THINKING_KEY: item.text}))
-        return ChatGenerationChunk(message=AIMessageChunk(content=item.text))
+            return AIMessageChunk(content="", additional_kwargs={THINKING_KEY: item.text})
+        return AIMessageChunk(content=item.text)
     calls = [
         tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index)
         for index, call in enumerate(item.tool_calls)
@@ -75,12 +74,10 @@ def as_chunk(item: Piece | AIMessage) -> ChatGenerationChunk:
         tool_call_chunk(name=call["name"], args=call["args"], id=call["id"], index=len(calls) + index)
         for index, call in enumerate(item.invalid_tool_calls)
     ]
-    return ChatGenerationChunk(
-        message=AIMessageChunk(
-            content="",
-            tool_call_chunks=calls,
-            response_metadata=item.response_metadata,
-            usage_metadata=item.usage_metadata,
-            chunk_position="last",
-        )
+    return AIMessageChunk(
+        content="",
+        tool_call_chunks=calls,
+        response_metadata=item.response_metadata,
+        usage_metadata=item.usage_metadata,
+        chunk_position="last",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.chat.messages import template_messages
+from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import EngineError
 from lookahead_agent.models.thinking_tags import ThinkingTags
@@ -141,6 +143,19 @@ async def test_step_events_reach_those_who_stream_a_graph() -> None:
     loud = graph_of(llm.model_copy(update={"stream_steps": True}), planner=True)
     streamed = loud.stream({"messages": [HumanMessage("?")]}, stream_mode="custom")
     check_events([event["lookahead_step"] for event in streamed])
+
+
+async def test_a_model_by_itself_streams_its_steps_too() -> None:
+    llm = disagreeing()
+    items = list(llm.stream_with_steps("?"))
+    check_events([asdict(item) for item in items if isinstance(item, StepEvent)])
+    chunks = [item for item in items if isinstance(item, AIMessageChunk)]
+    assert "".join(chunk.text for chunk in chunks) == REPLY
+    assert chunks[-1].response_metadata["lookahead"]["policy"] == "exact"
+    assert isinstance(items[0], StepEvent), "the first step is drafted before there is text"
+    off = [item async for item in llm.astream_with_steps([HumanMessage("?")], policy="off", stop=["that"])]
+    assert {item.source for item in off if isinstance(item, StepEvent)} <= {"target"}
+    assert "".join(item.text for item in off if isinstance(item, AIMessageChunk)) == REPLY.split("that")[0]
 
 
 def test_streaming_has_invoke_tell_callbacks_the_pieces() -> None:
