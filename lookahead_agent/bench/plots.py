@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lookahead_agent.bench.prediction import Prediction
 from lookahead_agent.bench.samples import Results, Sample
+from lookahead_agent.bench.small_svg import small_svg
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
 from lookahead_agent.errors import MissingExtraError
@@ -115,7 +116,7 @@ def as_svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
     text = file.getvalue()
-    return text[text.index("<svg") :]
+    return small_svg(text[text.index("<svg") :])
 
 
 def save_svg(file: Path, figure: Figure) -> None:
