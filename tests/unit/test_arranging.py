@@ -16,8 +16,8 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Times
 from lookahead_agent.machine.kernels import KernelTimes
 from lookahead_agent.progress import LogProgress
+from lookahead_agent.runtime import arranging
 from lookahead_agent.runtime.arranging import Arranged, Wanted, arrange
-from lookahead_agent.runtime.runtime import arranging
 from tests.unit.fake_vllm import WORDS, tokenizer_in
 from tests.unit.test_machine_choice import PLAIN, PLAIN_ONE_CORE, WITH_INT8, WITH_INT8_ONE_CORE
 

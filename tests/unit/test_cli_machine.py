@@ -9,8 +9,8 @@ import pytest
 
 from lookahead_agent.cli import machine as machine_command
 from lookahead_agent.machine.kernels import KernelTimes
+from lookahead_agent.runtime import arranging
 from lookahead_agent.runtime.arranging import Arranged
-from lookahead_agent.runtime.runtime import arranging
 from tests.unit.test_cli import run
 from tests.unit.test_machine_choice import PLAIN, PLAIN_ONE_CORE
 

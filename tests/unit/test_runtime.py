@@ -16,10 +16,10 @@ from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
+from lookahead_agent.runtime import runtime as runtime_module
 from lookahead_agent.runtime.arranging import Arranged, Wanted
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
-from lookahead_agent.runtime.runtime import runtime as runtime_module
 from lookahead_agent.verifiers import EngineJudge
 from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
 from lookahead_agent.verifiers.remote_judge import RemoteJudge
