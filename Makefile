@@ -20,7 +20,7 @@ TIMED  := @.ci/timed.sh $(STAGES)
 SHOWN  := @.ci/timed.sh $(STAGES) --show
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench test test-unit lint format install models programs clean
+.PHONY: help run bench test test-unit lint site package format install models programs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -42,10 +42,17 @@ test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those w
 test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)
 	@$(BIN)/python -m pytest -n auto tests/unit
 
-lint: $(INSTALLED) ## Check format, lint and types
+lint: $(INSTALLED) site ## Check format, lint, types and the documentation's links
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+site: $(INSTALLED) ## Build the documentation into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+package: models ## Build the package into dist/, and use the wheel in an environment of its own
+	$(TIMED) "the package" .ci/package.sh $(BIN)/python
+	$(SHOWN)
 
 format: $(INSTALLED) ## Format the code
 	@$(BIN)/ruff format .

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 from typing import Annotated, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -35,6 +36,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
+from lookahead_agent.agents.both_ways import BothWays, ask, call_tool, stream
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculator_among,
@@ -154,7 +156,7 @@ def build_llm_compiler(
     def carry_out(call: PlannedCall) -> ToolOutcome:
         return use_tool(by_name, call["tool"], call["arguments"], f"call-{call['number']}")
 
-    def planner(state: LLMCompilerState) -> LLMCompilerState:
+    async def planner(state: LLMCompilerState) -> LLMCompilerState:
         number = state.get("plans", 0) + 1
         task = state["question"]
         if number > 1:
@@ -164,8 +166,8 @@ def build_llm_compiler(
         reader = PlanReader()
         with Meter() as meter:
             most = limits.steps_left(state.get("spent")) - 1  # without this reply
-            with EarlyCalls(carry_out, most=most, later=later) as early:
-                for line in _lines(llm, [*told, HumanMessage(task)], meter):
+            async with EarlyCalls(carry_out, most=most, later=later) as early:
+                async for line in _lines(llm, [*told, HumanMessage(task)], meter):
                     call = read_call(line, by_name, plan=number)
                     if call is None and calculator is not None:
                         call = _read_calculation(line, reader, calculator, number)
@@ -175,19 +177,22 @@ def build_llm_compiler(
         spent = add_spent(meter.spent, Spent(steps=len(early.results)))
         return {"plan": plan, "plans": number, "results": early.results, "spent": spent}
 
-    def worker(state: WorkerState) -> LLMCompilerState:
+    async def worker(state: WorkerState) -> LLMCompilerState:
         call = state["call"]
         refusal = refusal_of(call["tool"], call["arguments"]) if call["tool"] in ask_before else None
         with Meter() as meter:
-            outcome = ToolOutcome(f"not carried out: {refusal}", failed=True) if refusal else carry_out(call)
+            if refusal:
+                outcome = ToolOutcome(f"not carried out: {refusal}", failed=True)
+            else:
+                outcome = await call_tool(by_name, call["tool"], call["arguments"], f"call-{call['number']}")
         result = CallResult(call=call, output=outcome.output, failed=outcome.failed)
         return {"results": [result], "spent": add_spent(meter.spent, Spent(steps=1))}
 
-    def gather(state: LLMCompilerState) -> LLMCompilerState:
+    async def gather(state: LLMCompilerState) -> LLMCompilerState:
         """Waits for all workers of a round."""
         return {}
 
-    def joiner(state: LLMCompilerState) -> LLMCompilerState:
+    async def joiner(state: LLMCompilerState) -> LLMCompilerState:
         stopped = limits.reached(state.get("spent"))
         last_plan = state["plans"] >= max_plans
         if not stopped and not last_plan and (problem := _problem(state)):
@@ -196,7 +201,7 @@ def build_llm_compiler(
         if stopped or last_plan:
             task += "\n\nNo more can be found out: say what is certain and what is missing." if _problem(state) else ""
         with Meter() as meter:
-            reply = llm.invoke([SystemMessage(JOINER), HumanMessage(task)])
+            reply = await ask(llm, [SystemMessage(JOINER), HumanMessage(task)])
             meter.count(reply)
         missing = _MISSING.match(reply.text)
         if missing and not stopped and not last_plan:
@@ -216,11 +221,12 @@ def build_llm_compiler(
         return "planner" if state["missing"] else END
 
     builder = StateGraph(LLMCompilerState)
-    builder.add_node("planner", planner)
+    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.add_node("planner", BothWays(planner))
     # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
-    builder.add_node("worker", worker, retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
-    builder.add_node("gather", gather)
-    builder.add_node("joiner", joiner)
+    builder.add_node("worker", BothWays(worker), retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
+    builder.add_node("gather", BothWays(gather))
+    builder.add_node("joiner", BothWays(joiner))
     builder.add_edge(START, "planner")
     builder.add_conditional_edges("planner", next_round, ["worker", "joiner"])
     builder.add_edge("worker", "gather")
@@ -234,14 +240,16 @@ def graph() -> CompiledStateGraph[LLMCompilerState, None, LLMCompilerState, LLMC
     return build_llm_compiler(default_llm(POLICIES), [template("tools", "calculator").calculator])
 
 
-def _lines(llm: BaseChatModel, messages: Sequence[BaseMessage], meter: Meter) -> Iterator[str]:
+async def _lines(llm: BaseChatModel, messages: Sequence[BaseMessage], meter: Meter) -> AsyncGenerator[str]:
     """The reply's lines, each as soon as it is complete and stands."""
     reply: BaseMessageChunk | None = None
     rest = ""
-    for chunk in llm.stream(list(messages)):
-        reply = chunk if reply is None else reply + chunk
-        *complete, rest = (rest + chunk.text).split("\n")
-        yield from complete
+    async with aclosing(stream(llm, messages)) as chunks:
+        async for chunk in chunks:
+            reply = chunk if reply is None else reply + chunk
+            *complete, rest = (rest + chunk.text).split("\n")
+            for line in complete:
+                yield line
     yield rest
     if reply is not None:
         meter.count(reply)

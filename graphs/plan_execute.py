@@ -33,6 +33,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculation,
@@ -43,7 +44,7 @@ from lookahead_agent.agents.calculations import (
 )
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.templates import default_llm, template
-from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
+from lookahead_agent.agents.tool_use import ToolOutcome
 from lookahead_agent.agents.worked_plans import worked_plans
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
@@ -163,12 +164,12 @@ def build_plan_execute(
     alone = calculator is not None and len(tools) == 1
     told = worked_plans() if alone else [SystemMessage(PLANNER)]
 
-    def planner(state: PlanExecuteState) -> PlanExecuteState:
+    async def planner(state: PlanExecuteState) -> PlanExecuteState:
         task = state["question"]
         if results := state.get("results"):
             task += "\n\n" + REPLANNER.format(results=_listed(results))
         with Meter() as meter:
-            reply = llm.invoke([*told, HumanMessage(task)])
+            reply = await ask(llm, [*told, HumanMessage(task)])
             meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
         if calculator is not None:
@@ -176,42 +177,42 @@ def build_plan_execute(
             plan = [reader.named_by_number(number, step) for number, step in enumerate(plan, 1)]
         return {"plan": plan, "plans": state.get("plans", 0) + 1, "spent": meter.spent}
 
-    def calculated(state: ExecutorState) -> StepResult | None:
+    async def calculated(state: ExecutorState) -> StepResult | None:
         """What a step comes to that is a calculation; None: the executor is to find out what to do."""
         known = {result["number"]: result["output"] for result in state["results"] if result["plan"] == state["plan"]}
         expression = filled(state["step"], known)
         if calculator is None or expression is None:
             return None
         arguments = calculator_arguments(calculator, expression)
-        outcome = use_tool(by_name, calculator.name, arguments, f"step-{state['number']}")
+        outcome = await call_tool(by_name, calculator.name, arguments, f"step-{state['number']}")
         return None if outcome.failed else _result(state, calculator.name, arguments, outcome)
 
-    def executor(state: ExecutorState) -> PlanExecuteState:
+    async def executor(state: ExecutorState) -> PlanExecuteState:
         step = state["step"]
         with Meter() as meter:
-            result = calculated(state)
+            result = await calculated(state)
         if result is not None:
             return {"results": [result], "spent": add_spent(meter.spent, Spent(steps=1))}
         task = EXECUTOR_TASK.format(question=state["question"], results=_listed(state["results"]), step=step)
         with Meter() as meter:
-            reply = caller.invoke([SystemMessage(EXECUTOR), HumanMessage(task)])
+            reply = await ask(caller, [SystemMessage(EXECUTOR), HumanMessage(task)])
             meter.count(reply)
-            made = [_carry_out(state, call, by_name) for call in getattr(reply, "tool_calls", [])]
+            made = [await _carry_out(state, call, by_name) for call in getattr(reply, "tool_calls", [])]
         if not made:
             made = [_result(state, "", {}, ToolOutcome(f"no tool was called: {reply.text}", failed=True))]
         return {"results": made, "spent": meter.spent}
 
-    def gather(state: PlanExecuteState) -> PlanExecuteState:
+    async def gather(state: PlanExecuteState) -> PlanExecuteState:
         """Waits for all executors of a round."""
         return {}
 
-    def finisher(state: PlanExecuteState) -> PlanExecuteState:
+    async def finisher(state: PlanExecuteState) -> PlanExecuteState:
         stopped = _stop(state)
         task = FINISHER_TASK.format(question=state["question"], results=_listed(state.get("results", [])))
         if stopped:
             task += f"\n\nNot everything was done: {stopped}. Say what is certain and what is missing."
         with Meter() as meter:
-            reply = llm.invoke([SystemMessage(FINISHER), HumanMessage(task)])
+            reply = await ask(llm, [SystemMessage(FINISHER), HumanMessage(task)])
             meter.count(reply)
         return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
 
@@ -241,11 +242,14 @@ def build_plan_execute(
         ] or "finisher"
 
     builder = StateGraph(PlanExecuteState)
-    builder.add_node("planner", planner)
+    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.add_node("planner", BothWays(planner))
     # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
-    builder.add_node("executor", executor, retry_policy=RetryPolicy(max_attempts=2), input_schema=ExecutorState)
-    builder.add_node("gather", gather)
-    builder.add_node("finisher", finisher)
+    builder.add_node(
+        "executor", BothWays(executor), retry_policy=RetryPolicy(max_attempts=2), input_schema=ExecutorState
+    )
+    builder.add_node("gather", BothWays(gather))
+    builder.add_node("finisher", BothWays(finisher))
     builder.add_edge(START, "planner")
     builder.add_conditional_edges("planner", next_round, ["executor", "finisher"])
     builder.add_edge("executor", "gather")
@@ -314,8 +318,9 @@ def _left(state: PlanExecuteState) -> list[int]:
     return [number for number in range(1, len(state["plan"]) + 1) if number not in done]
 
 
-def _carry_out(state: ExecutorState, call: Any, tools: dict[str, BaseTool]) -> StepResult:
-    return _result(state, call["name"], call["args"], use_tool(tools, call["name"], call["args"], call["id"]))
+async def _carry_out(state: ExecutorState, call: Any, tools: dict[str, BaseTool]) -> StepResult:
+    outcome = await call_tool(tools, call["name"], call["args"], call["id"])
+    return _result(state, call["name"], call["args"], outcome)
 
 
 def _result(state: ExecutorState, tool: str, arguments: dict[str, Any], outcome: ToolOutcome) -> StepResult:

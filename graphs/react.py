@@ -33,10 +33,10 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
+from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
 from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.templates import default_llm, template
-from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.agents.worked_plans import DONE, short_thoughts, worked_thoughts
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
@@ -110,7 +110,7 @@ def build_react(
     # Which tools there are besides, a thinker has to think about.
     one_line = calculator is not None and len(tools) == 1
 
-    def thinker(state: ReactState) -> ReactState:
+    async def thinker(state: ReactState) -> ReactState:
         question = state["question"].strip()
         so_far = state.get("messages", [])
         with Meter() as meter:
@@ -119,7 +119,7 @@ def build_react(
             elif calculator is not None and _came_of(question, so_far):
                 thought = DONE
             else:
-                reply = think(question, so_far)
+                reply = await think(question, so_far)
                 meter.count(reply)
                 thought = reply.text.strip()
         if calculate and so_far and thought == DONE:
@@ -134,25 +134,26 @@ def build_react(
             said.append(AIMessage("", tool_calls=[call]))
         return {"messages": said, "ends": "", "spent": meter.spent}
 
-    def think(question: str, so_far: Sequence[AnyMessage]) -> AIMessage:
+    async def think(question: str, so_far: Sequence[AnyMessage]) -> AIMessage:
         if one_line:
             # What a calculation comes to, the calculator says.
-            return llm.invoke(worked_thoughts(question, so_far), stop=["\n", "="])
+            return await ask(llm, worked_thoughts(question, so_far), stop=["\n", "="])
         if calculate:
-            return llm.invoke(short_thoughts(question, so_far), stop=["\n"])
-        return llm.invoke([SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")])
+            return await ask(llm, short_thoughts(question, so_far), stop=["\n"])
+        return await ask(llm, [SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")])
 
-    def actor(state: ReactState) -> ReactState:
+    async def actor(state: ReactState) -> ReactState:
         with Meter() as meter:
-            reply = caller.invoke(
-                [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")]
+            reply = await ask(
+                caller,
+                [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")],
             )
             meter.count(reply)
         if reply.tool_calls:
             return {"messages": [reply], "spent": meter.spent}
         return {"messages": [reply], "spent": meter.spent, "answer": reply.text.strip()}
 
-    def use_tools(state: ReactState) -> ReactState:
+    async def use_tools(state: ReactState) -> ReactState:
         last = state["messages"][-1]
         assert isinstance(last, AIMessage)
         # All questions first: what follows an interrupt runs again when the graph goes on.
@@ -160,11 +161,13 @@ def build_react(
             call["id"]: refusal_of(call["name"], call["args"]) for call in last.tool_calls if call["name"] in ask_before
         }
         with Meter() as meter:
-            observed: list[AnyMessage] = [_observe(call, by_name, refusals.get(call["id"])) for call in last.tool_calls]
+            observed: list[AnyMessage] = [
+                await _observe(call, by_name, refusals.get(call["id"])) for call in last.tool_calls
+            ]
             meter.count(*observed)
         return {"messages": observed, "spent": meter.spent}
 
-    def finisher(state: ReactState) -> ReactState:
+    async def finisher(state: ReactState) -> ReactState:
         so_far = state.get("messages", [])
         if state.get("ends") == "solved":
             task = SOLVER_TASK.format(question=state["question"], results=_listed(so_far))
@@ -175,7 +178,7 @@ def build_react(
             in_circles = "the thinker repeats itself" if state.get("ends") == "circles" else None
             stopped = in_circles or limits.reached(state.get("spent")) or ""
         with Meter() as meter:
-            reply = llm.invoke(asked)
+            reply = await ask(llm, asked)
             meter.count(reply)
         return {"answer": reply.text.strip(), "stopped": stopped, "spent": meter.spent}
 
@@ -191,11 +194,12 @@ def build_react(
         return "finisher" if limits.reached(state.get("spent")) else "thinker"
 
     builder = StateGraph(ReactState)
-    builder.add_node("thinker", thinker)
-    builder.add_node("actor", actor)
+    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.add_node("thinker", BothWays(thinker))
+    builder.add_node("actor", BothWays(actor))
     # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
-    builder.add_node("tools", use_tools, retry_policy=RetryPolicy(max_attempts=2))
-    builder.add_node("finisher", finisher)
+    builder.add_node("tools", BothWays(use_tools), retry_policy=RetryPolicy(max_attempts=2))
+    builder.add_node("finisher", BothWays(finisher))
     builder.add_edge(START, "thinker")
     builder.add_conditional_edges("thinker", after_thinker)
     builder.add_conditional_edges("actor", after_actor)
@@ -244,10 +248,10 @@ def _listed(messages: Sequence[AnyMessage]) -> str:
     return "\n".join(lines) or "none"
 
 
-def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:
+async def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:
     if refusal is not None:
         reason = f"not carried out: {refusal}"
         return ToolMessage(reason, tool_call_id=call["id"], name=call["name"], status="error")
-    outcome = use_tool(tools, call["name"], call["args"], call["id"])
+    outcome = await call_tool(tools, call["name"], call["args"], call["id"])
     status: Literal["success", "error"] = "error" if outcome.failed else "success"
     return ToolMessage(outcome.output, tool_call_id=call["id"], name=call["name"], status=status)

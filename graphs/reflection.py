@@ -25,6 +25,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from lookahead_agent.agents.both_ways import BothWays, ask
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.templates import default_llm
 
@@ -131,39 +132,39 @@ def build_reflection(
     limits = limits or Limits()
     judge = llm.with_structured_output(VERDICT, include_raw=True)
 
-    def writer(state: ReflectionState) -> ReflectionState:
+    async def writer(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
-            reply = llm.invoke([SystemMessage(WRITER), HumanMessage(state["task"])])
+            reply = await ask(llm, [SystemMessage(WRITER), HumanMessage(state["task"])])
             meter.count(reply)
         return {"answer": reply.text.strip(), "revisions": 0, "changed": True, "spent": meter.spent}
 
-    def critic(state: ReflectionState) -> ReflectionState:
+    async def critic(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
             task = to_review(state["task"], state["answer"])
-            reply = llm.invoke([SystemMessage(CRITIC), *_SHOWN, HumanMessage(task)])
+            reply = await ask(llm, [SystemMessage(CRITIC), *_SHOWN, HumanMessage(task)])
             meter.count(reply)
         return {"critique": reply.text.strip(), "spent": meter.spent}
 
-    def decider(state: ReflectionState) -> ReflectionState:
+    async def decider(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
             said = f"The reviewer says:\n{state['critique']}"
-            decided: Any = judge.invoke([SystemMessage(DECIDER), HumanMessage(said)])
+            decided: Any = await ask(judge, [SystemMessage(DECIDER), HumanMessage(said)])
             meter.count(decided["raw"])
         # A verdict that cannot be read is none: the critique stands.
         good = isinstance(decided["parsed"], dict) and decided["parsed"].get("verdict") == "good"
         return {"good": good, "spent": meter.spent}
 
-    def reviser(state: ReflectionState) -> ReflectionState:
+    async def reviser(state: ReflectionState) -> ReflectionState:
         with Meter() as meter:
             task = f"{to_review(state['task'], state['answer'])}\n\nCritique:\n{state['critique']}"
-            reply = llm.invoke([SystemMessage(REVISER), HumanMessage(task)])
+            reply = await ask(llm, [SystemMessage(REVISER), HumanMessage(task)])
             meter.count(reply)
         # A reviser that says nothing has improved nothing.
         text = reply.text.strip() or state["answer"]
         changed = text != state["answer"]
         return {"answer": text, "revisions": state["revisions"] + 1, "changed": changed, "spent": meter.spent}
 
-    def end(state: ReflectionState) -> ReflectionState:
+    async def end(state: ReflectionState) -> ReflectionState:
         return {"stopped": "" if state.get("good") else _stop(state) or ""}
 
     def _stop(state: ReflectionState) -> str | None:
@@ -180,11 +181,12 @@ def build_reflection(
         return "end" if state["good"] or _stop(state) else "reviser"
 
     builder = StateGraph(ReflectionState)
-    builder.add_node("writer", writer)
-    builder.add_node("critic", critic)
-    builder.add_node("decider", decider)
-    builder.add_node("reviser", reviser)
-    builder.add_node("end", end)
+    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.add_node("writer", BothWays(writer))
+    builder.add_node("critic", BothWays(critic))
+    builder.add_node("decider", BothWays(decider))
+    builder.add_node("reviser", BothWays(reviser))
+    builder.add_node("end", BothWays(end))
     builder.add_edge(START, "writer")
     builder.add_conditional_edges("writer", after_writing)
     builder.add_edge("critic", "decider")

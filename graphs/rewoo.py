@@ -30,6 +30,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 
+from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculator_among,
@@ -39,7 +40,6 @@ from lookahead_agent.agents.calculations import (
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.templates import default_llm, template
-from lookahead_agent.agents.tool_use import use_tool
 from lookahead_agent.agents.worked_plans import worked_plans
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
@@ -129,31 +129,31 @@ def build_rewoo(
     told = worked_plans() if alone else [SystemMessage(PLANNER.format(tools=described))]
     writer = llm.with_structured_output(_schema(tools), include_raw=True)
 
-    def planner(state: RewooState) -> RewooState:
+    async def planner(state: RewooState) -> RewooState:
         with Meter() as meter:
-            reply = llm.invoke([*told, HumanMessage(state["question"])])
+            reply = await ask(llm, [*told, HumanMessage(state["question"])])
             meter.count(reply)
         return {"thoughts": reply.text.strip(), "spent": meter.spent}
 
-    def caller(state: RewooState) -> RewooState:
+    async def caller(state: RewooState) -> RewooState:
         if calculator is not None and (read := _calculations(state["thoughts"], calculator)):
             return {"plan": read}
         with Meter() as meter:
             task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
-            written: Any = writer.invoke([SystemMessage(CALLER.format(tools=described)), HumanMessage(task)])
+            written: Any = await ask(writer, [SystemMessage(CALLER.format(tools=described)), HumanMessage(task)])
             meter.count(written["raw"])
         return {"plan": _calls(written["parsed"]), "spent": meter.spent}
 
-    def worker(state: WorkerState) -> RewooState:
+    async def worker(state: WorkerState) -> RewooState:
         with Meter() as meter:
-            evidence = _carry_out(state["call"], by_name)
+            evidence = await _carry_out(state["call"], by_name)
         return {"evidence": [evidence], "spent": add_spent(meter.spent, Spent(steps=1))}
 
-    def gather(state: RewooState) -> RewooState:
+    async def gather(state: RewooState) -> RewooState:
         """Waits for all workers of a round."""
         return {}
 
-    def solver(state: RewooState) -> RewooState:
+    async def solver(state: RewooState) -> RewooState:
         stopped = limits.reached(state.get("spent"))
         with Meter() as meter:
             found = _listed(state)
@@ -161,7 +161,7 @@ def build_rewoo(
                 f"\n\nNot all calls were made: {stopped}. Say what is certain and what is missing." if stopped else ""
             )
             task = f"Problem: {state['question']}\n\nResults, of which the last one is the final one:\n{found}{note}"
-            reply = llm.invoke([SystemMessage(SOLVER), HumanMessage(task)])
+            reply = await ask(llm, [SystemMessage(SOLVER), HumanMessage(task)])
             meter.count(reply)
         return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
 
@@ -182,11 +182,12 @@ def build_rewoo(
         return ready or "solver"
 
     builder = StateGraph(RewooState)
-    builder.add_node("planner", planner)
-    builder.add_node("caller", caller)
-    builder.add_node("worker", worker, retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
-    builder.add_node("gather", gather)
-    builder.add_node("solver", solver)
+    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.add_node("planner", BothWays(planner))
+    builder.add_node("caller", BothWays(caller))
+    builder.add_node("worker", BothWays(worker), retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
+    builder.add_node("gather", BothWays(gather))
+    builder.add_node("solver", BothWays(solver))
     builder.add_edge(START, "planner")
     builder.add_edge("planner", "caller")
     builder.add_conditional_edges("caller", next_round, ["worker", "solver"])
@@ -271,8 +272,8 @@ def _filled(call: PlannedCall, results: dict[int, str]) -> PlannedCall:
     return PlannedCall(number=call["number"], tool=call["tool"], arguments=in_texts(call["arguments"], fill))
 
 
-def _carry_out(call: PlannedCall, tools: dict[str, BaseTool]) -> Evidence:
-    outcome = use_tool(tools, call["tool"], call["arguments"], f"E{call['number']}")
+async def _carry_out(call: PlannedCall, tools: dict[str, BaseTool]) -> Evidence:
+    outcome = await call_tool(tools, call["tool"], call["arguments"], f"E{call['number']}")
     return Evidence(call=call, output=outcome.output, failed=outcome.failed)
 
 

@@ -148,6 +148,7 @@ def build_self_consistency(
         return _run(asampler(state, config))
 
     builder = StateGraph(SelfConsistencyState)
+    builder.set_node_defaults(timeout=limits.node_timeout)
     builder.add_node("sampler", RunnableLambda(sampler, asampler))
     builder.add_edge(START, "sampler")
     builder.add_edge("sampler", END)

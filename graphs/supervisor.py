@@ -19,17 +19,18 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 
+from lookahead_agent.agents.both_ways import BothWays, ask, run_graph
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.templates import build_react, default_llm, template
 
@@ -97,7 +98,7 @@ def build_supervisor(
     if not tools:
         raise ValueError("a supervisor needs at least one specialist")
     limits = limits or Limits()
-    share = Limits(max(4, limits.steps // len(tools)), max(1000, limits.tokens // len(tools)), limits.seconds)
+    share = replace(limits, steps=max(4, limits.steps // len(tools)), tokens=max(1000, limits.tokens // len(tools)))
     described = "\n".join(
         f"- {name}: " + "; ".join(f"{tool.name} ({tool.description})" for tool in its) for name, its in tools.items()
     )
@@ -110,10 +111,10 @@ def build_supervisor(
     }
     chooser = llm.with_structured_output(schema, include_raw=True)
 
-    def router(state: SupervisorState) -> SupervisorState:
+    async def router(state: SupervisorState) -> SupervisorState:
         with Meter() as meter:
             prompt = ROUTER.format(specialists=described)
-            chosen: Any = chooser.invoke([SystemMessage(prompt), HumanMessage(state["question"])])
+            chosen: Any = await ask(chooser, [SystemMessage(prompt), HumanMessage(state["question"])])
             meter.count(chosen["raw"])
         parsed = chosen["parsed"] if isinstance(chosen["parsed"], dict) else {}
         tasks = {name: str(task) for name, task in parsed.items() if name in tools and str(task).strip()}
@@ -123,14 +124,14 @@ def build_supervisor(
     def specialist(name: str) -> Any:
         agent = build_react(llm, tools[name], calculate=calculate, limits=share)
 
-        def work(state: SpecialistState, config: RunnableConfig) -> SupervisorState:
-            done = agent.invoke({"question": state["task"]}, config)
+        async def work(state: SpecialistState) -> SupervisorState:
+            done = await run_graph(agent, {"question": state["task"]})
             finding = Finding(specialist=name, task=state["task"], answer=done.get("answer", ""))
             return {"findings": [finding], "spent": done.get("spent") or Spent()}
 
-        return work
+        return BothWays(work)
 
-    def writer(state: SupervisorState) -> SupervisorState:
+    async def writer(state: SupervisorState) -> SupervisorState:
         stopped = limits.reached(state.get("spent"))
         with Meter() as meter:
             found = "\n".join(
@@ -138,7 +139,7 @@ def build_supervisor(
                 for entry in sorted(state["findings"], key=lambda entry: entry["specialist"])
             )
             task = f"Question: {state['question']}\n\n{found}"
-            reply = llm.invoke([SystemMessage(WRITER), HumanMessage(task)])
+            reply = await ask(llm, [SystemMessage(WRITER), HumanMessage(task)])
             meter.count(reply)
         return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
 
@@ -146,11 +147,12 @@ def build_supervisor(
         return [Send(name, SpecialistState(task=task)) for name, task in state["tasks"].items()]
 
     builder = StateGraph(SupervisorState)
-    builder.add_node("router", router)
+    # Specialists are graphs: the time-out is for each of their nodes.
+    builder.add_node("router", BothWays(router), timeout=limits.node_timeout)
     for name in tools:
         builder.add_node(name, specialist(name), input_schema=SpecialistState)
         builder.add_edge(name, "writer")
-    builder.add_node("writer", writer)
+    builder.add_node("writer", BothWays(writer), timeout=limits.node_timeout)
     builder.add_edge(START, "router")
     builder.add_conditional_edges("router", to_specialists, list(tools))
     builder.add_edge("writer", END)

@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from langgraph.errors import GraphBubbleUp
 
+from lookahead_agent.agents.both_ways import aside
 from lookahead_agent.agents.planned_calls import PlannedCall, filled, needed
 from lookahead_agent.agents.tool_use import ToolOutcome
 
@@ -44,7 +45,7 @@ def ready_call(call: PlannedCall, results: Mapping[int, CallResult]) -> PlannedC
 
 
 class EarlyCalls:
-    """Carries out calls in threads; a context manager, at whose end all have ended.
+    """Carries out calls in threads; a context manager of nodes (`both_ways`), at whose end all have ended.
 
     Args:
         carry_out: Carries out one call. One that raises, or that asks somebody (LangGraph's `interrupt`), counts as not
@@ -69,15 +70,19 @@ class EarlyCalls:
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="early-call")
 
-    def __enter__(self) -> EarlyCalls:
+    async def __aenter__(self) -> EarlyCalls:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._changed:
-            if error is not None:
+        if error is not None:
+            with self._changed:
                 self._left = 0  # what runs ends, and starts nothing any more
+        await aside(self._wait)
+
+    def _wait(self) -> None:
+        with self._changed:
             self._changed.wait_for(lambda: self._running == 0)
         self._threads.shutdown()
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TypedDict
 
 from langchain_core.messages import BaseMessage
+from langgraph.types import TimeoutPolicy
 
 
 class Spent(TypedDict, total=False):
@@ -39,6 +40,10 @@ class Limits:
         steps: Model calls and tool calls.
         tokens: Tokens that models read and wrote.
         seconds: Seconds in nodes.
+        node_timeout: How long one try of a node may take: seconds, or LangGraph's `TimeoutPolicy`, which can also ask
+            for progress. What the node asked for is cancelled then, and LangGraph raises `NodeTimeoutError`, after
+            further tries of nodes that are tried again. Only graphs that are awaited (`ainvoke`, `astream`) can be
+            cancelled: the others refuse it. None: as long as it takes.
 
     Raises:
         ValueError: A limit that is not above 0.
@@ -47,10 +52,12 @@ class Limits:
     steps: int = 40
     tokens: int = 50_000
     seconds: float = 900.0
+    node_timeout: float | TimeoutPolicy | None = None
 
     def __post_init__(self) -> None:
         if min(self.steps, self.tokens, self.seconds) <= 0:
             raise ValueError("limits are above 0")
+        TimeoutPolicy.coerce(self.node_timeout)
 
     def steps_left(self, spent: Spent | None) -> int:
         """How many model calls and tool calls may still be made."""

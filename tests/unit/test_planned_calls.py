@@ -78,7 +78,7 @@ def test_whatever_a_model_writes_is_read_or_left(text: str, number: int) -> None
             filled(call, dict.fromkeys(needed(call), "0"))
 
 
-def test_a_call_starts_while_the_plan_is_written_and_as_soon_as_what_it_needs_is_there() -> None:
+async def test_a_call_starts_while_the_plan_is_written_and_as_soon_as_what_it_needs_is_there() -> None:
     second_may_end, third_ended = threading.Event(), threading.Event()
     begun: list[int] = []
 
@@ -90,7 +90,7 @@ def test_a_call_starts_while_the_plan_is_written_and_as_soon_as_what_it_needs_is
             third_ended.set()
         return ToolOutcome(str(call["arguments"]["expression"]), failed=False)
 
-    with EarlyCalls(carry_out, most=10) as early:
+    async with EarlyCalls(carry_out, most=10) as early:
         for call in (planned(1, "a"), planned(2, "b"), planned(3, "$1!"), planned(4, "$2 $3")):
             early.add(call)
         assert third_ended.wait(10), "it needs the first call only"
@@ -99,7 +99,7 @@ def test_a_call_starts_while_the_plan_is_written_and_as_soon_as_what_it_needs_is
     assert [result["output"] for result in early.results] == ["a", "b", "a!", "b a!"]
 
 
-def test_what_fails_raises_asks_or_is_for_later_starts_nothing_after_it() -> None:
+async def test_what_fails_raises_asks_or_is_for_later_starts_nothing_after_it() -> None:
     def carry_out(call: PlannedCall) -> ToolOutcome:
         match call["number"]:
             case 1:
@@ -110,7 +110,7 @@ def test_what_fails_raises_asks_or_is_for_later_starts_nothing_after_it() -> Non
                 raise GraphInterrupt
         return ToolOutcome("well", failed=False)
 
-    with EarlyCalls(carry_out, most=10, later=["search"]) as early:
+    async with EarlyCalls(carry_out, most=10, later=["search"]) as early:
         for number in (1, 3, 5, 7):
             early.add(planned(number, "x", "search" if number == 7 else "calculator"))
             early.add(planned(number + 1, f"${number}"))
@@ -118,11 +118,11 @@ def test_what_fails_raises_asks_or_is_for_later_starts_nothing_after_it() -> Non
     assert {result["call"]["number"]: result["failed"] for result in early.results} == {1: True, 9: False}
 
 
-def test_no_more_calls_are_started_than_may_be_and_none_after_an_error() -> None:
+async def test_no_more_calls_are_started_than_may_be_and_none_after_an_error() -> None:
     def carry_out(call: PlannedCall) -> ToolOutcome:
         return ToolOutcome("well", failed=False)
 
-    with EarlyCalls(carry_out, most=2) as early:
+    async with EarlyCalls(carry_out, most=2) as early:
         for number in range(1, 6):
             early.add(planned(number, f"${number - 1}" if number > 1 else "x"))
     assert [result["call"]["number"] for result in early.results] == [1, 2]
@@ -130,5 +130,5 @@ def test_no_more_calls_are_started_than_may_be_and_none_after_an_error() -> None
     early = EarlyCalls(carry_out, most=2)
     error = KeyError("the model failed")
     early.add(planned(1, "x"))
-    early.__exit__(KeyError, error, None)
+    await early.__aexit__(KeyError, error, None)
     assert threading.active_count() <= threads

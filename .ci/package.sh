@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Builds the package, installs the wheel into an environment of its own, and uses it there as a user would:
+#     .ci/package.sh PYTHON
+# The second half needs vLLM, which is gigabytes: it is seen from PYTHON's environment, everything else is the wheel's own.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+root=$PWD
+rm -rf dist build/fresh
+"$python" -m build --outdir dist . > build.log 2>&1 || { cat build.log; exit 1; }
+rm -f build.log
+"$python" -m venv build/fresh
+fresh=$root/build/fresh/bin
+"$fresh/python" -m pip --disable-pip-version-check --quiet install dist/*.whl pytest
+
+# Away from the checkout, so that nothing of it is imported.
+away=$(mktemp -d)
+trap 'rm -rf "$away"' EXIT
+cd "$away"
+"$fresh/lookahead-agent" --version
+"$fresh/lookahead-agent" new my-agent --template react > /dev/null
+(cd my-agent && "$fresh/python" -m pytest -q -p no:cacheprovider)
+
+"$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+    > "$("$fresh/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engines-of-another.pth"
+"$fresh/python" -c "
+import lookahead_agent, sys
+sys.exit(not lookahead_agent.__file__.startswith('$root/build/fresh/') and f'not the wheel: {lookahead_agent.__file__}')"
+"$fresh/python" "$root/examples/first_reply.py"

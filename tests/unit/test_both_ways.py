@@ -1,0 +1,129 @@
+"""Templates give the same awaited and not, and what is cancelled is ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.tools import tool
+from langgraph.errors import NodeTimeoutError
+from langgraph.types import TimeoutPolicy
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.agents import templates
+from lookahead_agent.agents.both_ways import BothWays
+from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.new_project import PROJECTS
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.testing import in_turn, scripted_chat
+from tests.waiting import becomes
+from tools.calculator import calculator
+
+TOOLS: dict[str, Any] = {"reflection": [], "self_consistency": [], "supervisor": {"calculator": [calculator]}}
+
+
+def build(name: str, llm: ChatLookahead, **options: Any) -> Any:
+    return getattr(templates, f"build_{name}")(llm, TOOLS.get(name, [calculator]), **options)
+
+
+def slow() -> ChatLookahead:
+    tokenizer = ScriptedTokenizer()
+    engines = EngineSet(ScriptedEngine(tokenizer, lambda prompt, begun: [ScriptedStep("So.", 60.0)]))
+    return ChatLookahead(engines=engines, policy="off", temperature=0.5)
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+async def test_a_graph_comes_to_the_same_both_ways(name: str) -> None:
+    project = PROJECTS[name]
+    task = {project.given: "How much does it earn?"}
+    states = []
+    for awaited in (True, False):
+        graph = build(name, scripted_chat(in_turn(**project.script), policy="off", temperature=0.5))
+        # Not awaited within an event loop, too.
+        state = await graph.ainvoke(task) if awaited else graph.invoke(task)
+        assert state["spent"].pop("seconds") > 0
+        assert state["answer"] == project.answer
+        if "messages" in state:
+            state["messages"] = [(message.type, message.text) for message in state["messages"]]
+        states.append(state)
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+async def test_a_node_that_takes_too_long_leaves_no_request(name: str) -> None:
+    llm = slow()
+    assert llm.engines is not None
+    graph = build(name, llm, limits=Limits(node_timeout=0.2))
+    with pytest.raises(NodeTimeoutError, match=r"run timeout of 0\.200s"):
+        await graph.ainvoke({PROJECTS[name].given: "How much?"})
+    target = llm.engines.target
+    assert target.requests  # type: ignore[attr-defined]
+    await becomes(lambda: target.in_flight == 0)
+
+
+async def test_a_cancelled_graph_leaves_no_request() -> None:
+    llm = slow()
+    assert llm.engines is not None
+    target = llm.engines.target
+    running = asyncio.ensure_future(build("react", llm).ainvoke({"question": "How much?"}))
+    await becomes(lambda: target.in_flight == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await becomes(lambda: target.in_flight == 0)
+
+
+def test_only_graphs_that_are_awaited_have_time_outs() -> None:
+    graph = build("react", scripted_chat("x"), limits=Limits(node_timeout=TimeoutPolicy(idle_timeout=5)))
+    with pytest.raises(ValueError, match="only supported for async nodes"):
+        graph.invoke({"question": "How much?"})
+    with pytest.raises(ValueError, match="run_timeout must be greater than 0"):
+        Limits(node_timeout=-1)
+
+
+cancelled: list[str] = []
+
+
+@tool
+async def look_up(name: str) -> str:
+    """Look a name up."""
+    try:
+        await asyncio.sleep(0 if name == "quick" else 60)
+    except asyncio.CancelledError:
+        cancelled.append(name)
+        raise
+    return "It is 7."
+
+
+@pytest.mark.parametrize("name", ["react", "llm_compiler"])
+async def test_a_tool_may_be_a_coroutine(name: str) -> None:
+    call = '<tool_call>{"name": "look_up", "arguments": {"name": "NAME"}}</tool_call>'
+    for looked_up in ("quick", "slow"):
+        script = {
+            "You_think": "I look it up.",
+            "You_solve": [call.replace("NAME", looked_up), "7."],
+            "You_plan": f'Plan:\n1. look_up("{looked_up}")',
+            "You_finish": "7.",
+        }
+        llm = scripted_chat(in_turn(**script), policy="off")
+        limits = Limits(node_timeout=None if looked_up == "quick" else 1.0)
+        graph = getattr(templates, f"build_{name}")(llm, [look_up], limits=limits)
+        cancelled.clear()
+        if looked_up == "quick":
+            assert (await graph.ainvoke({"question": "?"}))["answer"] == "7."
+            continue
+        with pytest.raises(NodeTimeoutError):
+            await graph.ainvoke({"question": "?"})
+        assert set(cancelled) == {"slow"}
+
+
+def test_a_node_that_waits_for_anything_else_says_so() -> None:
+    async def napping(state: int) -> int:
+        await asyncio.sleep(0)
+        return state + 1
+
+    assert asyncio.run(BothWays(napping).ainvoke(1)) == 2
+    with pytest.raises(RuntimeError, match="napping waits for something"):
+        BothWays(napping).invoke(1)
