@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from lookahead_agent.verifiers.numbers import NUMBER, normalized, numbers
 
+# pint, quantulum3 and math-verify are no better at this: the figures are in docs/decoder.md, with their script.
 _UNITS = {
     alias: unit
     for unit, aliases in {
