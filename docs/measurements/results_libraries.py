@@ -87,9 +87,9 @@ def both_numbers_and_math_verify(draft: str, target: str) -> bool:
 
 
 _OTHER_UNIT = {
-    "hour": "minute", "minute": "hour", "day": "week", "week": "day", "month": "year", "year": "month", "mile": "kilometer",
-    "kilometer": "mile", "gram": "kilogram", "ounce": "pound", "pound": "ounce", "inch": "foot", "meter": "centimeter",
-    "liter": "milliliter", "gallon": "liter", "dollar": "euro", "cent": "dollar",
+    "hour": "minute", "minute": "hour", "day": "week", "week": "day", "month": "year", "year": "month",
+    "mile": "kilometer", "kilometer": "mile", "gram": "kilogram", "ounce": "pound", "pound": "ounce", "inch": "foot",
+    "meter": "centimeter", "liter": "milliliter", "gallon": "liter", "dollar": "euro", "cent": "dollar",
 }  # fmt: skip
 _UNIT = re.compile(rf"(?<=\d )({'|'.join(_OTHER_UNIT)})(s?)\b")
 _OPERATOR = re.compile(r"(?<=\d )(?:\\times|[*×+-])(?= \$?\d)")
