@@ -107,6 +107,40 @@ def pictures(
     return made
 
 
+def picture_of_tasks(arms: Sequence[ArmSummary]) -> tuple[str, Figure] | None:
+    """The caption and a picture of several tasks together, each from its slowest way to `auto`; None: of one task.
+
+    Raises:
+        MissingExtraError: Matplotlib is not installed.
+    """
+    tasks: dict[str, list[ArmSummary]] = {}
+    for arm in arms:
+        if arm.right is not None:
+            tasks.setdefault(arm.task, []).append(arm)
+    tasks = {name: ways for name, ways in tasks.items() if len(ways) > 1}
+    if len(tasks) < 2:
+        return None
+    figure, ((axes,),) = new_figure(7, 5)
+    for number, (name, ways) in enumerate(tasks.items()):
+        slow = max(ways, key=lambda arm: arm.seconds)
+        # What the library chooses by itself, or else what was fastest.
+        fast = min(ways, key=lambda arm: (arm.arm != "auto", arm.seconds))
+        places = [(arm.seconds, 100 * arm.right.value) for arm in (slow, fast) if arm.right is not None]
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.annotate("", places[1], places[0], arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1})
+        axes.plot(*places[0], "o", color=colour, fillstyle="none")
+        axes.plot(*places[1], "o", color=colour, label=f"{name}: {slow.arm} → {fast.arm}")
+    axes.set_xscale("log", subs=[2, 5])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.set_xlabel("seconds per task, median")
+    axes.set_ylabel("right answers, %")
+    axes.set_ylim(-3, 103)
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    _plain(axes)
+    return "each task from its slowest way (open) to auto, or else its fastest; up and to the left is better", figure
+
+
 def as_svg(figure: Figure) -> str:
     """A figure as an SVG element."""
     import matplotlib

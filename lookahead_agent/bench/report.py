@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead_agent.bench.plots import as_svg, pictures
+from lookahead_agent.bench.plots import as_svg, picture_of_tasks, pictures
 from lookahead_agent.bench.prediction import Prediction, predict
 from lookahead_agent.bench.samples import Results
 from lookahead_agent.bench.statistics import Estimate
@@ -66,6 +66,9 @@ class Report:
         folder = file.with_suffix("")
         parts = [f"# Benchmark: {file.stem}\n", f"{self.conditions()}\n"]
         folder.mkdir(exist_ok=True)
+        if overview := picture_of_tasks(self.arms):
+            (folder / "tasks.svg").write_text(as_svg(overview[1]), encoding="utf-8")
+            parts.append(f"![{overview[0]}]({folder.name}/tasks.svg)\n\n*{overview[0]}.*\n")
         for task in self.tasks:
             parts.append(f"## {task}\n")
             parts += [as_markdown(table) for table in self.tables(task)]
@@ -79,13 +82,12 @@ class Report:
 
     def _write_html(self, file: Path) -> None:
         parts = [f"<p>{html.escape(self.conditions())}</p>"]
+        if overview := picture_of_tasks(self.arms):
+            parts.append(_figure(*overview))
         for task in self.tasks:
             parts.append(f"<h2>{html.escape(task)}</h2>")
             parts += [_html(table) for table in self.tables(task)]
-            parts += [
-                f"<figure>{as_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
-                for caption, figure in self._pictures(task).values()
-            ]
+            parts += [_figure(caption, figure) for caption, figure in self._pictures(task).values()]
         file.write_text(_PAGE.replace("{{body}}", "\n".join(parts)), encoding="utf-8")
 
     def _pictures(self, task: str) -> dict[str, tuple[str, Figure]]:
@@ -110,6 +112,10 @@ class Report:
         if len(machines) > 1:
             parts.append("NOT ALL ON ONE MACHINE")
         return "; ".join(parts) + "."
+
+
+def _figure(caption: str, figure: Figure) -> str:
+    return f"<figure>{as_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
 def arm_table(arms: Sequence[ArmSummary]) -> Table:

@@ -11,7 +11,7 @@ import pytest
 
 from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig
 from lookahead_agent.bench.difference import changes
-from lookahead_agent.bench.plots import pictures
+from lookahead_agent.bench.plots import picture_of_tasks, pictures
 from lookahead_agent.bench.prediction import predict
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.row_file import RowFile
@@ -291,6 +291,27 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
     results.samples += [sample.model_copy(update={"block": 1}) for sample in results.samples if sample.mode == "off"]
     _, again_off = pictures("questions", results, report.arms, report.nodes, report.predictions)["questions-timeline"]
     assert len(again_off.axes) == 4, "each way once, in whatever blocks it was measured"
+
+
+def test_several_tasks_are_seen_together() -> None:
+    results = Results(
+        [
+            sample(mode, number, seconds, task=task)
+            for task, ways in {
+                "questions": {"off": 4.0, "auto": 3.0, "lr": 2.0},
+                "rewoo": {"off": 9.0, "lr": 3.0},
+            }.items()
+            for mode, seconds in ways.items()
+            for number in range(2)
+        ]
+    )
+    drawn = picture_of_tasks(Report(results).arms)
+    assert drawn is not None
+    (axes,) = drawn[1].axes
+    # What the library chooses goes before what was faster; where it was not measured, the fastest.
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["questions: off → auto", "rewoo: off → lr"]
+    assert [float(line.get_xdata()[0]) for line in axes.lines] == [4.0, 3.0, 9.0, 3.0]
+    assert picture_of_tasks([arm for arm in Report(results).arms if arm.task == "rewoo"]) is None
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
