@@ -45,7 +45,7 @@ def scripted_engines(target: Reply, draft: Reply | None = None, **options: Any) 
     """Engines that follow a script: a target that takes its time, and a draft that says the same, or something else."""
     tokenizer = ScriptedTokenizer()
     return EngineSet(
-        ScriptedEngine(tokenizer, replying(target, seconds=0.2), **options),
+        ScriptedEngine(tokenizer, replying(target, seconds=0.02), **options),
         ScriptedEngine(tokenizer, replying(draft or target)),
         SameText(),
     )
