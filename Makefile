@@ -34,13 +34,13 @@ bench: models ## Measure the default and the fixed ways on this machine (DATASET
 	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
 
 test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
-	$(TIMED) "unit tests" $(BIN)/python -m pytest -n auto tests/unit
+	$(TIMED) "unit tests" $(BIN)/python -m pytest -n 3 tests/unit
 	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 2 --dist loadfile -m "not packaged" tests/integration
 	$(TIMED) "tests on the packaged models" $(BIN)/python -m pytest -m packaged tests/integration
 	$(SHOWN)
 
 test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)
-	@$(BIN)/python -m pytest -n auto tests/unit
+	@$(BIN)/python -m pytest -n 3 tests/unit
 
 lint: $(INSTALLED) site ## Check format, lint, types and the documentation's links
 	@$(BIN)/ruff format --check .

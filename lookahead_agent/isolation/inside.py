@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
+import math
 import os
 import resource
 import struct
@@ -151,7 +152,7 @@ def landlock(plan: dict[str, Any]) -> None:
 def limits(plan: dict[str, Any]) -> None:
     """What the code may use."""
     for limit, value in (
-        (resource.RLIMIT_CPU, plan["seconds"] + 1),
+        (resource.RLIMIT_CPU, math.ceil(plan["seconds"]) + 1),
         (resource.RLIMIT_AS, plan["memory"]),
         (resource.RLIMIT_FSIZE, plan["file"]),
         (resource.RLIMIT_NOFILE, 64),

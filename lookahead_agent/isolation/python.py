@@ -41,7 +41,7 @@ class PythonLimits:
         files: Bytes that its files may come to. They are in memory, beside `memory`, but for "landlock" and "none".
     """
 
-    seconds: int = 10
+    seconds: float = 10
     memory: int = 512 << 20
     output: int = 10_000
     files: int = 64 << 20
@@ -54,7 +54,7 @@ class _Plan(TypedDict):
     readable: list[str]
     folder: str
     inside: str
-    seconds: int
+    seconds: float
     memory: int
     file: int
     files: int
@@ -78,7 +78,7 @@ def run_isolated(code: str, limits: PythonLimits | None = None, isolation: Isola
     finished = start(code, limits, choose(isolation))
     output = finished.output.decode(errors="replace")
     problem = {
-        "time": f"the code took more than {limits.seconds} s",
+        "time": f"the code took more than {limits.seconds:g} s",
         "output": f"the code printed more than {limits.output} bytes",
         "files": f"the code wrote more than {limits.files} bytes",
         None: None,

@@ -108,7 +108,7 @@ async def test_a_tool_may_be_a_coroutine(name: str) -> None:
             "You_finish": "7.",
         }
         llm = scripted_chat(in_turn(**script), policy="off")
-        limits = Limits(node_timeout=None if looked_up == "quick" else 1.0)
+        limits = Limits(node_timeout=None if looked_up == "quick" else 0.3)
         graph = getattr(templates, f"build_{name}")(llm, [look_up], limits=limits)
         cancelled.clear()
         if looked_up == "quick":

@@ -17,6 +17,7 @@ from lookahead_agent.cli import plan as plan_command
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.plan import planner
 from lookahead_agent.plan.borders import MeasuredPoint, borders, picture
 from lookahead_agent.plan.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.plan.measuring import measure_acceptance
@@ -27,6 +28,25 @@ from lookahead_agent.runtime.arranging import Arranged
 from lookahead_agent.theory.formulas import guided_speedup
 from tests.unit.chat import replying, scripted_engines
 from tests.unit.test_cli import run
+
+EVERY = {name: getattr(planner, name) for name in ("DEPTHS", "TOKEN_DEPTHS", "GUIDED_DEPTHS")}
+
+
+@pytest.fixture(autouse=True)
+def _fewer_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings in coarse().items():
+        monkeypatch.setattr(planner, name, settings)
+
+
+@pytest.fixture
+def every_setting(_fewer_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings in EVERY.items():
+        monkeypatch.setattr(planner, name, settings)
+
+
+def coarse() -> dict[str, tuple[int, ...]]:
+    """The smallest and the largest of each: a fifth of the work."""
+    return {name: (settings[0], settings[-1]) for name, settings in EVERY.items()}
 
 
 class MeteredEngine:
@@ -113,6 +133,7 @@ SMALL = MachineCosts(
 """Two cores: the target loses one of them to the draft."""
 
 
+@pytest.mark.usefixtures("every_setting")
 def test_under_the_papers_assumptions_both_levels_win() -> None:
     best = plan(FREE, Acceptance(0.8, 0.7))
     assert best[0].mode == "lr+sd"
@@ -122,6 +143,7 @@ def test_under_the_papers_assumptions_both_levels_win() -> None:
     assert by_mode["lr"].depth >= 4
 
 
+@pytest.mark.usefixtures("every_setting")
 def test_on_two_cores_token_level_speculation_wins() -> None:
     by_mode = {setting.mode: setting for setting in plan(SMALL, Acceptance(0.6, 0.8))}
     assert by_mode["sd"].speedup > 1.3

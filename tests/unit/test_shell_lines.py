@@ -18,6 +18,7 @@ from lookahead_agent.cli import bench_synthetic, options
 from lookahead_agent.cli import plan as plan_command
 from lookahead_agent.cli import running as running_commands
 from lookahead_agent.cli import up as up_command
+from lookahead_agent.plan import planner
 from lookahead_agent.plan.borders import borders
 from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.testing import scripted_chat
@@ -25,7 +26,7 @@ from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
 from tests.unit.test_examples import reply_to
-from tests.unit.test_plan import SMALL
+from tests.unit.test_plan import SMALL, coarse
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +52,8 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(options, "ChatLookahead", chat)
     monkeypatch.setattr("lookahead_agent.bench.arms.ChatLookahead", Scripted)
     monkeypatch.setattr(plan_command, "measure_machine", lambda *_, **__: SMALL)
+    for name, settings in coarse().items():
+        monkeypatch.setattr(planner, name, settings)
     monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: ScriptedPair())
     monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: SMALL)
     monkeypatch.setattr(plan_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
