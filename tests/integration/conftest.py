@@ -24,10 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
             names = getattr(item, "fixturenames", ())
-            if item.path.name == "test_smollm.py" or "real" in names:
+            if item.path.name == "test_smollm.py" or {"real", "by_itself"} & set(names):
                 item.add_marker(pytest.mark.packaged)
-    # The packaged pair stays in memory once it is there, and other engines of its size would not fit beside it.
-    items.sort(key=lambda item: "real" in getattr(item, "fixturenames", ()))
+    # Engines of the packaged pair stay in memory once they are there, and a third pair would not fit beside two.
+    items.sort(key=lambda item: ["by_itself" in (names := getattr(item, "fixturenames", ())), "real" in names])
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +67,14 @@ def real() -> Iterator[ChatLookahead]:
         max_tokens=400,
         return_token_ids=True,
     ) as llm:
+        llm.start()
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def by_itself() -> Iterator[ChatLookahead]:
+    """The packaged pair as it comes; models of the same configuration share its engines."""
+    with ChatLookahead(temperature=0) as llm:
         llm.start()
         yield llm
 

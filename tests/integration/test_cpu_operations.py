@@ -10,7 +10,7 @@ import torch
 from vllm import ir
 
 from lookahead_agent.engines import cpu_operations
-from lookahead_agent.engines.vllm_engine import CPU_PROVIDER, VLLMConfig, VLLMEngine, as_arguments
+from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from tests.integration.conftest import TINY_ENGINE
 
 
@@ -48,9 +48,9 @@ def test_a_batch_changes_nothing() -> None:
     )
 
 
-def test_an_engine_has_them_unless_told_otherwise(tiny_pair: tuple[Path, Path]) -> None:
+def test_an_engine_has_others_if_it_is_told(tiny_pair: tuple[Path, Path]) -> None:
+    """That it has these otherwise is in test_vllm_engine.py, on an engine that runs there."""
     told = {**TINY_ENGINE, "ir_op_priority": {"rms_norm": ["native"]}}
-    for arguments, first in ((TINY_ENGINE, CPU_PROVIDER), (told, "native")):
-        with VLLMEngine(VLLMConfig(tiny_pair[0], None, as_arguments(arguments))) as engine:
-            priority = engine._llm.vllm_config.kernel_config.ir_op_priority
-            assert priority.rms_norm[0] == first
+    with VLLMEngine(VLLMConfig(tiny_pair[0], None, as_arguments(told))) as engine:
+        priority = engine._llm.vllm_config.kernel_config.ir_op_priority
+        assert priority.rms_norm[0] == "native"

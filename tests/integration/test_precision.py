@@ -7,8 +7,10 @@ import importlib.util
 import json
 import shutil
 import statistics
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,13 +33,31 @@ ASKED = questions(12, seed=31)
 ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty one, but for what was measured of the machine."""
+    folder = tmp_path_factory.mktemp("cache")
     if (cache_dir() / "machine").is_dir():
-        shutil.copytree(cache_dir() / "machine", tmp_path / "machine")
-    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
-    return tmp_path
+        shutil.copytree(cache_dir() / "machine", folder / "machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOOKAHEAD_AGENT_CACHE", str(folder))
+        yield folder
+
+
+def logprobs_in(folder: Path, **arguments: Any) -> list[float]:
+    """Log-probabilities of the same tokens, by an engine of its own."""
+    with VLLMEngine(VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments))) as engine:
+        ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
+        return asyncio.run(_logprobs(engine, ids))
+
+
+@pytest.fixture(scope="module")
+def in_int8(cache: Path, tiny_pair: tuple[Path, Path]) -> list[float]:
+    """Those of the target in int8."""
+    folder, arguments = as_precision(tiny_pair[0], "int8", LogProgress())
+    assert folder is not None
+    assert "quantization" in arguments
+    return logprobs_in(folder, **arguments)
 
 
 def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
@@ -226,19 +246,13 @@ def test_exact_is_the_targets_reply_in_int8(cache: Path, tiny_pair: tuple[Path, 
     assert {way for way, ids in written.items() if ids != alone} == set()
 
 
-def test_int8_is_sure_of_what_the_model_is_sure_of(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
-    """Log-probabilities of the same tokens: with wrong weights, or a wrong output layer, nothing is alike."""
-    found = {}
-    for kernel in ("bf16", "int8"):
-        folder, arguments = as_precision(tiny_pair[0], kernel, LogProgress())
-        assert folder is not None
-        assert ("quantization" in arguments) == (kernel == "int8")
-        config = VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments))
-        with VLLMEngine(config) as engine:
-            ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
-            found[kernel] = asyncio.run(_logprobs(engine, ids))
-    exact, rounded = found["bf16"], found["int8"]
-    apart = statistics.mean(abs(one - other) for one, other in zip(exact, rounded, strict=True))
+def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pair: tuple[Path, Path]) -> None:
+    """With wrong weights, or a wrong output layer, nothing is alike."""
+    folder, arguments = as_precision(tiny_pair[0], "bf16", LogProgress())
+    assert folder is not None
+    assert "quantization" not in arguments
+    exact = logprobs_in(folder, **arguments)
+    apart = statistics.mean(abs(one - other) for one, other in zip(exact, in_int8, strict=True))
     assert apart < 0.25 * statistics.stdev(exact)
     assert apart > 0, "it is another precision"
 
@@ -258,20 +272,15 @@ def test_a_compiler_is_shown_a_matrix_as_one_operation() -> None:
 
 @pytest.mark.timeout(900)
 def test_a_compiled_engine_multiplies_by_our_kernels_too(
-    cache: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    in_int8: list[float], cache: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(cache / "vllm"))
     folder, arguments = as_precision(tiny_pair[0], "int8", LogProgress())
     assert folder is not None
-    found = []
-    for eager in (True, False):
-        config = VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments | {"enforce_eager": eager}))
-        with VLLMEngine(config) as engine:
-            ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
-            found.append(asyncio.run(_logprobs(engine, ids)))
-        assert any((cache / "vllm").rglob("torch_aot_compile/*")) == (not eager)
-    apart = statistics.mean(abs(one - other) for one, other in zip(*found, strict=True))
-    assert apart < 0.05 * statistics.stdev(found[0]), "a compiler may round what is between them otherwise, and no more"
+    compiled = logprobs_in(folder, **arguments, enforce_eager=False)
+    assert any((cache / "vllm").rglob("torch_aot_compile/*"))
+    apart = statistics.mean(abs(one - other) for one, other in zip(in_int8, compiled, strict=True))
+    assert apart < 0.05 * statistics.stdev(in_int8), "a compiler may round what is between them otherwise, and no more"
 
 
 async def _logprobs(engine: VLLMEngine, ids: list[int]) -> list[float]:

@@ -17,7 +17,7 @@ from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import make_small_vocabulary_pair
 
 REPLIES = 1216
-TOGETHER = 32
+TOGETHER = 64
 # A right decoder fails one run in ten thousand.
 SIGNIFICANT = 1e-4
 

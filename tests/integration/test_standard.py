@@ -13,7 +13,7 @@ from lookahead_agent import ChatLookahead
 
 class TestRealPair(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
-    def _engines(self, real: ChatLookahead) -> None:
+    def _engines(self, by_itself: ChatLookahead) -> None:
         """Models of one configuration share their engines, which this one keeps running."""
 
     @property
@@ -22,7 +22,7 @@ class TestRealPair(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"temperature": 0, "max_tokens": 400, "depth": 4, "token_speculation": "guided"}
+        return {"temperature": 0, "max_tokens": 400}
 
     @pytest.fixture
     def model(self, request: pytest.FixtureRequest) -> BaseChatModel:

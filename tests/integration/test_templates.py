@@ -30,7 +30,7 @@ def calculator() -> Any:
 
 
 @pytest.fixture
-def llm(request: pytest.FixtureRequest, real: ChatLookahead) -> ChatLookahead:
+def llm(request: pytest.FixtureRequest, by_itself: ChatLookahead) -> ChatLookahead:
     """A model with the template's own policies, on the engines that are running."""
     return ChatLookahead(policies=template("graphs", request.param).POLICIES, temperature=0, max_tokens=90)
 

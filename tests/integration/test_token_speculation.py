@@ -16,7 +16,7 @@ from lookahead_agent.policy import as_policy
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 
-ASKED = questions(12, seed=21)
+ASKED = questions(8, seed=21)
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "guided"])
