@@ -439,7 +439,7 @@ def pdf_of(stream: StreamObject, path: Path) -> None:
 
 def test_pdfs_that_are_bombs(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are left out, and what is beside them is found."""
-    monkeypatch.setattr(search_documents, "_PDF_SECONDS", 5.0)
+    monkeypatch.setattr(search_documents, "_PDF_SECONDS", 2.0)
     (tmp_path / "tea.txt").write_text("Green tea is brewed at 80 degrees.")
     bomb = StreamObject()
     bomb._data = zlib.compress(b"BT /F1 9 Tf (x) Tj ET\n" * 6_000_000, 9)
