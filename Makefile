@@ -43,7 +43,7 @@ bench: models ## Measure the default and the fixed ways on this machine (DATASET
 
 test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
 	$(TIMED) "unit tests" $(UNIT_TESTS)
-	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 2 --dist loadfile -m "not packaged" tests/integration
+	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not packaged" tests/integration
 	$(TIMED) "tests on the packaged models" $(BIN)/python -m pytest -m packaged tests/integration
 	$(SHOWN)
 

@@ -11,7 +11,7 @@ rm -rf dist build/fresh
 rm -f build.log
 "$python" -m venv build/fresh
 fresh=$root/build/fresh/bin
-"$fresh/python" -m pip --disable-pip-version-check --quiet install dist/*.whl pytest
+"$fresh/python" -m pip --disable-pip-version-check --quiet --quiet install dist/*.whl pytest
 
 # Away from the checkout, so that nothing of it is imported.
 away=$(mktemp -d)

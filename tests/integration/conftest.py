@@ -18,6 +18,21 @@ logging.getLogger("lookahead_agent").setLevel(logging.INFO)
 TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_len": 1024}
 
 
+# Files that take minutes, the longest first: begun last, one of them would leave the other workers waiting.
+LONGEST = (
+    "precision",
+    "processes",
+    "token_speculation",
+    "sampling",
+    "remote",
+    "align",
+    "running",
+    "plan",
+    "bench",
+    "lossless",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
@@ -27,7 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.path.name == "test_smollm.py" or {"real", "by_itself"} & set(names):
                 item.add_marker(pytest.mark.packaged)
     # Engines of the packaged pair stay in memory once they are there, and a third pair would not fit beside two.
-    items.sort(key=lambda item: ["by_itself" in (names := getattr(item, "fixturenames", ())), "real" in names])
+    items.sort(
+        key=lambda item: ["by_itself" in (names := getattr(item, "fixturenames", ())), "real" in names, _rank(item)]
+    )
+
+
+def _rank(item: pytest.Item) -> int:
+    name = item.path.stem.removeprefix("test_")
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(scope="session")
