@@ -19,7 +19,7 @@ DECIDES := $(patsubst %,tests/unit/test_%.py,arithmetic calibration_risk chat_mo
     driver_tokenizers driver_tree guides judges machine numbers policy policy_choice remote_engines reply_text results \
     runtime segmenter shadow silence verifiers watching)
 # Many tests wait for programs that they start, so there are twice as many workers as cores.
-UNIT_TESTS := $(BIN)/python -m pytest -n $(shell echo $$((2 * $$(nproc)))) --dist worksteal tests/unit
+UNIT_TESTS := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))') --dist worksteal tests/unit
 # Tests start Python hundreds of times: what it has compiled is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 # What took how long, shown at the end.
