@@ -30,7 +30,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 
-from lookahead_agent.agents.both_ways import BothWays, ask, run_graph
+from lookahead_agent.agents.both_ways import BothWays, ask
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.templates import build_react, default_llm, template
 
@@ -125,7 +125,7 @@ def build_supervisor(
         agent = build_react(llm, tools[name], calculate=calculate, limits=share)
 
         async def work(state: SpecialistState) -> SupervisorState:
-            done = await run_graph(agent, {"question": state["task"]})
+            done = await ask(agent, {"question": state["task"]})
             finding = Finding(specialist=name, task=state["task"], answer=done.get("answer", ""))
             return {"findings": [finding], "spent": done.get("spent") or Spent()}
 

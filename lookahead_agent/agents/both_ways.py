@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
@@ -21,6 +21,7 @@ from lookahead_agent.agents.tool_use import ToolOutcome, ause_tool, use_tool
 
 State = TypeVar("State")
 Update = TypeVar("Update")
+Question = TypeVar("Question")
 Reply = TypeVar("Reply")
 Given = ParamSpec("Given")
 
@@ -66,11 +67,11 @@ class BothWays(RunnableLambda[State, Update]):
             _awaited.reset(before)
 
 
-async def ask(model: Runnable[LanguageModelInput, Reply], messages: Sequence[BaseMessage], **options: Any) -> Reply:
-    """What a model, or what was made of one (`with_structured_output`), replies."""
+async def ask(asked: Runnable[Question, Reply], question: Question, **options: Any) -> Reply:
+    """What a model replies, or what was made of one (`with_structured_output`), or a graph within a node."""
     if _awaited.get():
-        return await model.ainvoke(list(messages), **options)
-    return model.invoke(list(messages), **options)
+        return await asked.ainvoke(question, **options)
+    return asked.invoke(question, **options)
 
 
 async def stream(model: BaseChatModel, messages: Sequence[BaseMessage]) -> AsyncGenerator[AIMessageChunk]:
@@ -90,13 +91,6 @@ async def call_tool(
     if _awaited.get():
         return await ause_tool(tools, name, arguments, call_id)
     return use_tool(tools, name, arguments, call_id)
-
-
-async def run_graph(graph: Runnable[State, Update], state: State, config: RunnableConfig | None = None) -> Update:
-    """What a graph within a node comes to."""
-    if _awaited.get():
-        return await graph.ainvoke(state, config)
-    return graph.invoke(state, config)
 
 
 async def aside(work: Callable[Given, Update], *args: Given.args, **kwargs: Given.kwargs) -> Update:

@@ -66,15 +66,18 @@ class Report:
         folder = file.with_suffix("")
         parts = [f"# Benchmark: {file.stem}\n", f"{self.conditions()}\n"]
         folder.mkdir(exist_ok=True)
+
+        def show(name: str, caption: str, figure: Figure) -> None:
+            (folder / f"{name}.svg").write_text(as_svg(figure), encoding="utf-8")
+            parts.append(f"![{caption}]({folder.name}/{name}.svg)\n\n*{caption}.*\n")
+
         if overview := picture_of_tasks(self.arms):
-            (folder / "tasks.svg").write_text(as_svg(overview[1]), encoding="utf-8")
-            parts.append(f"![{overview[0]}]({folder.name}/tasks.svg)\n\n*{overview[0]}.*\n")
+            show("tasks", *overview)
         for task in self.tasks:
             parts.append(f"## {task}\n")
             parts += [as_markdown(table) for table in self.tables(task)]
             for name, (caption, figure) in self._pictures(task).items():
-                (folder / f"{name}.svg").write_text(as_svg(figure), encoding="utf-8")
-                parts.append(f"![{caption}]({folder.name}/{name}.svg)\n\n*{caption}.*\n")
+                show(name, caption, figure)
         file.write_text("\n".join(parts), encoding="utf-8")
 
     def _write_csv(self, file: Path) -> None:

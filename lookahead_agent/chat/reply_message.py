@@ -15,7 +15,7 @@ from lookahead_agent.replies.request import ChatReply, ChatRequest, Piece
 
 
 def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
-    """The LangChain message of a reply, and the chunks of one that is still written."""
+    """The LangChain message of a reply."""
     report = reply.report
     metadata: dict[str, Any] = {
         "model_name": model_name,
