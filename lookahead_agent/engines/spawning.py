@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -16,6 +20,9 @@ from typing import Any
 import psutil
 
 from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE, end_processes, worker_processes
+
+_LONGEST_FOLDER = 50
+"""Characters: with a folder of ours and vLLM's name of a socket behind it, that is what a socket's address holds."""
 
 
 class Cores(str):
@@ -134,6 +141,7 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "VLLM_RPC_BASE_PATH": _folder_of_sockets(),
     }
     if on_cpu:
         quiet[WAIT_WITHOUT_A_CORE] = "1"
@@ -146,6 +154,16 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
     finally:
         for name in wanted:
             os.environ.pop(name, None)
+
+
+@cache
+def _folder_of_sockets() -> str:
+    """Where vLLM's processes meet; removed with all that is in it when this process ends, for vLLM leaves it there."""
+    if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
+        return tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="lookahead-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @contextmanager

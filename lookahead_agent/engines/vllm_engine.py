@@ -21,6 +21,7 @@ import psutil
 
 from lookahead_agent.engines.cores import available_cores
 from lookahead_agent.engines.deaths import Deaths
+from lookahead_agent.engines.garbage import collection_paused
 from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
 from lookahead_agent.engines.processes import end_processes, families
@@ -125,6 +126,7 @@ class VLLMEngine:
         self._board = GuideBoard() if is_guided(dict(config.arguments).get("speculative_config")) else None
         with ExitStack() as configuring:
             configuring.enter_context(_configuring)
+            configuring.enter_context(collection_paused())
             self._tokenizer = HFTokenizer(config.model)
             try:
                 with _STARTS.starting(on_cpu=runs_on_cpu()) as kept:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -75,7 +77,8 @@ def test_nothing_is_left_of_an_interrupted_run(
     tiny_pair: tuple[Path, Path], sign: signal.Signals, policy: str, engines: int
 ) -> None:
     asked = ask(tiny_pair, "--policy", policy, "--max-tokens", "900", "--temperature", "1.0")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    temporary = Path(tempfile.mkdtemp(prefix="left-"))  # a short path: it is that of sockets
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
     process = subprocess.Popen(
         asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
     )
@@ -86,6 +89,9 @@ def test_nothing_is_left_of_an_interrupted_run(
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert "Traceback" not in errors
+    left = [path.name for path in temporary.iterdir()]
+    assert len(left) <= 1 if sign == signal.SIGKILL else not left, "who is killed cannot remove the folder of sockets"
+    shutil.rmtree(temporary)
 
 
 def test_nothing_is_left_when_interrupted_while_loading(tiny_pair: tuple[Path, Path]) -> None:

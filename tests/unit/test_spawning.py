@@ -7,7 +7,9 @@ import copy
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -53,6 +55,24 @@ def test_the_environment_lasts_as_long_as_any_start(monkeypatch: pytest.MonkeyPa
         assert sys.modules["__main__"] is not main
     assert "VLLM_NO_USAGE_STATS" not in os.environ
     assert sys.modules["__main__"] is main
+
+
+def test_sockets_are_in_a_folder_that_is_removed_at_the_end(tmp_path: Path) -> None:
+    script = (
+        "import os; from lookahead_agent.engines.spawning import Starts\n"
+        "with Starts().starting(on_cpu=True): folder = os.environ['VLLM_RPC_BASE_PATH']\n"
+        "open(folder + '/socket', 'w').close(); print(folder)"
+    )
+    short = tempfile.mkdtemp(prefix="short-")
+    said = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": short}, capture_output=True)
+    folder = Path(said.stdout.decode().strip())
+    assert folder.parent == Path(short), said.stderr
+    assert not folder.exists()
+    Path(short).rmdir()
+    long = tmp_path / ("a-folder-whose-name-is-long-" * 3)
+    long.mkdir()
+    said = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(long)}, capture_output=True)
+    assert said.stdout.decode().strip() == str(long), "a socket's address would be too long"
 
 
 def work(folder: Path, *, fails: bool) -> None:
