@@ -68,7 +68,7 @@ def write_replies(llm: ChatLookahead, prompts: Sequence[Prompt], file: Path, pro
 
 async def _reply(llm: ChatLookahead, writer: str, prompt: Prompt) -> ReplyRow:
     message = await llm.ainvoke(list(prompt.messages))
-    async with llm._engines(as_policy(llm.policy)) as engines:
+    async with llm.access.engines(as_policy(llm.policy)) as engines:
         prompt_ids = await asyncio.to_thread(engines.target.tokenizer.chat_prompt, prompt.messages)
     ids = list(message.response_metadata["token_ids"])
     return ReplyRow(prompt=prompt.id, writer=writer, prompt_ids=list(prompt_ids), reply_ids=ids)

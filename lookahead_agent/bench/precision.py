@@ -112,7 +112,7 @@ def compare_precisions(
 
 
 async def _read(llm: ChatLookahead, precision: str, solution: Solution) -> dict[str, Any]:
-    async with llm._engines(as_policy(llm.policy)) as engines:
+    async with llm.access.engines(as_policy(llm.policy)) as engines:
         logprobs = await _logprobs(engines.target, solution)
     return {"precision": precision, "problem": solution.id, "tokens": len(logprobs), "logprob": sum(logprobs)}
 

@@ -314,7 +314,7 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
 
 async def _engines(llm: ChatLookahead) -> tuple[dict[str, Any], list[psutil.Process]]:
     """What runs a model, for the record, and its processes."""
-    async with llm._engines(as_policy(llm.policy)) as engines:
+    async with llm.access.engines(as_policy(llm.policy)) as engines:
         found = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
         described = {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}
         processes = [process for engine in found.values() for process in getattr(engine, "processes", ())]

@@ -3,48 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
-from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from lookahead_agent.certificates.watching import SHARE
+from lookahead_agent.chat.calls import Calls
+from lookahead_agent.chat.engine_access import EngineAccess, EngineUser
 from lookahead_agent.chat.fields import EngineFields, SamplingFields, ServerFields
-from lookahead_agent.chat.messages import question, template_messages
-from lookahead_agent.chat.reply_message import as_chunk, as_message
+from lookahead_agent.chat.reply_message import as_chunk
+from lookahead_agent.chat.saving import Saving
 from lookahead_agent.chat.step_callbacks import StepEvents
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
-from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.token_speculation import guesses_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
-from lookahead_agent.models.catalogue import RecommendedSampling
-from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.replies.call import ChatCall
 from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.policy_choice import POLICY_KEY, NodePath, check_policies, choose_policy
+from lookahead_agent.replies.policy_choice import NodePath, check_policies, choose_policy
 from lookahead_agent.replies.request import ChatRequest, Emit, Piece
 from lookahead_agent.replies.structured_output import Method, parsed, schema_format, text_parser, tool_parser
 from lookahead_agent.replies.tool_calls import chosen_tools, forced
-from lookahead_agent.replies.tool_parsers import ToolParser, check_tool_parser, choose_tool_parser
-from lookahead_agent.running.client import reply_of_running
-from lookahead_agent.running.connection import ask_keeper
-from lookahead_agent.running.wire import ReplyOrder
+from lookahead_agent.replies.tool_parsers import check_tool_parser
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
 
@@ -52,11 +44,7 @@ if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
 
 
-class _User:
-    """Stands for a chat model among the users of its engines."""
-
-
-class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
+class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
     """A chat model that thinks with Lookahead Reasoning (arXiv 2506.19830) on vLLM, in this process or behind servers.
 
     A draft model writes whole reasoning steps ahead, the target model writes the matching steps in parallel, and a
@@ -160,9 +148,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
     """Engines to use in place of those that the other fields describe, for tests; they are not shut down."""
 
     _runtime: Runtime | None = PrivateAttr(None)
-    _user: _User = PrivateAttr(default_factory=_User)
-    _tool_parsers: dict[str | None, ToolParser] = PrivateAttr(default_factory=dict)
-    _sampling_default: RecommendedSampling = PrivateAttr(default_factory=RecommendedSampling)
+    _user: EngineUser = PrivateAttr(default_factory=EngineUser)
 
     @model_validator(mode="after")
     def _check(self) -> ChatLookahead:
@@ -192,8 +178,6 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
             judge=self.judge_model if "judge" not in remote else None,
             embedding=self.embedding_model if "embedding" not in remote else None,
         )
-        if models.catalogued is not None:
-            self._sampling_default = models.catalogued.sampling
         spec = RuntimeSpec(
             models,
             self.engine_args,
@@ -227,52 +211,11 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
             ModelError: A model could not be fetched.
             EngineStartError: The target could not be started.
         """
-        if self._runtime is None:
-            return
-        if progress is not None:
-            self._runtime.progress = progress
-        if background.run(self._kept()) is not None:
-            return
-        for policy in self._every_policy():
-            background.run(self._start(policy))
-
-    async def _start(self, policy: VerifierPolicy) -> None:
-        async with self._engines(policy):
-            return
-
-    async def _kept(self) -> dict[str, Any] | None:
-        """What is told of the engines that another process keeps, if replies come from them."""
-        if not self._may_use_running:
-            return None
-        status = await ask_keeper("status")
-        return status if status is not None and status.get("engines") == self.engines_digest else None
-
-    @property
-    def _may_use_running(self) -> bool:
-        runtime = self._runtime
-        if self.engines is not None or runtime is None or not self.use_running:
-            return False
-        # Engines that run in this process are nearer, and what is behind servers runs already.
-        return runtime.running is None and not runtime.spec.remote
-
-    @property
-    def engines_digest(self) -> str:
-        """Which engines this model needs, in 64 characters that are equal in every process of this user; "" of given
-        ones."""
-        return self._runtime.spec.digest if self._runtime is not None else ""
-
-    @property
-    def models_described(self) -> str:
-        """The names of target and draft."""
-        if self._runtime is None:
-            return "given engines"
-        models = self._runtime.models
-        return models.target.hub_id + (f" with {models.draft.hub_id}" if models.draft is not None else "")
+        self.access.start(self._every_policy(), progress)
 
     def close(self) -> None:
         """Shut down the engines, unless another model uses them; a later call starts them again."""
-        if self._runtime is not None:
-            self._runtime.leave(self._user)
+        self.access.leave()
 
     def __enter__(self) -> ChatLookahead:
         return self
@@ -280,54 +223,21 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @asynccontextmanager
-    async def _engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
-        if self.engines is not None:
-            yield self.engines
-            return
-        assert self._runtime is not None
-        self._runtime.use(self._user)
-        async with self._runtime.engines(policy) as engines:
-            yield engines
+    @property
+    def access(self) -> EngineAccess:
+        """The engines, for those who ask them for more than replies."""
+        return EngineAccess(self.engines, self._runtime, self._user, self.use_running)
 
-    def _thinking(self, engines: EngineSet) -> ThinkingTags | None:
-        """The tags around the target's thinking: from the catalogue, else from its chat template."""
-        catalogued = self._runtime.models.catalogued if self._runtime is not None else None
-        return catalogued.thinking if catalogued is not None else engines.target.tokenizer.thinking
+    @property
+    def calls(self) -> Calls:
+        """What stands behind `invoke` and `stream`, for those who need more of it, such as a server."""
+        return Calls(self)
 
     # What LangChain asks for
 
     @property
     def _llm_type(self) -> str:
         return "lookahead"
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """Yes: `langchain_core.load` can write it down and make it again."""
-        return True
-
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        """By what `langchain_core.load` knows the class: a name that stays, wherever the class is."""
-        return ["lookahead_agent", "chat_model"]
-
-    def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
-        """What `langchain_core.load` writes down, with policies as their fields."""
-        written = super().to_json()
-        if written["type"] == "constructor":
-            for name in {"policy", "policies"} & written["kwargs"].keys():
-                written["kwargs"][name] = _as_fields(written["kwargs"][name])
-        return written
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """Fields that are not written down, and the environment variables that they are read from again."""
-        return {
-            "api_key": "LOOKAHEAD_API_KEY",
-            "draft_api_key": "LOOKAHEAD_DRAFT_API_KEY",
-            "judge_api_key": "LOOKAHEAD_JUDGE_API_KEY",
-            "embedding_api_key": "LOOKAHEAD_EMBEDDING_API_KEY",
-        }
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
@@ -350,7 +260,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # Nodes of different policies must not have each other's replies from a cache.
-        policy = self._policy_of(CallOptions.read(kwargs), None)[0]
+        policy = self.calls.policy_of(CallOptions.read(kwargs))[0]
         return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
 
     def policy_for(
@@ -374,14 +284,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
     def explain(self) -> str:
         """Say how the engines are arranged and from which figures that was chosen, and which certificates policies with
         a risk go by; they must be running."""
-        engines = self.engines or (self._runtime.running if self._runtime is not None else None)
-        if engines is None:
-            kept = background.run(self._kept())
-            return "the engines are not running: call start()" if kept is None else str(kept["reason"])
-        arranged = engines.arranged
-        said = [arranged.reason if arranged is not None and arranged.reason else "the engines are as they were given"]
-        certified = {policy.name: engines.certified(policy)[2] for policy in self._every_policy()}
-        return "\n".join([*said, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
+        return self.access.explain(self._every_policy())
 
     def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
         """Check that every entry of `policies` matches a node of a compiled graph or of its subgraphs.
@@ -517,7 +420,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
         """A reply's pieces and at last its message; what happens to steps goes to the callbacks."""
         request = self._request(messages, stop, run_manager, options)
         steps = StepEvents(request, self.stream_steps, run_manager)
-        for item in background.stream(self.work(request)):
+        for item in background.stream(self.calls.work(request)):
             if isinstance(item, StepEvent):
                 steps.send(item)
             else:
@@ -532,14 +435,14 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
     ) -> AsyncGenerator[Piece | AIMessage, None]:
         request = self._request(messages, stop, run_manager, options)
         steps = StepEvents(request, self.stream_steps, run_manager)
-        async with aclosing(background.astream(self.work(request))) as items:
+        async with aclosing(background.astream(self.calls.work(request))) as items:
             async for item in items:
                 if isinstance(item, StepEvent):
                     await steps.asend(item)
                 else:
                     yield item
 
-    # For those who need more than LangChain's calls, such as a server
+    # More than LangChain's calls
 
     def stream_with_steps(
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **options: Any
@@ -560,99 +463,21 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
         Raises:
             LookaheadError: As `invoke`.
         """
-        for item in background.stream(self.work(self._request_to(input, stop, options))):
+        for item in background.stream(self._work_on(input, stop, options)):
             yield item if isinstance(item, StepEvent) else as_chunk(item)
 
     async def astream_with_steps(
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **options: Any
     ) -> AsyncGenerator[StepEvent | AIMessageChunk, None]:
         """`stream_with_steps` for callers in an event loop."""
-        async with aclosing(background.astream(self.work(self._request_to(input, stop, options)))) as items:
+        async with aclosing(background.astream(self._work_on(input, stop, options))) as items:
             async for item in items:
                 yield item if isinstance(item, StepEvent) else as_chunk(item)
 
-    def _request_to(self, input: LanguageModelInput, stop: list[str] | None, options: dict[str, Any]) -> ChatRequest:
-        return self._request(self._convert_input(input).to_messages(), stop, None, options)
-
-    def request(
-        self,
-        prompt: list[BaseMessage] | str | list[int],
-        stop: list[str] | None,
-        options: CallOptions,
-        *,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
-        longest_prompt: int | None = None,
-    ) -> ChatRequest:
-        """A call with everything decided: its policy, its node, how tokens are chosen.
-
-        Args:
-            prompt: Messages; or a prompt without a chat template, as text or as token ids.
-            stop: Texts that end the reply; None: the model's.
-            options: What the call sets.
-            run_manager: Knows which node makes the call.
-            longest_prompt: In tokens; None: the context.
-
-        Raises:
-            ConfigurationError: There is no message, or one that is not text.
-            PolicyError: The chosen policy does not exist.
-        """
-        policy, path = self._policy_of(options, run_manager)
-        messages = [message for message in prompt if isinstance(message, BaseMessage)]
-        is_chat = not isinstance(prompt, str) and len(messages) == len(prompt)
-        return ChatRequest(
-            template_messages(messages) if is_chat else cast("str | list[int]", prompt),
-            question(messages) if is_chat else prompt if isinstance(prompt, str) else "",
-            self._sampling(stop, options),
-            policy,
-            path,
-            options,
-            self.timeout,
-            longest_prompt,
-            self.watch,
-        )
-
-    def work(self, request: ChatRequest) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:
-        """What writes the reply to a request, for `background.stream` and `background.astream`."""
-        return partial(self._reply, request)
-
-    def context_length(self) -> int:
-        """Most tokens of prompt and reply together; starts the engines if they are not running."""
-        return background.run(self._context_length())
-
-    async def _context_length(self) -> int:
-        if (kept := await self._kept()) is not None:
-            return int(kept["context_length"])
-        async with self._engines(as_policy(self.policy)) as engines:
-            return engines.target.context_length
-
-    def healthy(self) -> bool:
-        """Whether the target can write replies, as far as one knows without asking it."""
-        engines = self.engines or (self._runtime.running if self._runtime is not None else None)
-        return engines is None or engines.target.healthy
-
-    async def _reply(self, request: ChatRequest, emit: Emit) -> AIMessage:
-        """Write a reply, or have it written; runs in the background loop."""
-        if self._may_use_running:
-            order = ReplyOrder(self.engines_digest, request, self.model, self.tool_parser, self.return_token_ids)
-            if (kept := await reply_of_running(order, emit)) is not None:
-                return kept
-        return await self._write(request, emit, self.tool_parser, self.model, with_token_ids=self.return_token_ids)
-
-    async def carry_out(self, order: ReplyOrder, emit: Emit) -> AIMessage:
-        """Write a reply that another process has ordered, in the background loop; see `running.keeper`."""
-        return await self._write(
-            order.request, emit, order.tool_parser, order.model, with_token_ids=order.with_token_ids
-        )
-
-    async def _write(
-        self, request: ChatRequest, emit: Emit, tool_parser: str | None, model: str, *, with_token_ids: bool
-    ) -> AIMessage:
-        async with self._engines(request.policy) as engines:
-            if tool_parser not in self._tool_parsers:
-                self._tool_parsers[tool_parser] = choose_tool_parser(tool_parser, engines.target.tokenizer)
-            call = ChatCall(request, engines, self._thinking(engines), self._tool_parsers[tool_parser], emit)
-            reply = await call.reply()
-        return as_message(reply, request, model, with_token_ids=with_token_ids)
+    def _work_on(
+        self, input: LanguageModelInput, stop: list[str] | None, options: dict[str, Any]
+    ) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:
+        return self.calls.work(self._request(self._convert_input(input).to_messages(), stop, None, options))
 
     def _request(
         self,
@@ -661,53 +486,12 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
         options: dict[str, Any],
     ) -> ChatRequest:
-        return self.request(messages, stop, CallOptions.read(options), run_manager=run_manager)
-
-    def _policy_of(
-        self,
-        options: CallOptions,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
-    ) -> tuple[VerifierPolicy, NodePath]:
-        """The policy of a call, and the node that makes it."""
-        config = ensure_config()
-        # In LangChain's streaming path the run manager is not handed on, but the configuration has the same metadata.
-        metadata = {**(config.get("metadata") or {}), **((run_manager.metadata or {}) if run_manager else {})}
-        path = NodePath.read(options.node) if options.node else NodePath.of(metadata)
-        policy = choose_policy(
-            call=options.policy,
-            configurable=(config.get("configurable") or {}).get(POLICY_KEY),
-            path=path,
-            policies=self.policies,
-            default=self.policy,
-        ).with_depth(self.depth)
-        return policy, path
-
-    def _sampling(self, stop: list[str] | None, options: CallOptions) -> Sampling:
-        def value(name: str) -> Any:
-            for source in (options, self, self._sampling_default):
-                if (given := getattr(source, name, None)) is not None:
-                    return given
-            return None
-
-        return Sampling(
-            max_tokens=value("max_tokens"),
-            temperature=value("temperature"),
-            top_p=value("top_p"),
-            top_k=value("top_k"),
-            seed=value("seed"),
-            stop=tuple(stop if stop is not None else self.stop or ()),
-        )
+        return self.calls.request(messages, stop, CallOptions.read(options), run_manager=run_manager)
 
 
 def _result(item: Piece | AIMessage) -> ChatResult:
     assert isinstance(item, AIMessage)
     return ChatResult(generations=[ChatGeneration(message=item)])
-
-
-def _as_fields(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _as_fields(policy) for key, policy in value.items()}
-    return value.model_dump(exclude_unset=True) if isinstance(value, VerifierPolicy) else value
 
 
 # LangChain lists in langchain-core which classes `load(…, allowed_objects="all")` may make again, and has no other way

@@ -80,7 +80,7 @@ def up(
 
 
 def _already(status: dict[str, Any], llm: ChatLookahead) -> None:
-    if status["engines"] != llm.engines_digest:
+    if status["engines"] != llm.access.digest:
         raise ConfigurationError(
             f"other engines run in the background ({status['models']}): end them with `lookahead-agent down` first"
         )
@@ -133,18 +133,18 @@ def _only_one(folder: Path) -> Iterator[None]:
 def _keep(llm: ChatLookahead, report: StartReport, grace: int) -> None:
     with llm:
         llm.start(report)
-        context_length = llm.context_length()
+        context_length = llm.access.context_length()
 
         def about() -> dict[str, Any]:
             return {
-                "engines": llm.engines_digest,
-                "models": llm.models_described,
+                "engines": llm.access.digest,
+                "models": llm.access.described,
                 "reason": llm.explain(),
                 "context_length": context_length,
             }
 
         async def serve(listener: socket.socket) -> None:
-            keeper = Keeper(llm.carry_out, llm.engines_digest, about, grace=grace)
+            keeper = Keeper(llm.calls.carry_out, llm.access.digest, about, grace=grace)
             await keeper.serve(listener, ready=lambda: report.ready(os.getpid()))
 
         with listening() as listener:

@@ -98,13 +98,13 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
     @app.get("/v1/models", responses={401: _ERRORS[401]}, dependencies=protected)
     async def models() -> ModelList:
         """The model that is served."""
-        length = await asyncio.to_thread(llm.context_length)
+        length = await asyncio.to_thread(llm.access.context_length)
         return ModelList(data=[ModelEntry(id=writer.model_name, created=created, max_model_len=length)])
 
     @app.get("/health", responses={503: {"model": Health, "description": "The engines have failed."}})
     async def health(response: Response) -> Health:
         """Whether replies can be written."""
-        working = llm.healthy()
+        working = llm.access.healthy()
         response.status_code = 200 if working else 503
         return Health(
             status="ok" if working else "failing", running=writer.admission.running, waiting=writer.admission.waiting

@@ -97,11 +97,13 @@ class ReplyWriter:
             RefusedError: Too many replies wait already.
             LookaheadError: The reply could not be written.
         """
-        call = self.llm.request(prompt, stop, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens)
+        call = self.llm.calls.request(
+            prompt, stop, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens
+        )
         async with self.admission.slot():
             started = time.monotonic()
             first: float | None = None
-            async with aclosing(background.astream(self.llm.work(call))) as items:
+            async with aclosing(background.astream(self.llm.calls.work(call))) as items:
                 async for item in items:
                     if isinstance(item, StepEvent):
                         continue

@@ -12,12 +12,13 @@ from lookahead_agent.engines.cores import available_cores, share_cores
 from lookahead_agent.engines.guided_proposer import COSTS
 from lookahead_agent.engines.quantizations import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.token_speculation import is_guided
+from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Times
 from lookahead_agent.machine.kernels import KernelTimes
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime import arranging
-from lookahead_agent.runtime.arranging import Arranged, Wanted, arrange
+from lookahead_agent.runtime.arranging import Arranged, Wanted, arrange, one_vocabulary
 from tests.unit.fake_vllm import WORDS, tokenizer_in
 from tests.unit.test_machine_choice import PLAIN, PLAIN_ONE_CORE, WITH_INT8, WITH_INT8_ONE_CORE
 
@@ -167,3 +168,22 @@ def test_a_draft_whose_target_is_elsewhere_has_its_own_precision(pair: tuple[Pat
     assert found.target is None
     assert found.draft == pair[1]
     assert found.draft_arguments["dtype"] == "float32"
+
+
+def test_vocabularies_are_compared_by_their_files_and_read_only_where_these_differ(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = pair
+    read: list[Path] = []
+
+    def tokenizer(folder: Path) -> HFTokenizer:
+        read.append(folder)
+        return HFTokenizer(folder)
+
+    monkeypatch.setattr(arranging, "HFTokenizer", tokenizer)
+    assert one_vocabulary(target, draft)
+    assert not read
+    (draft / "tokenizer_config.json").write_text('{"padding_side": "left"}')
+    assert one_vocabulary(target, draft), "other settings, but the same tokens"
+    assert read == [target, draft]
+    assert not one_vocabulary(target, model(tmp_path / "other", SMALL, [*WORDS, "another"]))

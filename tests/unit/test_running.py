@@ -19,6 +19,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.chat.calls import Calls
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 from lookahead_agent.policy import VerifierPolicy
@@ -78,7 +79,7 @@ def keeping(write: Writes, digest: str, grace: float = 60.0) -> Iterator[Keeper]
 def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> None:
     behind = scripted_chat("One.\n\nTwo.\n\nThree.", policy="exact")
     own: Any = behind.invoke("?", policy="exact")
-    with keeping(behind.carry_out, client.engines_digest) as keeper:
+    with keeping(behind.calls.carry_out, client.access.digest) as keeper:
         reply: Any = client.bind(policy="exact").invoke("?")
         assert (reply.text, reply.usage_metadata) == (own.text, own.usage_metadata)
         told, expected = reply.response_metadata["lookahead"], own.response_metadata["lookahead"]
@@ -88,7 +89,7 @@ def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> Non
         assert told["chosen_by"] == "the call's own argument"
         assert "".join(chunk.text for chunk in client.stream("?")) == own.text
         assert "".join(chunk.text for chunk in behind.stream("?")) == own.text
-        assert client.context_length() == 7
+        assert client.access.context_length() == 7
         assert client.explain() == "so"
         client.start()
         assert keeper._replies == 2
@@ -97,14 +98,14 @@ def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> Non
 
 def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) -> None:
     calling = scripted_chat('<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>')
-    with keeping(calling.carry_out, client.engines_digest):
+    with keeping(calling.calls.carry_out, client.access.digest):
         assert client.bind_tools([look_up]).invoke("?").tool_calls[0]["args"] == {"word": "a"}
     structured = scripted_chat('{"number": 4}')
-    with keeping(structured.carry_out, client.engines_digest):
+    with keeping(structured.calls.carry_out, client.access.digest):
         schema = {"title": "a", "type": "object", "properties": {"number": {"type": "integer"}}}
         assert client.with_structured_output(schema).invoke("?") == {"number": 4}
     stepwise = scripted_chat("One.\n\nTwo.")
-    with keeping(stepwise.carry_out, client.engines_digest):
+    with keeping(stepwise.calls.carry_out, client.access.digest):
         listener = _Listener()
         client.invoke("?", {"callbacks": [listener]}, policy="exact")
         assert listener.kinds >= {"drafted", "accepted"}
@@ -112,7 +113,7 @@ def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) ->
     async def refuse(order: ReplyOrder, emit: Emit) -> AIMessage:
         raise ContextLengthError("too long by 3")
 
-    with keeping(refuse, client.engines_digest), pytest.raises(ContextLengthError, match="too long by 3"):
+    with keeping(refuse, client.access.digest), pytest.raises(ContextLengthError, match="too long by 3"):
         client.invoke("?")
 
 
@@ -142,7 +143,7 @@ def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> N
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    with keeping(write, client.engines_digest) as keeper:
+    with keeping(write, client.access.digest) as keeper:
         asyncio.run(leave())
         assert ended.wait(10)
         asyncio.run(becomes(lambda: not keeper._running))
@@ -156,7 +157,7 @@ def test_replies_that_take_too_long_at_the_end_are_ended(client: ChatLookahead) 
         await asyncio.Event().wait()
         raise AssertionError
 
-    with keeping(write, client.engines_digest, grace=0.01):
+    with keeping(write, client.access.digest, grace=0.01):
         future = background.submit(client.ainvoke("?"))
         assert started.wait(10)
     with pytest.raises(EngineError, match="stopped"):
@@ -170,18 +171,18 @@ def test_other_engines_are_not_taken(
         raise AssertionError("these are other engines")
 
     with keeping(write, "others"):
-        assert background.run(client._kept()) is None
+        assert background.run(client.access.kept()) is None
         assert client.explain() == "the engines are not running: call start()"
 
         async def write_here(*_: Any, **__: Any) -> AIMessage:
             return AIMessage("My own.")
 
-        monkeypatch.setattr(ChatLookahead, "_write", write_here)
+        monkeypatch.setattr(Calls, "carry_out", write_here)
         assert client.invoke("?").text == "My own."
         assert "are not these" in caplog.text
     without = client.model_copy(update={"use_running": False})
-    with keeping(write, client.engines_digest):
-        assert background.run(without._kept()) is None
+    with keeping(write, client.access.digest):
+        assert background.run(without.access.kept()) is None
 
 
 def test_nobody_there() -> None:
@@ -207,7 +208,7 @@ def test_bad_frames_end_their_connection_only(client: ChatLookahead) -> None:
         writer.close()
         return answer
 
-    with keeping(behind.carry_out, client.engines_digest):
+    with keeping(behind.calls.carry_out, client.access.digest):
         for content in (
             b"",
             b"\x00",
@@ -227,7 +228,7 @@ def test_orders_arrive_as_they_were(client: ChatLookahead) -> None:
         VerifierPolicy(verifier="off").chosen_by("a rule"),
         VerifierPolicy(verifier="cascade", similarity=0.9, depth=3),
     ):
-        request = client.request([HumanMessage("?")], ["stop"], _options(policy))
+        request = client.calls.request([HumanMessage("?")], ["stop"], _options(policy))
         order = ReplyOrder("digest", request, "name", "hermes", True)
         arrived = order_from_frame(_through_json(order_to_frame(order)))
         assert arrived.request.policy == request.policy
@@ -240,7 +241,7 @@ def test_orders_arrive_as_they_were(client: ChatLookahead) -> None:
 
 def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
     behind = scripted_chat("Fine.")
-    with keeping(behind.carry_out, client.engines_digest), pytest.raises(ConfigurationError, match="use_running"):
+    with keeping(behind.calls.carry_out, client.access.digest), pytest.raises(ConfigurationError, match="use_running"):
         client.bind(template_arguments={"now": object()}).invoke("?")
 
 

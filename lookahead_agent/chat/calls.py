@@ -1,0 +1,130 @@
+"""From what is asked of a chat model to its reply, for the model itself and for servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables.config import ensure_config
+
+from lookahead_agent.chat.messages import question, template_messages
+from lookahead_agent.chat.reply_message import as_message
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.replies.call import ChatCall
+from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.policy_choice import POLICY_KEY, NodePath, choose_policy
+from lookahead_agent.replies.request import ChatRequest, Emit
+from lookahead_agent.running.client import reply_of_running
+from lookahead_agent.running.wire import ReplyOrder
+
+if TYPE_CHECKING:
+    from lookahead_agent.chat.model import ChatLookahead
+
+
+class Calls:
+    """The calls of a chat model: what is decided before a reply, and what writes it.
+
+    Args:
+        llm: Whose fields decide what a call does not say, and whose engines write.
+    """
+
+    def __init__(self, llm: ChatLookahead) -> None:
+        self._llm = llm
+
+    def request(
+        self,
+        prompt: list[BaseMessage] | str | list[int],
+        stop: list[str] | None,
+        options: CallOptions,
+        *,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+        longest_prompt: int | None = None,
+    ) -> ChatRequest:
+        """A call with everything decided: its policy, its node, how tokens are chosen.
+
+        Args:
+            prompt: Messages; or a prompt without a chat template, as text or as token ids.
+            stop: Texts that end the reply; None: the model's.
+            options: What the call sets.
+            run_manager: Knows which node makes the call.
+            longest_prompt: In tokens; None: the context.
+
+        Raises:
+            ConfigurationError: There is no message, or one that is not text.
+            PolicyError: The chosen policy does not exist.
+        """
+        policy, path = self.policy_of(options, run_manager)
+        messages = [message for message in prompt if isinstance(message, BaseMessage)]
+        is_chat = not isinstance(prompt, str) and len(messages) == len(prompt)
+        return ChatRequest(
+            template_messages(messages) if is_chat else cast("str | list[int]", prompt),
+            question(messages) if is_chat else prompt if isinstance(prompt, str) else "",
+            self._sampling(stop, options),
+            policy,
+            path,
+            options,
+            self._llm.timeout,
+            longest_prompt,
+            self._llm.watch,
+        )
+
+    def policy_of(
+        self,
+        options: CallOptions,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+    ) -> tuple[VerifierPolicy, NodePath]:
+        """The policy of a call, and the node that makes it."""
+        config = ensure_config()
+        # In LangChain's streaming path the run manager is not handed on, but the configuration has the same metadata.
+        metadata = {**(config.get("metadata") or {}), **((run_manager.metadata or {}) if run_manager else {})}
+        path = NodePath.read(options.node) if options.node else NodePath.of(metadata)
+        policy = choose_policy(
+            call=options.policy,
+            configurable=(config.get("configurable") or {}).get(POLICY_KEY),
+            path=path,
+            policies=self._llm.policies,
+            default=self._llm.policy,
+        ).with_depth(self._llm.depth)
+        return policy, path
+
+    def _sampling(self, stop: list[str] | None, options: CallOptions) -> Sampling:
+        recommended = self._llm.access.recommended_sampling
+
+        def value(name: str) -> Any:
+            for source in (options, self._llm, recommended):
+                if (given := getattr(source, name, None)) is not None:
+                    return given
+            return None
+
+        return Sampling(
+            max_tokens=value("max_tokens"),
+            temperature=value("temperature"),
+            top_p=value("top_p"),
+            top_k=value("top_k"),
+            seed=value("seed"),
+            stop=tuple(stop if stop is not None else self._llm.stop or ()),
+        )
+
+    def work(self, request: ChatRequest) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:
+        """What writes the reply to a request, for `background.stream` and `background.astream`."""
+        return partial(self._reply, request)
+
+    async def _reply(self, request: ChatRequest, emit: Emit) -> AIMessage:
+        """Write a reply, or have it written; runs in the background loop."""
+        llm = self._llm
+        order = ReplyOrder(llm.access.digest, request, llm.model, llm.tool_parser, llm.return_token_ids)
+        if llm.access.may_be_kept and (kept := await reply_of_running(order, emit)) is not None:
+            return kept
+        return await self.carry_out(order, emit)
+
+    async def carry_out(self, order: ReplyOrder, emit: Emit) -> AIMessage:
+        """Write a reply that this process or another one has ordered, in the background loop; see `running.keeper`."""
+        access, request = self._llm.access, order.request
+        async with access.engines(request.policy) as engines:
+            parser = access.tool_parser(order.tool_parser, engines)
+            reply = await ChatCall(request, engines, access.thinking(engines), parser, emit).reply()
+        return as_message(reply, request, order.model, with_token_ids=order.with_token_ids)
