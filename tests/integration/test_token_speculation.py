@@ -77,7 +77,7 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
                         yield delta
 
         async def passes(question: str) -> float:
-            """Of a reply that is written alone, for each of its tokens."""
+            """Of a reply that is written alone, for each of its tokens; a slow reader is told of a few at once."""
             told = [delta.token_ids async for delta in deltas(question, 96)]
             written = [token for ids in told for token in ids]
             assert written == alone[asked.index(question)]
@@ -93,13 +93,13 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
                         pass
                 await asyncio.gather(*(anext(other) for other in others))  # they were there all the time
 
-        assert background.run(passes(long[0])) < 0.95, "guessed"
+        assert background.run(passes(long[0])) < 0.6, "guessed"
         together = [message.response_metadata["token_ids"] for message in llm.batch(asked[:8])]
         assert together == alone[:8]
         background.run(beside_others(long[1:-1]))
         for question in long[1:-1]:
-            assert background.run(passes(question)) == 1, "the draft has not read the prompt, which is not read again"
-        assert background.run(passes(long[-1])) < 0.95, "it has read this one"
+            assert background.run(passes(question)) > 0.8, "the draft has not read the prompt, which is not read again"
+        assert background.run(passes(long[-1])) < 0.6, "it has read this one"
 
         sampled = [{"temperature": 0.7, "seed": number} for number in range(6)]
         told = [llm.invoke(ASKED[0], **each).response_metadata for each in sampled]
