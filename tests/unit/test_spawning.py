@@ -105,12 +105,9 @@ def test_a_worker_leaves_after_its_exit_handlers_with_its_exit_code(tmp_path: Pa
 
 @pytest.mark.parametrize(("error", "told"), [("EOFError", False), ("ValueError", True)])
 def test_a_worker_whose_parent_ended_before_it_had_sent_anything_says_nothing(error: str, told: bool) -> None:
-    script = (
-        f"import runpy; runpy.run_module('lookahead_agent.engines.worker_main', run_name='__mp_main__'); raise {error}"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", f"{main}; raise {error}"], capture_output=True, text=True, check=False
-    )
+    main = "import runpy; runpy.run_module('lookahead_agent.engines.worker_main', run_name='__mp_main__')"
+    command = [sys.executable, "-c", f"{main}; raise {error}"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 1
     assert (error in process.stderr) is told
 
