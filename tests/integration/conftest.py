@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir
 from tests.integration.tiny_models import make_pair
 
 logging.getLogger("lookahead_agent").setLevel(logging.INFO)
@@ -50,6 +52,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _rank(item: pytest.Item) -> int:
     name = item.path.stem.removeprefix("test_")
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of its own for tests on tiny models, which leave nothing in the user's; what is there they find."""
+    if any(item.get_closest_marker("packaged") for item in request.session.items):
+        yield
+        return
+    users, own = cache_dir(), tmp_path_factory.mktemp("cache")
+    (own / "models").mkdir()
+    for model in users.glob("models/*/"):
+        (own / "models" / model.name).symlink_to(model)
+    (own / "machine").mkdir()
+    for measured in users.glob("machine/kernels-*.json"):
+        shutil.copy(measured, own / "machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(own))
+        yield
 
 
 @pytest.fixture(scope="session")
