@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections.abc import Iterable, Iterator
-from multiprocessing.process import BaseProcess
 
 import psutil
 
@@ -41,23 +40,48 @@ def end_processes(processes: Iterable[psutil.Process], patience: float = 3.0) ->
     psutil.wait_procs(alive, timeout=patience)
 
 
+def kill_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
+    """Kill processes and wait for them, up to `patience` seconds.
+
+    vLLM's processes take no other signal while they start. The oldest go first: they have started the others, and would
+    complain of their end.
+    """
+    processes = sorted(processes, key=psutil.Process.create_time)
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            logger.debug("process %d had already ended", process.pid)
+    psutil.wait_procs(processes, timeout=patience)
+
+
 def worker_processes() -> set[psutil.Process]:
     """Processes that were started by `multiprocessing`, as vLLM does, and theirs.
 
     What the user's program starts otherwise, possibly just now, is not ours to end.
     """
-    return families(multiprocessing.active_children())
+    return families([*(worker.pid for worker in multiprocessing.active_children()), *_just_spawned()])
 
 
-def families(parents: Iterable[BaseProcess]) -> set[psutil.Process]:
-    """Those of `parents` that have not ended, and the processes that they have started."""
+def _just_spawned() -> Iterator[int]:
+    """Children to which `multiprocessing` is still sending what they are for: until then it does not list them."""
+    for child in psutil.Process().children():
+        try:
+            if "--multiprocessing-fork" in child.cmdline():
+                yield child.pid
+        except psutil.Error:  # it has ended
+            continue
+
+
+def families(parents: Iterable[int | None]) -> set[psutil.Process]:
+    """The processes of these numbers that have not ended, and those that they have started."""
     found: set[psutil.Process] = set()
     for parent in parents:
         try:
-            process = psutil.Process(parent.pid)
+            process = psutil.Process(parent)
             found |= {process, *process.children(recursive=True)}
         except psutil.NoSuchProcess:
-            logger.debug("process %d had already ended", parent.pid)
+            logger.debug("process %d had already ended", parent)
     return found
 
 

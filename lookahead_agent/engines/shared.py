@@ -11,8 +11,9 @@ import multiprocessing.util  # noqa: F401
 import threading
 from collections.abc import Callable
 
-from lookahead_agent.engines.processes import end_processes, worker_processes
-from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine
+from lookahead_agent.engines.processes import kill_processes, worker_processes
+from lookahead_agent.engines.spawning import Starts
+from lookahead_agent.engines.vllm_engine import STARTS, VLLMConfig, VLLMEngine
 from lookahead_agent.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,12 @@ class EnginePool:
 
     Args:
         start: Makes an engine from its configuration.
+        starts: Is told when no more is to be started.
     """
 
-    def __init__(self, start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine) -> None:
+    def __init__(self, start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine, starts: Starts = STARTS) -> None:
         self._start = start
+        self._starts = starts
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._closed = False
@@ -89,7 +92,8 @@ class EnginePool:
                 entry.engine.close()
         # An engine that is starting has processes that only the process table knows of.
         if any(entry.engine is None for entry in entries):
-            end_processes(worker_processes())
+            self._starts.refuse()
+            kill_processes(worker_processes())
 
 
 POOL = EnginePool()

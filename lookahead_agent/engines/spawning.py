@@ -9,18 +9,23 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE, end_processes, worker_processes
+from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE, kill_processes, worker_processes
+from lookahead_agent.errors import EngineError
 
+_SPAWNING = 0.5
+"""Seconds between a worker's question for its main module and its being there, at most."""
 _LONGEST_FOLDER = 50
 """Characters: with a folder of ours and vLLM's name of a socket behind it, that is what a socket's address holds."""
 
@@ -99,6 +104,11 @@ class Starts:
         self._before: set[psutil.Process] = set()
         self._kept: set[psutil.Process] = set()
         self._failed = False
+        self._main = _StandIn()
+
+    def refuse(self) -> None:
+        """Let no further process be spawned, and return when those that have been can be seen among this one's."""
+        self._main.refuse()
 
     @contextmanager
     def starting(self, *, on_cpu: bool) -> Iterator[set[psutil.Process]]:
@@ -107,7 +117,7 @@ class Starts:
             if self._number == 0:
                 self._before = worker_processes()
                 self._replaced.enter_context(_environment(on_cpu=on_cpu))
-                self._replaced.enter_context(_main_module_replaced())
+                self._replaced.enter_context(_main_module_replaced(self._main))
             self._number += 1
         kept: set[psutil.Process] = set()
         failed = True
@@ -126,7 +136,7 @@ class Starts:
         self._replaced.close()
         # Which processes belong to none can only be told once no other engine is starting.
         if self._failed:
-            end_processes(worker_processes() - self._before - self._kept)
+            kill_processes(worker_processes() - self._before - self._kept)
         self._failed = False
         self._before, self._kept = set(), set()
 
@@ -166,12 +176,30 @@ def _folder_of_sockets() -> str:
     return folder
 
 
+class _StandIn(ModuleType):
+    """`worker_main` to spawned workers, which ask for the main module's name just before they are spawned."""
+
+    def __init__(self) -> None:
+        super().__init__("__main__")
+        self._refused = False
+        self._last = -_SPAWNING
+
+    @property
+    def __spec__(self) -> ModuleSpec | None:  # type: ignore[override]
+        if self._refused:
+            raise EngineError("the process is shutting down")
+        self._last = time.monotonic()
+        return find_spec("lookahead_agent.engines.worker_main")
+
+    def refuse(self) -> None:
+        self._refused = True
+        time.sleep(max(0.0, self._last + _SPAWNING - time.monotonic()))
+
+
 @contextmanager
-def _main_module_replaced() -> Iterator[None]:
+def _main_module_replaced(stand_in: ModuleType) -> Iterator[None]:
     """Have spawned workers import `worker_main` in place of the user's script."""
     main = sys.modules["__main__"]
-    stand_in = ModuleType("__main__")
-    stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
     sys.modules["__main__"] = stand_in
     try:
         yield

@@ -46,7 +46,8 @@ CPU_SAMPLING = "lookahead_agent.engines.cpu_sampling"
 CPU_PROVIDER = "lookahead_cpu"
 _SHUT_DOWN = "the engine was shut down"
 
-_STARTS = Starts()
+STARTS = Starts()
+"""The engines that are starting in this process."""
 # transformers imports its modules when they are first used, which two threads must not do at once, and vLLM keeps what
 # it is configuring in global variables. On a GPU it is held until the engine runs: each measures what memory is free.
 _configuring = threading.Lock()
@@ -129,9 +130,10 @@ class VLLMEngine:
             configuring.enter_context(collection_paused())
             self._tokenizer = HFTokenizer(config.model)
             try:
-                with _STARTS.starting(on_cpu=runs_on_cpu()) as kept:
+                with STARTS.starting(on_cpu=runs_on_cpu()) as kept:
                     self._llm: Any = _start(config, self._board, when_sent=configuring.close)
-                    self._children = list(families(self._llm.engine_core.resources.engine_manager.processes))
+                    workers = self._llm.engine_core.resources.engine_manager.processes
+                    self._children = list(families(worker.pid for worker in workers))
                     kept.update(self._children)
             except ConfigurationError:
                 raise

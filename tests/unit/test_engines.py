@@ -16,6 +16,7 @@ from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, Scri
 from lookahead_agent.engines.cores import binding, share_cores
 from lookahead_agent.engines.processes import child_processes, end_processes, worker_processes
 from lookahead_agent.engines.shared import EnginePool
+from lookahead_agent.engines.spawning import Starts
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.errors import EngineError, EngineStartError
 
@@ -54,7 +55,7 @@ def pool_of(started: list[FakeEngine], fail: bool = False) -> EnginePool:
         started.append(FakeEngine())
         return started[-1]
 
-    return EnginePool(start)
+    return EnginePool(start, Starts())
 
 
 CONFIG = VLLMConfig(Path("model"), "0", (("dtype", "float32"),))

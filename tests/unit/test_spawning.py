@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,8 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lookahead_agent.engines.processes import end_processes
+from lookahead_agent.engines.processes import end_processes, kill_processes, worker_processes
 from lookahead_agent.engines.spawning import Cores, Starts
+from lookahead_agent.errors import EngineError
+from tests.waiting import becomes
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 SPAWN = multiprocessing.get_context("spawn")
@@ -110,6 +113,45 @@ def test_a_worker_whose_parent_ended_before_it_had_sent_anything_says_nothing(er
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 1
     assert (error in process.stderr) is told
+
+
+def test_nothing_is_spawned_once_starts_are_refused() -> None:
+    starts = Starts()
+    with starts.starting(on_cpu=True):
+        starts.refuse()
+        with pytest.raises(EngineError, match="shutting down"):
+            sleeper()
+    users = sleeper()
+    assert users.is_alive(), "what is spawned otherwise is not ours to refuse"
+    kill_processes([psutil.Process(users.pid)])
+
+
+async def test_a_worker_is_found_while_it_is_sent_what_it_is_for() -> None:
+    before = worker_processes()
+    with Starts().starting(on_cpu=True):
+        # More than a pipe holds: it is written when the worker, which imports vLLM first, reads it.
+        process = SPAWN.Process(target=time.sleep, args=(60, "." * (1 << 20)))
+        threading.Thread(target=process.start, daemon=True).start()
+        await becomes(lambda: len(worker_processes() - before) == 1)
+        (found,) = worker_processes() - before
+        assert process not in multiprocessing.active_children()
+        await becomes(lambda: process in multiprocessing.active_children())
+        assert worker_processes() - before == {found}
+    kill_processes([found])
+    assert not found.is_running()
+
+
+def test_killing_takes_no_answer_and_begins_with_the_oldest() -> None:
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.check_call([sys.executable, '-c', {stubborn!r}])"
+    command = [sys.executable, "-c", parent]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    children = psutil.Process(process.pid).children()
+    kill_processes([*children, psutil.Process(process.pid)])
+    assert process.communicate()[1] == "", "it was not there to see the end of its child"
+    assert not any(child.is_running() for child in children)
 
 
 def sleeper() -> BaseProcess:
