@@ -9,7 +9,8 @@ import logging
 # reverse order, and ours is what ends those children.
 import multiprocessing.util  # noqa: F401
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lookahead_agent.engines.processes import kill_processes, worker_processes
 from lookahead_agent.engines.spawning import Starts
@@ -39,6 +40,7 @@ class EnginePool:
         self._starts = starts
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._number_starting = 0
         self._closed = False
 
     def acquire(self, config: VLLMConfig) -> VLLMEngine:
@@ -48,7 +50,7 @@ class EnginePool:
 
         Raises:
             EngineStartError: It could not start.
-            EngineError: The pool is closed.
+            EngineError: The pool is closed, or everybody has released the engine before it was there.
         """
         with self._lock:
             if self._closed:
@@ -58,7 +60,9 @@ class EnginePool:
         try:
             with entry.lock:
                 if entry.engine is None:
-                    entry.engine = self._start(config)
+                    with self._starting():
+                        entry.engine = self._start(config)
+                    self._check_wanted(config, entry)
                     # vLLM has registered exit handlers by now; handlers run in reverse order, and ours must be first:
                     # an engine that is taken apart from below reports it as a crash.
                     atexit.unregister(self.close)
@@ -67,6 +71,23 @@ class EnginePool:
         except BaseException:
             self.release(config)
             raise
+
+    def _check_wanted(self, config: VLLMConfig, entry: _Entry) -> None:
+        with self._lock:
+            wanted = self._entries.get(config.key) is entry
+        if not wanted and entry.engine is not None:
+            entry.engine.close()
+            raise EngineError("the engine was released while it started")
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        with self._lock:
+            self._number_starting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._number_starting -= 1
 
     def release(self, config: VLLMConfig) -> None:
         """Say that an engine is no longer needed; the last user's release shuts it down."""
@@ -87,11 +108,13 @@ class EnginePool:
             self._closed = True
             entries = list(self._entries.values())
             self._entries.clear()
+            starting = self._number_starting > 0
         for entry in entries:
             if entry.engine is not None:
                 entry.engine.close()
-        # An engine that is starting has processes that only the process table knows of.
-        if any(entry.engine is None for entry in entries):
+        # An engine that is starting, also one that nobody waits for any more, has processes that only the process table
+        # knows of.
+        if starting:
             self._starts.refuse()
             kill_processes(worker_processes())
 

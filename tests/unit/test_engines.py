@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,46 @@ def test_a_closed_pool_starts_nothing() -> None:
     pool.close()
     with pytest.raises(EngineError, match="shutting down"):
         pool.acquire(CONFIG)
+
+
+def test_an_engine_that_is_released_while_it_starts_is_closed() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    engine = FakeEngine()
+
+    def start(_: VLLMConfig) -> Any:
+        begun.set()
+        assert go_on.wait(20)
+        return engine
+
+    pool = EnginePool(start, Starts())
+    with ThreadPoolExecutor() as threads:
+        acquired = threads.submit(pool.acquire, CONFIG)
+        assert begun.wait(20)
+        pool.release(CONFIG)
+        go_on.set()
+        with pytest.raises(EngineError, match="released while it started"):
+            acquired.result(20)
+    assert engine.closed == 1
+
+
+def test_closing_lets_no_start_spawn_anything_also_one_that_nobody_waits_for() -> None:
+    begun, go_on, starts = threading.Event(), threading.Event(), Starts()
+
+    def start(_: VLLMConfig) -> Any:
+        with starts.starting(on_cpu=False):
+            begun.set()
+            assert go_on.wait(20)
+            multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)).start()
+
+    pool = EnginePool(start, starts)
+    with ThreadPoolExecutor() as threads:
+        acquired = threads.submit(pool.acquire, CONFIG)
+        assert begun.wait(20)
+        pool.release(CONFIG)
+        pool.close()
+        go_on.set()
+        with pytest.raises(EngineError, match="shutting down"):
+            acquired.result(20)
 
 
 def test_scripted_engine_takes_the_time_that_its_script_says() -> None:
