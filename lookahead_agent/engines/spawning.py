@@ -9,13 +9,12 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from multiprocessing import util
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +23,7 @@ import psutil
 from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE, kill_processes, worker_processes
 from lookahead_agent.errors import EngineError
 
-_SPAWNING = 0.5
-"""Seconds between a worker's question for its main module and its being there, at most."""
+_SPAWN: Callable[..., int] = util.spawnv_passfds
 _LONGEST_FOLDER = 50
 """Characters: with a folder of ours and vLLM's name of a socket behind it, that is what a socket's address holds."""
 
@@ -104,11 +102,19 @@ class Starts:
         self._before: set[psutil.Process] = set()
         self._kept: set[psutil.Process] = set()
         self._failed = False
-        self._main = _StandIn()
+        self._spawning = threading.Lock()
+        self._refused = False
 
     def refuse(self) -> None:
-        """Let no further process be spawned, and return when those that have been can be seen among this one's."""
-        self._main.refuse()
+        """Let no further process be spawned; those that have been can be seen among this one's when it returns."""
+        with self._spawning:
+            self._refused = True
+
+    def _spawn(self, *arguments: Any) -> int:
+        with self._spawning:
+            if self._refused:
+                raise EngineError("the process is shutting down")
+            return _SPAWN(*arguments)
 
     @contextmanager
     def starting(self, *, on_cpu: bool) -> Iterator[set[psutil.Process]]:
@@ -117,7 +123,8 @@ class Starts:
             if self._number == 0:
                 self._before = worker_processes()
                 self._replaced.enter_context(_environment(on_cpu=on_cpu))
-                self._replaced.enter_context(_main_module_replaced(self._main))
+                self._replaced.enter_context(_main_module_replaced())
+                self._replaced.enter_context(_spawned_by(self._spawn))
             self._number += 1
         kept: set[psutil.Process] = set()
         failed = True
@@ -176,32 +183,24 @@ def _folder_of_sockets() -> str:
     return folder
 
 
-class _StandIn(ModuleType):
-    """`worker_main` to spawned workers, which ask for the main module's name just before they are spawned."""
-
-    def __init__(self) -> None:
-        super().__init__("__main__")
-        self._refused = False
-        self._last = -_SPAWNING
-
-    @property
-    def __spec__(self) -> ModuleSpec | None:  # type: ignore[override]
-        if self._refused:
-            raise EngineError("the process is shutting down")
-        self._last = time.monotonic()
-        return find_spec("lookahead_agent.engines.worker_main")
-
-    def refuse(self) -> None:
-        self._refused = True
-        time.sleep(max(0.0, self._last + _SPAWNING - time.monotonic()))
-
-
 @contextmanager
-def _main_module_replaced(stand_in: ModuleType) -> Iterator[None]:
+def _main_module_replaced() -> Iterator[None]:
     """Have spawned workers import `worker_main` in place of the user's script."""
     main = sys.modules["__main__"]
+    stand_in = ModuleType("__main__")
+    stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
     sys.modules["__main__"] = stand_in
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _spawned_by(spawn: Callable[..., int]) -> Iterator[None]:
+    """Have `multiprocessing` spawn workers by a function of ours."""
+    util.spawnv_passfds = spawn
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = _SPAWN
