@@ -132,7 +132,7 @@ def _run() -> int:
 def _leave(code: int) -> NoReturn:
     """Exit as Python does: after its threads and exit handlers, but without taking apart what it has imported.
 
-    Those are a million objects once vLLM is among them: more than a second, to free memory that the system frees anyway.
+    Those are a million objects once vLLM is among them: seconds, to free memory that the system frees anyway.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -12,9 +12,27 @@ import pytest
 from lookahead_agent.cli import app as cli
 
 
+def test_leaving_is_after_threads_and_exit_handlers_and_keeps_the_exit_code() -> None:
+    script = (
+        "import atexit, sys, threading, time\n"
+        "from lookahead_agent.cli.app import _leave\n"
+        "class Kept:\n"
+        "    def __del__(self): print('taken apart')\n"
+        "kept = Kept()\n"
+        "atexit.register(print, 'handler')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
+        "print('begun', end=' ')\n"
+        "_leave(3)"
+    )
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (3, "begun thread\nhandler\n"), process.stderr
+
+
 def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sys, "argv", ["lookahead-agent", *arguments])
-    monkeypatch.setattr(cli, "_shut_down", lambda: None)  # the pool is the whole test process's
+    # The pool and the exit handlers are the whole test process's.
+    monkeypatch.setattr(cli, "_shut_down", lambda: None)
+    monkeypatch.setattr(cli, "_leave", sys.exit)
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     assert isinstance(exit_.value.code, int)
