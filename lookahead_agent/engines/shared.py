@@ -62,22 +62,20 @@ class EnginePool:
                 if entry.engine is None:
                     with self._starting():
                         entry.engine = self._start(config)
-                    self._check_wanted(config, entry)
                     # vLLM has registered exit handlers by now; handlers run in reverse order, and ours must be first:
                     # an engine that is taken apart from below reports it as a crash.
                     atexit.unregister(self.close)
                     atexit.register(self.close)
-                return entry.engine
+                engine = entry.engine
         except BaseException:
             self.release(config)
             raise
-
-    def _check_wanted(self, config: VLLMConfig, entry: _Entry) -> None:
         with self._lock:
             wanted = self._entries.get(config.key) is entry
-        if not wanted and entry.engine is not None:
-            entry.engine.close()
+        if not wanted:
+            engine.close()
             raise EngineError("the engine was released while it started")
+        return engine
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
