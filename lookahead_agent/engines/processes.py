@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 from collections.abc import Iterable, Iterator
 
 import psutil
@@ -25,19 +26,9 @@ def leave_running(pid: int) -> None:
 def end_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
     """Terminate processes and wait for them; those still there after `patience` seconds are killed."""
     processes = list(processes)
-    for process in processes:
-        if process.is_running():
-            try:
-                process.terminate()
-            except psutil.NoSuchProcess:
-                logger.debug("process %d had already ended", process.pid)
+    _send(signal.SIGTERM, processes)
     _, alive = psutil.wait_procs(processes, timeout=patience)
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            logger.debug("process %d had already ended", process.pid)
-    psutil.wait_procs(alive, timeout=patience)
+    kill_processes(alive, patience)
 
 
 def kill_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
@@ -47,12 +38,16 @@ def kill_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -
     complain of their end.
     """
     processes = sorted(processes, key=psutil.Process.create_time)
+    _send(signal.SIGKILL, processes)
+    psutil.wait_procs(processes, timeout=patience)
+
+
+def _send(sign: signal.Signals, processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         try:
-            process.kill()
+            process.send_signal(sign)
         except psutil.NoSuchProcess:
             logger.debug("process %d had already ended", process.pid)
-    psutil.wait_procs(processes, timeout=patience)
 
 
 def worker_processes() -> set[psutil.Process]:
