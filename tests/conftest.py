@@ -17,10 +17,14 @@ os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="lookahead-")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+# What is imported for tests stays: looking through it for garbage, again and again, takes a tenth of the time.
+gc.disable()
+
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: looking through it for garbage, again and again, takes a tenth of the time."""
+    """Look for garbage from here on, among what tests make."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
