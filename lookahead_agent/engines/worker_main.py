@@ -46,19 +46,14 @@ def _end_quietly_without_parent() -> None:
     sys.excepthook = unless_nothing_came
 
 
-def _nothing() -> None:
-    """What is kept from being looked through stays so."""
-
-
 def _begin_and_leave_quickly() -> None:
     """Look for garbage only once the work begins, and end this process after its work and its exit handlers.
 
     Importing vLLM makes a million objects, all of which stay: looking through them again and again takes a third of
-    the time. And at the end vLLM would look through them once more, and Python take them apart one by one: seconds for
-    each process of an engine, more than vLLM waits for them, to free memory that the system frees anyway.
+    the time. And at the end Python would take them apart one by one: seconds for each process of an engine, more than
+    vLLM waits for them, to free memory that the system frees anyway.
     """
     gc.disable()
-    gc.unfreeze = _nothing
     work = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
     def work_and_leave(process: BaseProcess, *arguments: Any) -> None:
@@ -69,6 +64,14 @@ def _begin_and_leave_quickly() -> None:
         os._exit(code)
 
     BaseProcess._bootstrap = work_and_leave  # type: ignore[attr-defined]
+
+
+def _end_without_looking_for_garbage() -> None:
+    """Keep vLLM's processes on a CPU from looking through all that they have imported once more when they end.
+
+    On a GPU, vLLM also looks for memory of the GPU that way, between two steps of its start.
+    """
+    gc.unfreeze = lambda: None
 
 
 def _wait_without_a_core() -> None:
@@ -94,4 +97,5 @@ if __name__ == "__mp_main__":
     if hasattr(os, "pidfd_open"):
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     if WAIT_WITHOUT_A_CORE in os.environ:
+        _end_without_looking_for_garbage()
         _wait_without_a_core()
