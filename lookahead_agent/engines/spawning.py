@@ -159,6 +159,8 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "VLLM_RPC_BASE_PATH": _folder_of_sockets(),
+        # Python's tracker frees what killed processes leave, and would say so.
+        "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
     }
     if on_cpu:
         quiet[WAIT_WITHOUT_A_CORE] = "1"
