@@ -13,7 +13,7 @@ from langchain_core.runnables.config import ensure_config
 from lookahead_agent.chat.messages import question, template_messages
 from lookahead_agent.chat.reply_message import as_message
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.policy import PolicyLike, VerifierPolicy
 from lookahead_agent.replies.call import ChatCall
 from lookahead_agent.replies.call_options import CallOptions
 from lookahead_agent.replies.policy_choice import POLICY_KEY, NodePath, choose_policy
@@ -82,14 +82,14 @@ class Calls:
         # In LangChain's streaming path the run manager is not handed on, but the configuration has the same metadata.
         metadata = {**(config.get("metadata") or {}), **((run_manager.metadata or {}) if run_manager else {})}
         path = NodePath.read(options.node) if options.node else NodePath.of(metadata)
-        policy = choose_policy(
-            call=options.policy,
-            configurable=(config.get("configurable") or {}).get(POLICY_KEY),
-            path=path,
-            policies=self._llm.policies,
-            default=self._llm.policy,
-        ).with_depth(self._llm.depth)
-        return policy, path
+        return self.policy_on(path, options.policy, (config.get("configurable") or {}).get(POLICY_KEY)), path
+
+    def policy_on(self, path: NodePath, call: PolicyLike | None, configurable: PolicyLike | None) -> VerifierPolicy:
+        """The policy of a call from a node, by what call and configuration say; see `ChatLookahead.policy_for`."""
+        llm = self._llm
+        return choose_policy(
+            call=call, configurable=configurable, path=path, policies=llm.policies, default=llm.policy
+        ).with_depth(llm.depth)
 
     def _sampling(self, stop: list[str] | None, options: CallOptions) -> Sampling:
         recommended = self._llm.access.recommended_sampling
@@ -115,9 +115,12 @@ class Calls:
 
     async def _reply(self, request: ChatRequest, emit: Emit) -> AIMessage:
         """Write a reply, or have it written; runs in the background loop."""
-        llm = self._llm
-        order = ReplyOrder(llm.access.digest, request, llm.model, llm.tool_parser, llm.return_token_ids)
-        if llm.access.may_be_kept and (kept := await reply_of_running(order, emit)) is not None:
+        llm, access = self._llm, self._llm.access
+        # Which engines are meant only another process asks; to say it is work that others need not do for each reply.
+        elsewhere = access.may_be_kept
+        digest = access.digest if elsewhere else ""
+        order = ReplyOrder(digest, request, llm.model, llm.tool_parser, llm.return_token_ids)
+        if elsewhere and (kept := await reply_of_running(order, emit)) is not None:
             return kept
         return await self.carry_out(order, emit)
 

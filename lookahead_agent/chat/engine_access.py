@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookahead_agent.engines import background
-from lookahead_agent.models.catalogue import RecommendedSampling
+from lookahead_agent.models.catalogue import ModelSet, RecommendedSampling
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
@@ -64,9 +64,13 @@ class EngineAccess:
         return models.target.hub_id + (f" with {models.draft.hub_id}" if models.draft is not None else "")
 
     @property
+    def _catalogued(self) -> ModelSet | None:
+        return self.runtime.models.catalogued if self.runtime is not None else None
+
+    @property
     def recommended_sampling(self) -> RecommendedSampling:
         """What the target's makers recommend, as far as the catalogue knows it."""
-        catalogued = self.runtime.models.catalogued if self.runtime is not None else None
+        catalogued = self._catalogued
         return catalogued.sampling if catalogued is not None else RecommendedSampling()
 
     @asynccontextmanager
@@ -149,7 +153,7 @@ class EngineAccess:
 
     def thinking(self, engines: EngineSet) -> ThinkingTags | None:
         """The tags around the target's thinking: from the catalogue, else from its chat template."""
-        catalogued = self.runtime.models.catalogued if self.runtime is not None else None
+        catalogued = self._catalogued
         return catalogued.thinking if catalogued is not None else engines.target.tokenizer.thinking
 
     def tool_parser(self, name: str | None, engines: EngineSet) -> ToolParser:

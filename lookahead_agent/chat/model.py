@@ -32,7 +32,7 @@ from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.policy_choice import NodePath, check_policies, choose_policy
+from lookahead_agent.replies.policy_choice import NodePath, check_policies
 from lookahead_agent.replies.request import ChatRequest, Emit, Piece
 from lookahead_agent.replies.structured_output import Method, parsed, schema_format, text_parser, tool_parser
 from lookahead_agent.replies.tool_calls import chosen_tools, forced
@@ -276,10 +276,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         Raises:
             PolicyError: The chosen policy does not exist.
         """
-        path = NodePath.read(node) if node else NodePath()
-        return choose_policy(
-            call=policy, configurable=configurable, path=path, policies=self.policies, default=self.policy
-        ).with_depth(self.depth)
+        return self.calls.policy_on(NodePath.read(node) if node else NodePath(), policy, configurable)
 
     def explain(self) -> str:
         """Say how the engines are arranged and from which figures that was chosen, and which certificates policies with

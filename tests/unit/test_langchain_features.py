@@ -274,7 +274,7 @@ def test_models_of_one_configuration_share_engines_and_the_last_one_ends_them() 
     alike = {"engine_args": {"max_num_seqs": 5}}
     first, second = ChatLookahead(**alike), ChatLookahead(temperature=0.5, **alike)  # type: ignore[arg-type]
     other = ChatLookahead(engine_args={"max_num_seqs": 3})
-    assert first.access.runtime is second._runtime
+    assert first.access.runtime is second.access.runtime
     assert other.access.runtime is not first.access.runtime
     runtime = first.access.runtime
     assert runtime is not None
