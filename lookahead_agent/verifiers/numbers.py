@@ -41,13 +41,18 @@ def numbers(text: str) -> frozenset[Fraction | str]:
     sign does, and a percentage is not the bare number. The enumerators of lists ("2.", "Step 3:") are not counted:
     they number the thoughts and are no part of them.
     """
-    found: set[Fraction | str] = set()
+    return frozenset(_by_place(text).values())
+
+
+def _by_place(text: str) -> dict[tuple[int, int], Fraction | str]:
+    """The numbers by where they begin and end in the normalized text."""
+    found: dict[tuple[int, int], Fraction | str] = {}
     for match in NUMBER.finditer(normalized(text)):
         value = Fraction(match["digits"].replace(",", ""))
         if match["sign"]:
             value = -value
-        found.add(f"{value}%" if match["percent"] else value)
-    return frozenset(found)
+        found[match.span()] = f"{value}%" if match["percent"] else value
+    return found
 
 
 def numbers_so_far(text: str) -> frozenset[Fraction | str]:
@@ -57,4 +62,7 @@ def numbers_so_far(text: str) -> frozenset[Fraction | str]:
     something; both are left out, and so is a number that the words after it make another.
     """
     settled = re.search(r"^(.*\s)\S+\s+\S+\s+\S*\Z", text, re.DOTALL)
-    return numbers(settled[1]) & numbers(text) if settled else frozenset()
+    if settled is None:
+        return frozenset()
+    # Compared place by place: a value that changes may stand again further on, where it is not settled.
+    return frozenset(value for _, value in _by_place(settled[1]).items() & _by_place(text).items())

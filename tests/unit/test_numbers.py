@@ -67,6 +67,15 @@ PIECES = [
     "1. ",
     "2) ",
     "Step 3: ",
+    "Step",
+    "percent",
+    "\\%",
+    "\\frac",
+    "{",
+    "}",
+    ",",
+    "*",
+    "\t",
     "x",
     " = ",
 ]
@@ -77,6 +86,12 @@ def test_numbers_so_far_stay(before: list[str], after: list[str]) -> None:
     begun = "".join(before)
     for length in range(len(begun) + 1):
         assert numbers_so_far(begun[:length]) <= numbers(begun + "".join(after))
+
+
+@pytest.mark.parametrize("text", ["12 %Step 3: 1212", "12 percent = 12 12", "- 3 x 3 3"])
+def test_a_number_that_changes_is_not_settled_by_another_of_its_value(text: str) -> None:
+    for length in range(len(text) + 1):
+        assert numbers_so_far(text[:length]) <= numbers(text)
 
 
 def test_numbers_so_far_are_found() -> None:
