@@ -34,7 +34,6 @@ _COMMANDS = {
     "trace": "trace",
     "plan": "plan",
     "calibrate": "calibrate",
-    "align": "align",
     "machine": "machine",
     "doctor": "doctor",
     "bench": "bench",

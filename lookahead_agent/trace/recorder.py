@@ -10,19 +10,15 @@ from typing import Any, TextIO
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
 from lookahead_agent.agents.figures import replies
-from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.step_callbacks import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
 
 Row = dict[str, Any]
 
 _VERSION = 1
-_MAKES_PROMPTS = frozenset({"tools", "response_format", "template_arguments"})
-"""Options of a call that become part of its prompt."""
 
 
 class TraceRecorder(BaseCallbackHandler):
@@ -49,23 +45,6 @@ class TraceRecorder(BaseCallbackHandler):
         """Record what happened to a step."""
         if name == STEP_EVENT:
             self._add({"type": "step", "at": time.time() - self._started, **data})
-
-    def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        invocation_params: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Record what was asked, where the prompt is made of the messages alone: `align` has a draft learn from it."""
-        if invocation_params is None or _MAKES_PROMPTS.intersection(
-            name for name in invocation_params if invocation_params[name]
-        ):
-            return
-        for asked in messages:
-            self._add({"type": "asked", "at": time.time() - self._started, "messages": template_messages(asked)})
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a reply."""

@@ -27,7 +27,6 @@ LONGEST = (
     "token_speculation",
     "sampling",
     "remote",
-    "align",
     "running",
     "plan",
     "bench",

@@ -35,7 +35,6 @@ ROOMS = [
     "bench",
     "plan",
     "calibration",
-    "align",
     "server",
     "cli",
 ]

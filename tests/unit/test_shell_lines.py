@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import uvicorn
 
-from lookahead_agent.align.training import Agreement
 from lookahead_agent.cli import bench_synthetic, options
 from lookahead_agent.cli import plan as plan_command
 from lookahead_agent.cli import running as running_commands
@@ -66,22 +65,6 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "problems.jsonl").write_text(problem)
 
 
-def _prepare_aligning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many prompts as are asked for, in a dataset and in a trace; and no training."""
-    questions = [f"How many, {number}?" for number in range(352)]
-    rows = [{"question": question} for question in questions]
-    asked = [{"type": "asked", "messages": [{"role": "user", "content": question}]} for question in questions]
-    for name, written in (("problems", rows), ("run", [{"type": "trace", "version": 1}, *asked])):
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
-
-    def train(*given: Any) -> Agreement:
-        Path(given[4]).mkdir(parents=True)
-        return Agreement(before=0.9, after=0.95)
-
-    monkeypatch.setattr("lookahead_agent.cli.align._draft_folder", lambda *_: Path("draft"))
-    monkeypatch.setattr("lookahead_agent.align.aligning.train", train)
-
-
 async def _ended_keeper(order: str) -> dict[str, Any]:
     return {"models": "a pair", "pid": 1 << 22, "since": 0, "replies": 1, "running": 0, "reason": "fastest"}
 
@@ -97,8 +80,6 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         for name in ("pairs", "judged"):
             Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
         monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are kept there
-    if arguments[0] == "align":
-        _prepare_aligning(monkeypatch)
     if arguments[0] == "doctor":  # as if the models were fetched
         monkeypatch.setattr("lookahead_agent.machine.checkup.locate", lambda _: ROOT)
     if arguments[0] in ("status", "down"):

@@ -1,1 +1,0 @@
-"""A draft model learns from its target's replies."""
