@@ -18,7 +18,8 @@ LookaheadError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -86,3 +87,31 @@ def in_words(error: ValidationError) -> str:
         ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]
         for problem in error.errors()
     )
+
+
+def check_encodable(value: Any, name: str) -> None:
+    """Check that every text in a value can be encoded, by tokenizers and in JSON that other programs read.
+
+    Args:
+        value: A text, or lists and mappings of texts.
+        name: How the error calls it.
+
+    Raises:
+        ConfigurationError: A text has a lone surrogate, which is half a character; the message says where.
+    """
+    left: list[tuple[Any, str]] = [(value, name)]
+    while left:
+        value, name = left.pop()
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigurationError(
+                    f"{name}: character {error.start} is the lone surrogate U+{ord(value[error.start]):04X}, half a "
+                    "character; replace it, for example by text.encode(errors='replace').decode()"
+                ) from None
+        elif isinstance(value, Mapping):
+            left += [(key, f"a key of {name}") for key in value]
+            left += [(entry, f"{name}.{ascii(key)[1:-1]}"[:100]) for key, entry in value.items()]
+        elif isinstance(value, (list, tuple)):
+            left += [(entry, f"{name}.{place}"[:100]) for place, entry in enumerate(value)]

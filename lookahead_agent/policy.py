@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from lookahead_agent.errors import ConfigurationError, PolicyError, in_words
+from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable, in_words
 from lookahead_agent.verifiers.judge import check_prompt
 
 VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
@@ -73,7 +73,7 @@ class VerifierPolicy(BaseModel):
         draft_timeout: Seconds of silence after which the draft model does.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     name: str = "custom"
     verifier: VerifierName = "cascade"
@@ -133,6 +133,8 @@ class VerifierPolicy(BaseModel):
                 check_prompt(self.judge_prompt)
             except ConfigurationError as error:
                 raise ValueError(str(error)) from None
+        for name in ("name", "judge_prompt", "delimiter"):
+            check_encodable(getattr(self, name), name)
         empty = self.delimiter == "" if isinstance(self.delimiter, str) else self.delimiter.match("") is not None
         if empty:
             raise ValueError("the delimiter matches the empty text: steps would have no end and no beginning")

@@ -83,7 +83,7 @@ class Collector:
         self._problems = problems
         self._how = how
         self._file = RowFile(out)
-        self._sampling = llm.calls.request("", None, CallOptions()).sampling
+        self._sampling = llm.calls.request("", CallOptions()).sampling
         if how.answer != "number" and (open_ := next((each for each in problems if each.answer is None), None)):
             raise ConfigurationError(
                 f"the problem {open_.id!r} has no answer, and replies can be held against each other only as numbers"

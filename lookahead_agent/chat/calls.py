@@ -15,7 +15,7 @@ from lookahead_agent.chat.reply_message import as_message
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.policy import PolicyLike, VerifierPolicy
 from lookahead_agent.replies.call import ChatCall
-from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.call_options import DEFAULT_MAX_TOKENS, CallOptions, SamplingArguments
 from lookahead_agent.replies.policy_choice import POLICY_KEY, NodePath, choose_policy
 from lookahead_agent.replies.request import ChatRequest, Emit
 from lookahead_agent.running.client import reply_of_running
@@ -38,7 +38,6 @@ class Calls:
     def request(
         self,
         prompt: list[BaseMessage] | str | list[int],
-        stop: list[str] | None,
         options: CallOptions,
         *,
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
@@ -48,13 +47,12 @@ class Calls:
 
         Args:
             prompt: Messages; or a prompt without a chat template, as text or as token ids.
-            stop: Texts that end the reply; None: the model's.
             options: What the call sets.
             run_manager: Knows which node makes the call.
             longest_prompt: In tokens; None: the context.
 
         Raises:
-            ConfigurationError: There is no message, or one that is not text.
+            ConfigurationError: There is no message, or one that is not text, or a value is out of its range.
             PolicyError: The chosen policy does not exist.
         """
         policy, path = self.policy_of(options, run_manager)
@@ -63,7 +61,7 @@ class Calls:
         return ChatRequest(
             template_messages(messages) if is_chat else cast("str | list[int]", prompt),
             question(messages) if is_chat else prompt if isinstance(prompt, str) else "",
-            self._sampling(stop, options),
+            self._sampling(options),
             policy,
             path,
             options,
@@ -91,22 +89,21 @@ class Calls:
             call=call, configurable=configurable, path=path, policies=llm.policies, default=llm.policy
         ).with_depth(llm.depth)
 
-    def _sampling(self, stop: list[str] | None, options: CallOptions) -> Sampling:
-        recommended = self._llm.access.recommended_sampling
-
-        def value(name: str) -> Any:
-            for source in (options, self._llm, recommended):
-                if (given := getattr(source, name, None)) is not None:
-                    return given
-            return None
-
+    def _sampling(self, options: CallOptions) -> Sampling:
+        sources = (options, self._llm, self._llm.access.recommended_sampling)
+        given: dict[str, Any] = {}
+        for name in SamplingArguments.model_fields:
+            values = (getattr(source, name, None) for source in sources)
+            given[name] = next((value for value in values if value is not None), None)
+        # The model's fields may have been assigned, which pydantic does not check.
+        chosen = SamplingArguments.read(given)
         return Sampling(
-            max_tokens=value("max_tokens"),
-            temperature=value("temperature"),
-            top_p=value("top_p"),
-            top_k=value("top_k"),
-            seed=value("seed"),
-            stop=tuple(stop if stop is not None else self._llm.stop or ()),
+            max_tokens=chosen.max_tokens or DEFAULT_MAX_TOKENS,
+            temperature=chosen.temperature or 0.0,
+            top_p=1.0 if chosen.top_p is None else chosen.top_p,
+            top_k=chosen.top_k or 0,
+            seed=chosen.seed,
+            stop=tuple(chosen.stop or ()),
         )
 
     def work(self, request: ChatRequest) -> Callable[[Emit], Coroutine[Any, Any, AIMessage]]:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.utils.utils import secret_from_env
-from pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic import BaseModel, Field, SecretStr
 
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.token_speculation import check_token_speculation
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.machine.choice import Precision
+from lookahead_agent.replies.call_options import DEFAULT_MAX_TOKENS, MaxTokens, SamplingArguments
 
 _SERVERS = (
     ("target", "base_url", "api_key"),
@@ -22,26 +23,11 @@ _SERVERS = (
 """Role, and the names of the fields for address and key."""
 
 
-class SamplingFields(BaseModel):
-    """How tokens are chosen, and where a reply ends."""
+class SamplingFields(SamplingArguments):
+    """How tokens are chosen, and where a reply ends; arguments of a call go before these."""
 
-    temperature: float | None = Field(None, ge=0)
-    """0 takes the likeliest token; None: what the model's makers recommend."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    """Probability mass that is sampled from; None: what the model's makers recommend."""
-    top_k: int | None = Field(None, ge=0)
-    """Number of likeliest tokens that are sampled from, 0 for all; None: what the model's makers recommend."""
-    seed: int | None = None
-    """Makes sampling repeatable for policies that do not depend on timing (off, exact)."""
-    max_tokens: int = Field(1024, ge=1)
+    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
     """Most tokens of a reply."""
-    stop: list[str] | None = None
-    """Texts that end a reply; they are not part of it."""
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _stop_list(cls, stop: Any) -> Any:
-        return [stop] if isinstance(stop, str) else stop
 
 
 class ServerFields(BaseModel):

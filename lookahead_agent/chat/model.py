@@ -14,7 +14,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from lookahead_agent.certificates.watching import SHARE
@@ -32,10 +31,10 @@ from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.offered_tools import chosen_tools, forced, openai_tools
 from lookahead_agent.replies.policy_choice import NodePath, check_policies
 from lookahead_agent.replies.request import ChatRequest, Emit, Piece
 from lookahead_agent.replies.structured_output import Method, parsed, schema_format, text_parser, tool_parser
-from lookahead_agent.replies.tool_calls import chosen_tools, forced
 from lookahead_agent.replies.tool_parsers import check_tool_parser
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
@@ -260,7 +259,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # Nodes of different policies must not have each other's replies from a cache.
-        policy = self.calls.policy_of(CallOptions.read(kwargs))[0]
+        policy = self.calls.policy_of(CallOptions.read({**kwargs, "stop": stop}))[0]
         return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
 
     def policy_for(
@@ -302,17 +301,20 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         """Let the model call tools.
 
         Args:
-            tools: Tools, functions, Pydantic classes or OpenAI tool dictionaries.
+            tools: Tools, functions, Pydantic classes, or tool dictionaries in the format of OpenAI or Anthropic. Tools
+                that a provider's servers run, such as `{"type": "web_search_preview"}`, are refused.
             tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
-                it must call one; a tool's name: it must call that one.
+                it must call one; a tool's name: it must call that one. The dictionaries of OpenAI and Anthropic work
+                too: `{"type": "any"}`, `{"type": "tool", "name": …}`, `{"type": "function", "function": {"name": …}}`,
+                `{"type": "allowed_tools", …}`.
             parallel_tool_calls: True: a reply that must call tools may call several; False: a reply calls one at most;
                 None: as the model likes, but one where it must.
             kwargs: Bound as well.
 
         Raises:
-            ConfigurationError: `tool_choice` names no tool.
+            ConfigurationError: A tool is no function, or `tool_choice` names no tool or has no known form.
         """
-        converted = [convert_to_openai_tool(tool) for tool in tools]
+        converted = openai_tools(tools)
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
         kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
@@ -483,7 +485,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
         options: dict[str, Any],
     ) -> ChatRequest:
-        return self.calls.request(messages, stop, CallOptions.read(options), run_manager=run_manager)
+        return self.calls.request(messages, CallOptions.read({**options, "stop": stop}), run_manager=run_manager)
 
 
 def _result(item: Piece | AIMessage) -> ChatResult:

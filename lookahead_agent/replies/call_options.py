@@ -2,27 +2,99 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.replies.offered_tools import chosen_tools, forced, openai_tools
 from lookahead_agent.replies.structured_output import constraint
 
 
-class CallOptions(BaseModel):
+def _number(value: Any) -> Any:
+    # pydantic takes True for 1 and "1" for 1: neither is meant as a number.
+    if isinstance(value, (bool, str, bytes)):
+        raise ValueError("Input should be a number")
+    return value
+
+
+def _stops(value: Any) -> Any:
+    value = [value] if isinstance(value, str) else value
+    if isinstance(value, (list, tuple)) and "" in value:
+        raise ValueError("stop is one text or several, none of them empty")
+    try:
+        check_encodable(value, "stop")
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+_Number = BeforeValidator(_number)
+_INT32 = 2**31  # the engine keeps these in 32 bits, and a seed in 64
+
+DEFAULT_MAX_TOKENS = 1024
+MaxTokens = Annotated[int, Field(ge=1, lt=_INT32), _Number]
+
+
+class SamplingArguments(BaseModel):
+    """How tokens are chosen and where a reply ends: the same bounds for fields, arguments of calls and requests."""
+
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), _Number] | None = None
+    """0 takes the likeliest token; None: what the model's makers recommend."""
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), _Number] | None = None
+    """Probability mass that is sampled from; None: what the model's makers recommend."""
+    top_k: Annotated[int, Field(ge=0, lt=_INT32), _Number] | None = None
+    """Number of likeliest tokens that are sampled from, 0 for all; None: what the model's makers recommend."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), _Number] | None = None
+    """Makes sampling repeatable for policies that do not depend on timing (off, exact)."""
+    max_tokens: MaxTokens | None = None
+    """Most tokens of a reply."""
+    stop: (
+        Annotated[
+            list[Annotated[str, Field(strict=True)]],
+            BeforeValidator(_stops, json_schema_input_type=str | list[str]),
+        ]
+        | None
+    ) = None
+    """Texts that end a reply, or one; they are not part of it."""
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> Self:
+        """Check values.
+
+        Raises:
+            ConfigurationError: One is unknown or out of its range.
+        """
+        try:
+            return cls.model_validate(options)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                known = ", ".join(sorted(cls.model_fields))
+                raise ConfigurationError(f"a call takes no argument {name!r}; it takes {known}") from error
+            raise ConfigurationError(f"{name}={reprlib.repr(problem['input'])}: {problem['msg']}") from error
+
+
+class CallOptions(SamplingArguments):
     """Keyword arguments of a call, by the same rules as the constructor's.
 
     Attributes:
         policy: Of this call.
-        temperature: See `ChatLookahead`, as of the next four.
-        top_p: Probability mass that is sampled from.
-        top_k: Number of likeliest tokens that are sampled from.
-        seed: Makes sampling repeatable.
-        max_tokens: Most tokens of the reply.
-        tools: Tools in OpenAI's format.
-        tool_choice: "required": the reply must be a tool call.
+        tools: Tools in OpenAI's format, or what can be converted to it.
+        tool_choice: Given in any of the forms that `bind_tools` takes; once read, "required": the reply must be a tool
+            call, and `tools` has those that it may call.
         parallel_tool_calls: Whether a reply may call several tools; None: as the model wants, one if a call is
             required.
         response_format: `{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}`
@@ -34,13 +106,10 @@ class CallOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     policy: Any = None
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    seed: int | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    tools: list[dict[str, Any]] = Field(default_factory=list)
-    tool_choice: Literal["required"] | None = None
+    tools: Annotated[list[dict[str, Any]], BeforeValidator(lambda value: openai_tools(value or ()))] = Field(
+        default_factory=list
+    )
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     template_arguments: dict[str, Any] = Field(default_factory=dict)
@@ -60,24 +129,18 @@ class CallOptions(BaseModel):
         """The constraint that `response_format` puts on the reply, for `Sampling.structured`."""
         return constraint(self.response_format)
 
+    @field_validator("tools", "response_format", "template_arguments", "node")
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> CallOptions:
-        """Check the keyword arguments of a call.
+    def _encodable(cls, value: Any, info: ValidationInfo) -> Any:
+        check_encodable(value, str(info.field_name))
+        return value
 
-        Raises:
-            ConfigurationError: One is unknown or out of its range, or two contradict each other.
-        """
-        try:
-            chosen = cls.model_validate(options)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            name = ".".join(str(part) for part in problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                known = ", ".join(sorted([*cls.model_fields, "stop"]))
-                raise ConfigurationError(f"a call takes no argument {name!r}; it takes {known}") from error
-            raise ConfigurationError(f"{name}={problem['input']!r}: {problem['msg']}") from error
-        if chosen.tool_choice is not None and chosen.structured is not None:
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        if "tool_choice" in self.model_fields_set:
+            self.tools, self.tool_choice = chosen_tools(self.tools, self.tool_choice), forced(self.tool_choice)
+        if self.tool_choice is not None and self.structured is not None:
             raise ConfigurationError("a reply cannot be a tool call and in a response_format at once")
-        if chosen.tool_choice is not None and not chosen.tools:
+        if self.tool_choice is not None and not self.tools:
             raise ConfigurationError("a tool call is required, but there are no tools")
-        return chosen
+        return self

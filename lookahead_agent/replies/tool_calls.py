@@ -7,12 +7,11 @@ import re
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.messages import InvalidToolCall, ToolCall
 from langchain_core.utils.json_schema import dereference_refs
 
-from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replies.thinking import held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -193,30 +192,3 @@ class ContentStream:
         if end > self._passed_on:
             self._on_content(self._text[self._passed_on : end])
             self._passed_on = end
-
-
-def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any]]:
-    """The tools that a reply may call.
-
-    Args:
-        tools: In OpenAI's format.
-        choice: What a caller gives as `tool_choice`: a word, a tool's name, or the tool in OpenAI's format.
-
-    Raises:
-        ConfigurationError: The chosen tool is not among them.
-    """
-    if choice in (None, "auto", "any", "required", True, False):
-        return tools
-    if choice == "none":
-        return []
-    name = choice["function"]["name"] if isinstance(choice, dict) else choice
-    named = [tool for tool in tools if tool["function"]["name"] == name]
-    if not named:
-        known = ", ".join(tool["function"]["name"] for tool in tools)
-        raise ConfigurationError(f"tool_choice {name!r} is not one of the tools ({known})")
-    return named
-
-
-def forced(choice: Any) -> Literal["required"] | None:
-    """Whether a reply must be a tool call."""
-    return None if choice in (None, "auto", "none", False) else "required"

@@ -17,7 +17,6 @@ from lookahead_agent.chat.messages import THINKING_KEY, thinking_of
 from lookahead_agent.engines.background import all_of
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replies.request import Piece
-from lookahead_agent.replies.tool_calls import chosen_tools, forced
 from lookahead_agent.server.protocol import (
     ChatChoice,
     ChatReplyBody,
@@ -54,11 +53,11 @@ async def chat_completions(
     options = [writer.options(body, max_tokens, chosen, choice) | for_chat for choice in range(body.n)]
     identifier, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
     if body.stream:
-        streams = [writer.stream(messages, body.stops, option) for option in options]
+        streams = [writer.stream(messages, option) for option in options]
         base = {"id": identifier, "object": "chat.completion.chunk", "created": created, "model": writer.model_name}
         events = _chunks(streams, base, body.streams_usage)
         return EventStream(await unless_gone(request, begun(events)), writer.metrics.refused)
-    replies = await unless_gone(request, all_of([writer.reply(messages, body.stops, option) for option in options]))
+    replies = await unless_gone(request, all_of([writer.reply(messages, option) for option in options]))
     return ChatReplyBody(
         id=identifier,
         created=created,
@@ -88,8 +87,8 @@ def _chat_options(body: ChatRequestBody) -> dict[str, Any]:
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
     return {
-        "tools": chosen_tools(tools, choice),
-        "tool_choice": forced(choice),
+        "tools": tools,
+        "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
         "template_arguments": body.chat_template_kwargs or {},
     }

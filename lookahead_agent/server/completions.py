@@ -45,13 +45,11 @@ async def completions(
     ]
     identifier, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
     if body.stream:
-        streams = [writer.stream(prompt, body.stops, options) for prompt, options in asked]
+        streams = [writer.stream(prompt, options) for prompt, options in asked]
         base = {"id": identifier, "object": "text_completion", "created": created, "model": writer.model_name}
         events = _chunks(streams, base, body.n, body.streams_usage)
         return EventStream(await unless_gone(request, begun(events)), writer.metrics.refused)
-    replies = await unless_gone(
-        request, all_of([writer.reply(prompt, body.stops, options) for prompt, options in asked])
-    )
+    replies = await unless_gone(request, all_of([writer.reply(prompt, options) for prompt, options in asked]))
     return CompletionReplyBody(
         id=identifier,
         created=created,

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from lookahead_agent.replies.call_options import MaxTokens, SamplingArguments
+
 _STRICT = ConfigDict(extra="forbid")
 # Earlier replies come back with whatever a client library has added to them.
 _HISTORY = ConfigDict(extra="ignore")
@@ -99,10 +101,12 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
+_MOST_STOPS = 16
+
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Sampled(BaseModel):
+class Sampled(SamplingArguments):
     """What both kinds of requests have.
 
     `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
@@ -111,12 +115,7 @@ class Sampled(BaseModel):
 
     model_config = _STRICT
     model: str | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1)
-    stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
@@ -132,17 +131,11 @@ class Sampled(BaseModel):
         for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported: steps are exchanged between two models")
-        stops = self.stops or []
-        if len(stops) > 16 or not all(stops):
-            raise ValueError("stop is up to 16 texts, none of them empty")
+        if len(self.stop or ()) > _MOST_STOPS:
+            raise ValueError(f"stop is up to {_MOST_STOPS} texts")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for stream=true")
         return self
-
-    @property
-    def stops(self) -> list[str] | None:
-        """Texts that end a reply."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
     def streams_usage(self) -> bool:
@@ -154,8 +147,7 @@ class ChatRequestBody(Sampled):
     """Body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: MaxTokens | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -178,7 +170,7 @@ class CompletionRequestBody(Sampled):
     """Body of `/v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: MaxTokens | None = 16
     logprobs: int | None = None
     echo: bool = False
     suffix: str | None = None

@@ -81,25 +81,22 @@ class ReplyWriter:
             "top_p": body.top_p,
             "top_k": body.top_k,
             # Replies to one request differ, and are the same for the same request.
-            "seed": None if body.seed is None else body.seed + choice,
+            "seed": None if body.seed is None else _wrapped(body.seed + choice),
+            "stop": body.stop,
             "max_tokens": min(max_tokens or self.llm.max_tokens, self.settings.max_tokens),
             "policy": chosen.policy or body.policy,
             "node": chosen.node or body.node,
             "response_format": body.response_format,
         }
 
-    async def stream(
-        self, prompt: Prompt, stop: list[str] | None, options: dict[str, Any]
-    ) -> AsyncGenerator[Piece | AIMessage, None]:
+    async def stream(self, prompt: Prompt, options: dict[str, Any]) -> AsyncGenerator[Piece | AIMessage, None]:
         """The pieces of a reply, and at last the message.
 
         Raises:
             RefusedError: Too many replies wait already.
             LookaheadError: The reply could not be written.
         """
-        call = self.llm.calls.request(
-            prompt, stop, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens
-        )
+        call = self.llm.calls.request(prompt, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens)
         async with self.admission.slot():
             started = time.monotonic()
             first: float | None = None
@@ -113,14 +110,19 @@ class ReplyWriter:
                         first = time.monotonic() - started
                     yield item
 
-    async def reply(self, prompt: Prompt, stop: list[str] | None, options: dict[str, Any]) -> AIMessage:
+    async def reply(self, prompt: Prompt, options: dict[str, Any]) -> AIMessage:
         """A whole reply; see `stream`."""
         message: AIMessage | None = None
-        async with aclosing(self.stream(prompt, stop, options)) as items:
+        async with aclosing(self.stream(prompt, options)) as items:
             async for item in items:
                 message = item if isinstance(item, AIMessage) else message
         assert message is not None
         return message
+
+
+def _wrapped(seed: int) -> int:
+    """In 64 bits: the last seed is followed by the first."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -228,7 +228,7 @@ def test_orders_arrive_as_they_were(client: ChatLookahead) -> None:
         VerifierPolicy(verifier="off").chosen_by("a rule"),
         VerifierPolicy(verifier="cascade", similarity=0.9, depth=3),
     ):
-        request = client.calls.request([HumanMessage("?")], ["stop"], _options(policy))
+        request = client.calls.request([HumanMessage("?")], _options(policy))
         order = ReplyOrder("digest", request, "name", "hermes", True)
         arrived = order_from_frame(_through_json(order_to_frame(order)))
         assert arrived.request.policy == request.policy
@@ -247,7 +247,7 @@ def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
 
 def _options(policy: VerifierPolicy) -> Any:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    return CallOptions(policy=policy, tools=tools, template_arguments={"enable_thinking": False}, seed=3)
+    return CallOptions(policy=policy, tools=tools, template_arguments={"enable_thinking": False}, seed=3, stop=["stop"])
 
 
 def _through_json(frame: dict[str, Any]) -> dict[str, Any]:
