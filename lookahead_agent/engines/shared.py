@@ -46,7 +46,8 @@ class EnginePool:
     def acquire(self, config: VLLMConfig) -> VLLMEngine:
         """Return the running engine with this configuration, or start it; blocks while it starts.
 
-        Every `acquire` is paired with one `release`.
+        An engine whose process has ended is started again; who holds it from before finds it unhealthy. Every
+        `acquire` is paired with one `release`.
 
         Raises:
             EngineStartError: It could not start.
@@ -59,6 +60,9 @@ class EnginePool:
             entry.users += 1
         try:
             with entry.lock:
+                if entry.engine is not None and not entry.engine.healthy:
+                    entry.engine.close()
+                    entry.engine = None
                 if entry.engine is None:
                     with self._starting():
                         entry.engine = self._start(config)

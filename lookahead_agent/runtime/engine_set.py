@@ -90,8 +90,13 @@ class EngineSet:
         self.replies = RepliesAtOnce()
         self.modes = ModeChooser()
         """Which way of writing each node's replies get, where that is free."""
-        self.problem: str | None = None
-        """Why there is no draft, judge or embedder although one was wanted."""
+        self.problems: dict[str, str] = {}
+        """Why there is no draft, judge or embedding model although one was wanted, by role."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why a model that was wanted is missing; None if none is."""
+        return "; ".join(self.problems.values()) or None
 
     @property
     def precision(self) -> dict[str, str]:

@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -24,7 +25,7 @@ from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared import POOL
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_engine import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
-from lookahead_agent.errors import ConfigurationError, LookaheadError
+from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import ResolvedSet, fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
@@ -43,6 +44,8 @@ GPU_SHARE = {"target": 0.68, "draft": 0.2}
 GPU_SHARE_WITH_JUDGE = {"target": 0.6, "draft": 0.16, "judge": 0.16}
 # Seconds after which a draft server that could not be reached is looked for again.
 _LOOK_AGAIN = 5.0
+# Times that a draft or judge whose process ended is started again: killed for its memory, it would be killed again.
+_RESTARTS = 3
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,14 @@ class Runtime:
         self._remote_draft: OpenAIEngine | None = None
         self._looking_for_draft: asyncio.Task[None] | None = None
         self._looked_for_draft = 0.0
+        self._restarts: Counter[str] = Counter()
+        self._restarting: dict[str, asyncio.Task[None]] = {}
         self._calls = 0
         self._changed = asyncio.Condition()
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._held: list[VLLMConfig] = []
+        self._holding = threading.Lock()
+        self._closings = 0
         self._connections: list[_Closable] = []
         # The finalizers must not keep the runtime alive, so they get the lists and not a method.
         weakref.finalize(self, _release, self._held)
@@ -181,18 +188,22 @@ class Runtime:
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
         """The engines that a policy needs, for as long as the context lasts; starts them if they are not running.
 
+        A target whose process has ended is started again before the call, a draft or a judge beside it: until they are
+        there, the target writes alone.
+
         Raises:
             ModelError: A model could not be fetched.
             EngineStartError: The target could not be started.
         """
         async with self._changed:
-            if self._engines is None or self._lacks_draft(policy):
+            if self._must_start(policy):
                 await self._changed.wait_for(lambda: self._calls == 0)
                 await self._start(policy)
             engines = self._engines
             assert engines is not None
             if policy.speculates:
                 self._look_for_draft(engines)
+                self._restart_ended(engines)
             if engines.draft is not None and policy.embeds:
                 await self._load_embedder(engines)
             if engines.draft is not None and policy.asks_judge:
@@ -205,12 +216,18 @@ class Runtime:
                 self._calls -= 1
                 self._changed.notify_all()
 
+    def _must_start(self, policy: VerifierPolicy) -> bool:
+        """Whether no engines run, or not those that a policy needs, or the target's process has ended."""
+        if self._engines is None or self._lacks_draft(policy):
+            return True
+        return self._spec.runs_here("target") and not self._engines.target.healthy
+
     def _lacks_draft(self, policy: VerifierPolicy) -> bool:
         """Whether a policy commands what the engines that are running were not started for."""
         return policy.commands_steps and not self._with_draft and self._arranged.draft is None
 
     async def _start(self, policy: VerifierPolicy) -> None:
-        if self._engines is not None and not self._lacks_draft(policy):
+        if not self._must_start(policy):
             return  # another call started them while this one waited
         spec, models = self._spec, self._spec.models
         if policy.commands_steps and not spec.has_draft:
@@ -218,7 +235,12 @@ class Runtime:
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
         self._with_draft = self._with_draft or policy.commands_steps
+        if self._engines is not None and not self._lacks_draft(policy):
+            logger.warning("the target's process has ended: starting the engines again")
         self._engines = None
+        for task in self._restarting.values():
+            task.cancel()
+        self._restarts.clear()
         await in_daemon_thread(lambda: _release(self._held))
         _disconnect(self._connections)
         problem, target_folder, draft_folder = None, None, None
@@ -245,7 +267,7 @@ class Runtime:
             problem = await self._connect_draft(engines)
         if problem is not None:
             logger.warning("running without the draft model: %s", problem)
-            engines.problem = problem
+            engines.problems["draft"] = problem
         self._engines = engines
 
     def _may_use_draft(self) -> bool:
@@ -287,7 +309,48 @@ class Runtime:
             self._looking_for_draft = asyncio.create_task(self._look(engines))
 
     async def _look(self, engines: EngineSet) -> None:
-        engines.problem = await self._connect_draft(engines)
+        problem = await self._connect_draft(engines)
+        if problem is None:
+            engines.problems.pop("draft", None)
+        else:
+            engines.problems["draft"] = problem
+
+    def _restart_ended(self, engines: EngineSet) -> None:
+        """Start a draft or a judge whose process has ended again, while calls go on without it."""
+        models, draft, judge = self._spec.models, engines.draft, engines.judge
+        if draft is not None and self._spec.runs_here("draft") and not draft.healthy:
+            engines.draft = None
+            self._restart(engines, "draft", self._restart_draft)
+        own = models.judge not in (None, models.target, models.draft)
+        if own and isinstance(judge, EngineJudge) and not judge.engine.healthy:
+            engines.judge = None
+            self._restart(engines, "judge", self._put_judge)
+
+    def _restart(self, engines: EngineSet, role: str, start: Callable[[EngineSet], Coroutine[Any, Any, None]]) -> None:
+        self._restarts[role] += 1
+        if self._restarts[role] > _RESTARTS:
+            engines.problems[role] = f"the {role} model's process has ended {self._restarts[role]} times"
+            return
+        engines.problems[role] = f"the {role} model's process has ended; it is being started again"
+        logger.warning("%s", engines.problems[role])
+
+        async def restart() -> None:
+            try:
+                await start(engines)
+            except LookaheadError as error:
+                engines.problems[role] = str(error)
+
+        self._restarting[role] = asyncio.create_task(restart())
+
+    async def _restart_draft(self, engines: EngineSet) -> None:
+        draft, problem = await self._start_draft(self._arranged)
+        if draft is None:
+            engines.problems["draft"] = problem or "the draft model could not be started again"
+            return
+        engines.draft = draft
+        if self._judged_by is engines and self._spec.models.judge == self._spec.models.draft:
+            engines.judge = EngineJudge(draft)
+        engines.problems.pop("draft", None)
 
     async def _connect_draft(self, engines: EngineSet) -> str | None:
         """Put the draft behind a server to work; says why if it cannot."""
@@ -327,13 +390,17 @@ class Runtime:
     async def _acquire(
         self, role: str, name: str, folder: Path, more_arguments: Mapping[str, Any] | None = None
     ) -> Engine:
-        config = self._config(role, folder, more_arguments or {})
+        config, closings = self._config(role, folder, more_arguments or {}), self._closings
 
         def start() -> Engine:
             with self.progress.task(f"Loading {role} model {name}"):
                 engine = POOL.acquire(config)
-                self._held.append(config)  # here, for a call that was cancelled meanwhile holds it all the same
-                return engine
+                with self._holding:
+                    if self._closings == closings:
+                        self._held.append(config)  # here, for a call that was cancelled meanwhile holds it all the same
+                        return engine
+                POOL.release(config)
+                raise EngineError("the engines were closed while they started")
 
         return await in_daemon_thread(start)
 
@@ -358,15 +425,17 @@ class Runtime:
 
     async def _start_judge(self, engines: EngineSet) -> None:
         """Put the wanted judge in place of the target, once."""
+        if engines.draft is not None and self._judged_by is not engines:
+            self._judged_by = engines
+            await self._put_judge(engines)
+
+    async def _put_judge(self, engines: EngineSet) -> None:
         models, remote = self._spec.models, self._spec.remote.get("judge")
-        if engines.draft is None or self._judged_by is engines:
-            return
-        self._judged_by = engines
         if remote is not None:
             judge = remote_judge(remote)
             self._connections.append(judge)
             engines.judge = judge
-        elif models.judge == models.draft:
+        elif models.judge == models.draft and engines.draft is not None:
             engines.judge = EngineJudge(engines.draft)
         elif models.judge is not None and models.judge != models.target:
             try:
@@ -378,7 +447,9 @@ class Runtime:
             except LookaheadError as error:
                 logger.warning("running without the judge: %s", error)
                 engines.judge = None
-                engines.problem = str(error)
+                engines.problems["judge"] = str(error)
+                return
+        engines.problems.pop("judge", None)
 
     async def _load_embedder(self, engines: EngineSet) -> None:
         if engines.embedder is not None or engines.draft is None or self._embedder_problem is not None:
@@ -399,10 +470,12 @@ class Runtime:
             engines.embedder = await in_daemon_thread(load)
         except (LookaheadError, OSError) as error:
             logger.warning("running without the embedding model: %s", error)
-            self._embedder_problem = engines.problem = str(error)
+            self._embedder_problem = engines.problems["embedding"] = str(error)
 
     def close(self) -> None:
         """Shut down the engines that nobody else uses; a later call starts them again."""
+        with self._holding:
+            self._closings += 1
         _release(self._held)
         _disconnect(self._connections)
         self._engines = None

@@ -35,16 +35,16 @@ class EngineJudge:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     async def first_words(self, messages: Messages) -> Mapping[str, float]:
         """Probabilities of the likeliest first tokens."""
-        tokenizer = self._engine.tokenizer
+        tokenizer = self.engine.tokenizer
         # A judge that thinks first would neither say yes nor no; templates of other models ignore this.
         prompt = await asyncio.to_thread(lambda: tokenizer.chat_prompt(messages, enable_thinking=False))
-        if len(prompt) >= self._engine.context_length:
+        if len(prompt) >= self.engine.context_length:
             raise ContextLengthError("the question to the judge is longer than its context")
-        logprobs = await likeliest(self._engine, prompt)
+        logprobs = await likeliest(self.engine, prompt)
         words: dict[str, float] = {}
         for token, logprob in logprobs.items():
             word = tokenizer.decode((token,))

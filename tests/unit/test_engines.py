@@ -44,6 +44,7 @@ def test_binding_notation() -> None:
 class FakeEngine:
     def __init__(self) -> None:
         self.closed = 0
+        self.healthy = True
 
     def close(self) -> None:
         self.closed += 1
@@ -86,6 +87,21 @@ def test_threads_share_one_start() -> None:
     for thread in threads:
         thread.join()
     assert len(started) == 1
+
+
+def test_an_engine_whose_process_has_ended_is_started_again_also_where_others_hold_it() -> None:
+    started: list[FakeEngine] = []
+    pool = pool_of(started)
+    first = pool.acquire(CONFIG)
+    started[0].healthy = False
+    second = pool.acquire(CONFIG)
+    assert second is not first
+    assert pool.acquire(CONFIG) is second
+    assert [engine.closed for engine in started] == [1, 0]
+    for _ in range(3):
+        assert started[1].closed == 0
+        pool.release(CONFIG)
+    assert started[1].closed == 1
 
 
 def test_a_failed_start_is_forgotten() -> None:

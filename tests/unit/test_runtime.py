@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
-from lookahead_agent.errors import EngineStartError
+from lookahead_agent.errors import EngineError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime import runtime as runtime_module
@@ -32,10 +32,10 @@ class Pool:
     def __init__(self, failing: str = "") -> None:
         self.started: list[VLLMConfig] = []
         self.held: list[VLLMConfig] = []
-        self._failing = failing
+        self.failing = failing
 
     def acquire(self, config: VLLMConfig) -> ScriptedEngine:
-        if config.model.name == self._failing:
+        if config.model.name == self.failing:
             raise EngineStartError("no memory")
         self.started.append(config)
         self.held.append(config)
@@ -103,15 +103,21 @@ def test_engine_arguments_go_to_their_engine() -> None:
     assert draft["max_num_seqs"] == 4
 
 
-def started(
-    spec: RuntimeSpec, policy: str, monkeypatch: pytest.MonkeyPatch, pool: Pool | None = None
-) -> tuple[Pool, EngineSet]:
-    pool = pool or Pool()
+def runtime_on(
+    pool: Pool, spec: RuntimeSpec, monkeypatch: pytest.MonkeyPatch, *, expects_draft: bool = True
+) -> Runtime:
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
     monkeypatch.setattr(runtime_module, "arrange", plainly)
     monkeypatch.setattr(runtime_module, "judge_arguments", lambda *_: {})
-    runtime = Runtime(spec, expects_draft=as_policy(policy).commands_steps)
+    return Runtime(spec, expects_draft=expects_draft)
+
+
+def started(
+    spec: RuntimeSpec, policy: str, monkeypatch: pytest.MonkeyPatch, pool: Pool | None = None
+) -> tuple[Pool, EngineSet]:
+    pool = pool or Pool()
+    runtime = runtime_on(pool, spec, monkeypatch, expects_draft=as_policy(policy).commands_steps)
 
     async def start() -> EngineSet:
         async with runtime.engines(as_policy(policy)) as engines:
@@ -172,7 +178,7 @@ def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others(
 
 
 def judge_of(engines: EngineSet) -> object:
-    return engines.judge._engine if isinstance(engines.judge, EngineJudge) else engines.judge
+    return engines.judge.engine if isinstance(engines.judge, EngineJudge) else engines.judge
 
 
 def test_the_target_judges_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,3 +305,111 @@ def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_
 
     asyncio.run(both())
     runtime.close()
+
+
+async def engines_of(runtime: Runtime, policy: str = "judge:depth=4") -> EngineSet:
+    async with runtime.engines(as_policy(policy)) as found:
+        return found
+
+
+JUDGED = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
+
+
+async def test_a_target_that_has_ended_is_started_again_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    first = await engines_of(runtime)
+    assert await engines_of(runtime) is first
+    first.target.close()
+    again = await engines_of(runtime)
+    assert again.target is not first.target
+    assert again.target.healthy
+    assert len(pool.held) == 2, "what was held before is given back"
+
+
+async def test_a_draft_that_has_ended_is_started_again_while_calls_go_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = runtime_on(Pool(), RuntimeSpec(MODELS), monkeypatch)
+    engines = await engines_of(runtime)
+    target = engines.target
+    for _ in range(3):
+        draft = engines.draft
+        assert draft is not None
+        draft.close()
+        assert (await engines_of(runtime)).draft is None
+        assert engines.problem == "the draft model's process has ended; it is being started again"
+        await becomes(lambda: engines.draft is not None)
+        assert engines.draft is not draft
+        assert engines.problem is None
+        assert engines.verifier(as_policy("judge")) is not None
+    assert engines.draft is not None
+    engines.draft.close()
+    for _ in range(3):
+        assert (await engines_of(runtime)).draft is None
+        assert engines.problem == "the draft model's process has ended 4 times"
+    assert (await engines_of(runtime)).target is target
+
+
+async def test_a_judge_that_has_ended_is_started_again_while_calls_go_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool()
+    runtime = runtime_on(pool, JUDGED, monkeypatch)
+    engines = await engines_of(runtime)
+    judge = engines.judge
+    assert isinstance(judge, EngineJudge)
+    judge.engine.close()
+    await engines_of(runtime)
+    assert engines.verifier(as_policy("judge")) is None
+    assert engines.problem == "the judge model's process has ended; it is being started again"
+    assert engines.verifier(as_policy("exact")) is not None
+    await becomes(lambda: engines.judge is not None)
+    assert judge_of(engines) is not judge.engine
+    assert engines.problem is None
+    assert len(pool.started) == 4
+
+
+async def test_a_draft_that_judges_judges_again_once_it_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MODELS.draft is not None
+    spec = RuntimeSpec(choose_models(MODELS.target.hub_id, judge=MODELS.draft.hub_id))
+    runtime = runtime_on(Pool(), spec, monkeypatch)
+    engines = await engines_of(runtime)
+    assert engines.draft is not None
+    engines.draft.close()
+    await engines_of(runtime)
+    await becomes(lambda: engines.draft is not None)
+    assert judge_of(engines) is engines.draft
+
+
+async def test_a_draft_that_cannot_be_started_again_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    engines = await engines_of(runtime)
+    assert engines.draft is not None
+    assert MODELS.draft is not None
+    pool.failing = Path(MODELS.draft.hub_id).name
+    engines.draft.close()
+    await engines_of(runtime)
+    await becomes(lambda: engines.problem == "no memory")
+    assert (await engines_of(runtime)).draft is None
+
+
+def test_engines_that_are_closed_while_they_start_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Waiting(Pool):
+        def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+            begun.set()
+            assert go_on.wait(20)
+            return super().acquire(config)
+
+    pool = Waiting()
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    call = background.submit(engines_of(runtime))
+    assert begun.wait(20)
+    runtime.close()
+    go_on.set()
+    with pytest.raises(EngineError, match="closed while they started"):
+        call.result(20)
+    assert not pool.held
