@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from lookahead_agent.decoding.segmenter import delimiter_finder
 from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable, in_words
 from lookahead_agent.verifiers.judge import check_prompt
 
@@ -63,7 +64,8 @@ class VerifierPolicy(BaseModel):
             chosen by what is fastest.
         width: Draft candidates per position (w), of which the first accepted one is kept.
         draft_temperature: At which candidates after the first are sampled when the reply is greedy.
-        delimiter: Text, or compiled pattern, that ends a step.
+        delimiter: Text, or compiled pattern, that ends a step. A search for a pattern that takes longer than 20 ms
+            ends the reply with an error.
         max_step_tokens: Length limit of a step in tokens; a draft step that is cut there is never accepted.
         hedge: Whether the target goes on after its own step while the verifier thinks.
         synchronous: Whether to work in rounds, as the paper's simpler variant does; slower.
@@ -80,7 +82,7 @@ class VerifierPolicy(BaseModel):
     similarity: float = Field(0.85, ge=-1, le=1)
     ask_judge_from: float | None = Field(0.65, ge=-1, le=1)
     p_aligned: float = Field(0.75, ge=0, le=1)
-    judge_prompt: str | None = None
+    judge_prompt: str | None = Field(None, max_length=10_000)
     both_orders: bool = False
     same_numbers: bool = True
     risk: float | None = Field(None, gt=0, lt=1)
@@ -128,16 +130,14 @@ class VerifierPolicy(BaseModel):
             raise ValueError(
                 f"ask_judge_from ({asked_from}) is above similarity ({self.similarity}): the judge would never be asked"
             )
-        if self.judge_prompt is not None and self.verifier != "score":
-            try:
+        try:
+            if self.judge_prompt is not None and self.verifier != "score":
                 check_prompt(self.judge_prompt)
-            except ConfigurationError as error:
-                raise ValueError(str(error)) from None
-        for name in ("name", "judge_prompt", "delimiter"):
-            check_encodable(getattr(self, name), name)
-        empty = self.delimiter == "" if isinstance(self.delimiter, str) else self.delimiter.match("") is not None
-        if empty:
-            raise ValueError("the delimiter matches the empty text: steps would have no end and no beginning")
+            for name in ("name", "judge_prompt", "delimiter"):
+                check_encodable(getattr(self, name), name)
+            delimiter_finder(self.delimiter)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
         return self
 
     @property
@@ -291,11 +291,15 @@ def as_policy(policy: PolicyLike) -> VerifierPolicy:
     return _validated(policy)
 
 
+_LONGEST_TEXT = 2000
+"""Characters of a policy written as text."""
 _PARTS = re.compile(r"(?:^|:)([^:=]*(?:=/.*?/(?=:|$))?[^:]*)")
 """What stands between colons, but for those of a pattern between slashes."""
 
 
 def _named(text: str) -> VerifierPolicy:
+    if len(text) > _LONGEST_TEXT:
+        raise PolicyError(f"a policy is written in at most {_LONGEST_TEXT} characters; this one has {len(text)}")
     name, *changes = _PARTS.findall(text)
     if name in POLICIES:
         fields = POLICIES[name].model_dump(exclude_unset=True)
@@ -323,11 +327,11 @@ def _value(text: str) -> Any:
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
         try:
             return re.compile(text[1:-1])
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise PolicyError(f"{text} is no pattern: {error}") from error
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

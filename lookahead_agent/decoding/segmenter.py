@@ -3,13 +3,76 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import regex
 
 from lookahead_agent.decoding.blocks import open_block
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.tokenizer import TextStream
+from lookahead_agent.errors import ConfigurationError
+
+_SEARCH_SECONDS = 0.02
+"""Longest search for a delimiter, of a pattern: a step has a few kilobytes, and a search of it takes microseconds."""
+_LONGEST_PATTERN = 1000
+"""In characters."""
+_MOST_REPETITIONS = 1000
+"""Product of the numbers in a pattern's `{…}`: `regex` may write each of them out, which takes memory."""
+_REPETITION = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_FLAGS = {re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X, re.A: regex.A}
+
+Finder = Callable[[str, int], Iterator[Any]]
+"""Finds matches in a text, from a position on."""
+
+
+@lru_cache(maxsize=256)
+def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
+    """What finds a delimiter in bounded time, whatever its pattern: `re` has no limit, and lets nobody else work.
+
+    Args:
+        delimiter: Text, or a pattern of `re`.
+
+    Raises:
+        ConfigurationError: The pattern is too long, repeats too often, cannot be searched for, or matches the empty
+            text.
+    """
+    if isinstance(delimiter, str):
+        find: Finder = re.compile(re.escape(delimiter)).finditer
+        if delimiter == "":
+            raise ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
+        return find
+    written, repetitions = delimiter.pattern, 1
+    for least, most in _REPETITION.findall(written):
+        repetitions *= max([1, *(int(number[:9]) for number in (least, most) if number)])
+    if len(written) > _LONGEST_PATTERN or repetitions > _MOST_REPETITIONS:
+        raise ConfigurationError(
+            f"the delimiter's pattern is too large: it has at most {_LONGEST_PATTERN} characters and "
+            f"{_MOST_REPETITIONS} repetitions"
+        )
+    flags = 0
+    for ours, theirs in _FLAGS.items():
+        flags |= theirs if delimiter.flags & ours else 0
+    try:
+        compiled = regex.compile(written, flags)
+        empty = compiled.match("", timeout=_SEARCH_SECONDS) is not None
+    except TimeoutError:
+        raise _too_slow(delimiter) from None
+    except (regex.error, RecursionError, OverflowError, ValueError) as error:
+        raise ConfigurationError(f"the delimiter /{written}/ cannot be searched for: {error}") from None
+    if empty:
+        raise ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
+    return partial(compiled.finditer, timeout=_SEARCH_SECONDS)
+
+
+def _too_slow(delimiter: str | re.Pattern[str]) -> ConfigurationError:
+    pattern = delimiter if isinstance(delimiter, str) else delimiter.pattern
+    return ConfigurationError(
+        f"the search for the delimiter /{pattern}/ took longer than {_SEARCH_SECONDS:g} s: give one without "
+        "repetitions in repetitions"
+    )
 
 
 @dataclass(frozen=True)
@@ -38,9 +101,9 @@ class Segmentation:
     eos_ids: Collection[int] = ()
 
     @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """The delimiter as a pattern."""
-        return re.compile(re.escape(self.delimiter)) if isinstance(self.delimiter, str) else self.delimiter
+    def find(self) -> Finder:
+        """What finds the delimiter."""
+        return delimiter_finder(self.delimiter)
 
     @property
     def lookback(self) -> int:
@@ -106,7 +169,11 @@ class Segmenter:
         return self._text
 
     def push(self, token_id: int) -> Step | None:
-        """Add one token; returns the step if the token ended it."""
+        """Add one token; returns the step if the token ended it.
+
+        Raises:
+            ConfigurationError: The search for the delimiter took too long.
+        """
         self._ids.append(token_id)
         piece = self._stream.push(token_id)
         seen = len(self._before) + len(self._text)
@@ -150,10 +217,13 @@ class Segmenter:
 
     def _delimited(self) -> bool:
         begins = len(self._text) - len(self._text.lstrip())
-        for match in self._rules.pattern.finditer(self._text, max(begins, self._delimited_from)):
-            if open_block(self._line + self._text[: match.start()], self._block) is None:
-                return True
-            self._delimited_from = match.end()
+        try:
+            for match in self._rules.find(self._text, max(begins, self._delimited_from)):
+                if open_block(self._line + self._text[: match.start()], self._block) is None:
+                    return True
+                self._delimited_from = match.end()
+        except TimeoutError:
+            raise _too_slow(self._rules.delimiter) from None
         return False
 
     def _step(self, end: StepEnd) -> Step:

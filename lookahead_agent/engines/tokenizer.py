@@ -8,10 +8,11 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from lookahead_agent.errors import ConfigurationError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
 from lookahead_agent.models.thinking_tags import ThinkingTags
 
 
@@ -50,8 +51,21 @@ class Tokenizer(Protocol):
         """Equal for tokenizers with the same vocabulary, which may exchange token ids."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without special tokens around it."""
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Variables of the chat template that a call may set, such as `enable_thinking`."""
+        ...
+
+    def encode(self, text: str, longest: int | None = None) -> list[int]:
+        """Token ids of `text`, without special tokens around it.
+
+        Args:
+            text: The text.
+            longest: Most tokens that are wanted; None: any number.
+
+        Raises:
+            ContextLengthError: A text has far more tokens than `longest`. It is not encoded to its end.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -66,17 +80,20 @@ class Tokenizer(Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **template_arguments: Any,
+        template_arguments: Mapping[str, Any] | None = None,
+        longest: int | None = None,
     ) -> list[int]:
         """Token ids of a chat, ready for the assistant's reply.
 
         Args:
             messages: Messages in OpenAI's format; tool-call arguments as mappings.
             tools: Tools in OpenAI's format.
-            template_arguments: Further variables of the model's chat template.
+            template_arguments: Values of `template_variables`, of JSON's types.
+            longest: See `encode`.
 
         Raises:
-            ConfigurationError: The template refuses the messages.
+            ConfigurationError: The template refuses the messages, or has no such variable.
+            ContextLengthError: The chat has far more tokens than `longest`.
         """
         ...
 
@@ -91,6 +108,39 @@ class Tokenizer(Protocol):
 
 # Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
 _CONTEXT_TOKENS = 8
+
+
+_PIECE_LENGTH = 1 << 14
+"""Characters that are encoded at once of a text that may be too long."""
+_LOST_AT_CUT = 16
+"""Tokens by which a cut can lengthen a text, generously: characters on both sides would have been one token."""
+_LONGEST_ARGUMENTS = 1 << 16
+"""Characters of template arguments in JSON."""
+
+
+def _check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:
+    """Check what a call passes to the chat template.
+
+    Raises:
+        ConfigurationError: The template reads no such variable, or a value is too long or not of JSON's types.
+    """
+    if unknown := sorted(str(name)[:80] for name in arguments.keys() - variables):
+        readable = ", ".join(sorted(variables)) or "none"
+        raise ConfigurationError(
+            f"the model's chat template reads no {', '.join(unknown[:5])}; a call may set what it does read: {readable}"
+        )
+    try:
+        length = len(json.dumps(dict(arguments), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the arguments of the chat template are no JSON: {error}") from None
+    if length > _LONGEST_ARGUMENTS:
+        raise ConfigurationError(
+            f"the arguments of the chat template have {length} characters; at most {_LONGEST_ARGUMENTS} are taken"
+        )
+
+
+def _too_long(longest: int) -> ContextLengthError:
+    return ContextLengthError(f"the prompt is too long: it has more than {longest} tokens; shorten it")
 
 
 # Special tokens that part a reply: they are shown as text, so that whoever looks for them finds them.
@@ -192,8 +242,36 @@ class HFTokenizer:
         other._fingerprint = f"text-{uuid.uuid4().hex}"
         return other
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without special tokens around it."""
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template reads, but for what transformers itself supplies or takes."""
+        import inspect
+
+        from transformers.utils.chat_template_utils import _get_template_variables
+
+        supplied = {
+            "messages",
+            *inspect.signature(self._tokenizer.apply_chat_template).parameters,
+            *self._tokenizer.SPECIAL_TOKENS_ATTRIBUTES,
+            *self._tokenizer.special_tokens_map,
+        }
+        templates = self._tokenizer.chat_template or ""
+        texts = [templates] if isinstance(templates, str) else templates.values()
+        return frozenset().union(*map(_get_template_variables, texts)) - supplied
+
+    def encode(self, text: str, longest: int | None = None) -> list[int]:
+        """Token ids of `text`, without special tokens around it.
+
+        Raises:
+            ContextLengthError: It has far more tokens than `longest`.
+        """
+        if longest is not None and len(text) > 4 * longest:
+            count = 0
+            for start in range(0, len(text), _PIECE_LENGTH):
+                piece = self._tokenizer.encode(text[start : start + _PIECE_LENGTH], add_special_tokens=False)
+                count += max(0, len(piece) - _LOST_AT_CUT)
+                if count > longest:
+                    raise _too_long(longest)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -218,15 +296,16 @@ class HFTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **template_arguments: Any,
+        template_arguments: Mapping[str, Any] | None = None,
+        longest: int | None = None,
     ) -> list[int]:
         """Token ids of a chat, ready for the assistant's reply.
 
         Raises:
-            ConfigurationError: The model has no chat template, or the template refuses the messages.
+            ConfigurationError: The model has no chat template, or the template refuses the messages or the arguments.
+            ContextLengthError: The chat has far more tokens than `longest`.
         """
-        ids: list[int] = self._render(messages, tools, tokenize=True, **template_arguments)
-        return ids
+        return self.encode(self._render(messages, tools, template_arguments or {}), longest)
 
     def follow_up(self, question: str) -> list[int]:
         """Token ids that end an assistant's reply, ask a further question, and begin the reply to that.
@@ -245,7 +324,7 @@ class HFTokenizer:
             {"role": "assistant", "content": reply},
             {"role": "user", "content": question},
         ]
-        text: str = self._render(messages, None, tokenize=False)
+        text = self._render(messages, None, {})
         _, found, rest = text.partition(reply)
         if not found:
             raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
@@ -255,24 +334,27 @@ class HFTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        **arguments: Any,
-    ) -> Any:
+        arguments: Mapping[str, Any],
+    ) -> str:
         import jinja2
 
         if self._tokenizer.chat_template is None:
             raise ConfigurationError(
                 f"{Path(self._tokenizer.name_or_path).name} has no chat template: use an instruct model"
             )
+        _check_arguments(arguments, self.template_variables)
         try:
-            return self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=True,
-                return_dict=False,
+                tokenize=False,
                 **arguments,
             )
-        except jinja2.TemplateError as error:
+        # A template is a program of the model's makers: messages and arguments that it does not expect make it fail.
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigurationError(f"the model's chat template refuses these messages: {error}") from error
+        return text
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
@@ -334,10 +416,22 @@ class ScriptedTokenizer:
         """Unique to the instance."""
         return f"scripted-{id(self)}"
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`."""
-        ids = []
-        for piece in self._PIECE.findall(text):
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What templates of models that think usually have."""
+        return frozenset({"enable_thinking"})
+
+    def encode(self, text: str, longest: int | None = None) -> list[int]:
+        """Token ids of `text`.
+
+        Raises:
+            ContextLengthError: It has more tokens than `longest`.
+        """
+        ids: list[int] = []
+        for match in self._PIECE.finditer(text):
+            piece = match.group()
+            if longest is not None and len(ids) >= longest:
+                raise _too_long(longest)
             if piece not in self._ids:
                 self._ids[piece] = len(self._texts)
                 self._texts.append(piece)
@@ -356,13 +450,20 @@ class ScriptedTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **template_arguments: Any,
+        template_arguments: Mapping[str, Any] | None = None,
+        longest: int | None = None,
     ) -> list[int]:
-        """Token ids of the messages, one line each."""
+        """Token ids of the messages, one line each.
+
+        Raises:
+            ConfigurationError: An argument is not one of `template_variables`.
+            ContextLengthError: They have more tokens than `longest`.
+        """
+        _check_arguments(template_arguments or {}, self.template_variables)
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
         if tools:
             lines.insert(0, "tools: " + json.dumps(list(tools)))
-        return self.encode("\n".join([*lines, "assistant: "]) + self._opening)
+        return self.encode("\n".join([*lines, "assistant: "]) + self._opening, longest)
 
     def follow_up(self, question: str) -> list[int]:
         """Token ids of a further line of the user's, and the beginning of the assistant's."""

@@ -110,7 +110,10 @@ class ChatCall:
 
     async def _reply(self) -> ChatReply:
         request, tokenizer = self._request, self._engines.target.tokenizer
-        prompt = await asyncio.to_thread(self._prompt, tokenizer)
+        longest = min(
+            request.longest_prompt or self._engines.target.context_length, self._engines.target.context_length
+        )
+        prompt = await asyncio.to_thread(self._prompt, tokenizer, longest)
         if request.longest_prompt is not None and len(prompt) > request.longest_prompt:
             raise ContextLengthError(f"the prompt has {len(prompt)} tokens; at most {request.longest_prompt} are taken")
         room = self._engines.target.context_length - len(prompt)
@@ -165,13 +168,16 @@ class ChatCall:
             return await self._constrained(prompt, sampling, structured)
         return await self._free(prompt, sampling)
 
-    def _prompt(self, tokenizer: Tokenizer) -> list[int]:
+    def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request = self._request
         if isinstance(request.messages, str):
-            ids = tokenizer.encode(request.messages)
+            ids = tokenizer.encode(request.messages, longest)
         elif request.is_chat:
             messages = [message for message in request.messages if isinstance(message, dict)]
-            ids = tokenizer.chat_prompt(messages, request.options.tools, **request.options.template_arguments)
+            arguments = request.options.template_arguments
+            if tokenizer is not self._engines.target.tokenizer:  # whose variables another model's template may not have
+                arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
+            ids = tokenizer.chat_prompt(messages, request.options.tools, arguments, longest)
         else:
             ids = [token for token in request.messages if isinstance(token, int)]
             if any(not 0 <= token < tokenizer.size for token in ids):

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from lookahead_agent.runtime.arranging import Arranged
 
 
+_MOST_CERTIFICATES = 256
+"""Searches for a certificate that are remembered: a server's clients may choose risks and delimiters."""
+
+
 class RepliesAtOnce:
     """Tells whether a reply was written with nothing beside it: only then its pace says what the engines can do."""
 
@@ -134,6 +138,8 @@ class EngineSet:
             return policy, None, None
         asked = (policy.risk, str(policy.delimiter))
         if asked not in self._certificates:
+            if len(self._certificates) >= _MOST_CERTIFICATES:
+                self._certificates.clear()
             risk, delimiter = asked
             self._certificates[asked] = find_certificate(risk, self.names, self.precision, self._given_up, delimiter)
         found = self._certificates[asked]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +17,8 @@ HYSTERESIS = 0.1
 TRY_AFTER = 6
 """Replies of a node after which another mode is tried; twice as many each time that it was no faster."""
 _WEIGHT = 0.3
+_MOST_NODES = 1024
+"""Nodes that are remembered: a server's clients name them as they like."""
 _BUSY = 4
 """Requests in the target's engine from which steps are left to it: their batches cost those who wait."""
 
@@ -47,7 +50,7 @@ class ModeChooser:
     """Chooses among the modes that the engines offer, for each node of a graph by itself."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: OrderedDict[str, _Node] = OrderedDict()
 
     def choose(self, node: str, modes: Sequence[Mode], waiting: int = 0) -> ModeChoice:
         """The mode of a node's next reply.
@@ -59,7 +62,7 @@ class ModeChooser:
         """
         if waiting >= _BUSY and "sd" in modes:
             return ModeChoice("sd", f"{waiting} requests are running: no steps beside them")
-        known = self._nodes.setdefault(node, _Node())
+        known = self._known(node)
         best = min(modes, key=lambda mode: self._expected(known, mode))
         if known.mode is None or known.mode not in modes or self._ahead(known, best, known.mode):
             known.mode, known.patience = best, TRY_AFTER
@@ -69,7 +72,7 @@ class ModeChooser:
 
     def learn(self, node: str, mode: Mode, seconds_per_token: float) -> None:
         """Take in what a reply took, of which nothing else ran beside."""
-        known = self._nodes.setdefault(node, _Node())
+        known = self._known(node)
         known.replies += 1
         known.used[mode] = known.replies
         before = known.seconds.get(mode)
@@ -84,6 +87,13 @@ class ModeChooser:
         if faster:
             # A trial that was won is worth as much as all that was known of the mode before.
             known.seconds[mode] = seconds_per_token
+
+    def _known(self, node: str) -> _Node:
+        known = self._nodes.setdefault(node, _Node())
+        self._nodes.move_to_end(node)
+        if len(self._nodes) > _MOST_NODES:
+            self._nodes.popitem(last=False)
+        return known
 
     def _ahead(self, node: _Node, mode: Mode, of: Mode) -> bool:
         return self._expected(node, mode) < (1 - HYSTERESIS) * self._expected(node, of)

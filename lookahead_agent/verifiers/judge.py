@@ -27,15 +27,18 @@ def check_prompt(prompt: str) -> str:
     """Return a judge's prompt if it can be filled in.
 
     Raises:
-        ConfigurationError: It has other placeholders than {question}, {before}, {target} and {draft}, or lacks one of
-            the last two.
+        ConfigurationError: It has other placeholders than {question}, {before}, {target} and {draft}, lacks one of
+            the last two, or changes one: a width such as {target:>9} can ask for any amount of memory.
     """
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None}
+        fields = [field for field in string.Formatter().parse(prompt) if field[1] is not None]
     except ValueError as error:
         raise ConfigurationError(
             f"the judge's prompt is not a format string ({error}); braces are {{{{ and }}}}"
         ) from None
+    names = {str(name) for _, name, _, _ in fields}
+    if any(width or conversion for _, _, width, conversion in fields):
+        raise ConfigurationError("the placeholders of the judge's prompt have no width, format or conversion: {target}")
     if not {"target", "draft"} <= names <= _PLACEHOLDERS:
         raise ConfigurationError(
             "the judge's prompt needs {target} and {draft}, and may have {question} and {before}; it has "

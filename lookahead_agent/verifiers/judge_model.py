@@ -40,8 +40,9 @@ class EngineJudge:
     async def first_words(self, messages: Messages) -> Mapping[str, float]:
         """Probabilities of the likeliest first tokens."""
         tokenizer = self.engine.tokenizer
-        # A judge that thinks first would neither say yes nor no; templates of other models ignore this.
-        prompt = await asyncio.to_thread(lambda: tokenizer.chat_prompt(messages, enable_thinking=False))
+        # A judge that thinks first would neither say yes nor no.
+        arguments = {"enable_thinking": False} if "enable_thinking" in tokenizer.template_variables else {}
+        prompt = await asyncio.to_thread(tokenizer.chat_prompt, messages, None, arguments)
         if len(prompt) >= self.engine.context_length:
             raise ContextLengthError("the question to the judge is longer than its context")
         logprobs = await likeliest(self.engine, prompt)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
+from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter, delimiter_finder
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines import ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError
 
 
 def segment(text: str, rules: Segmentation, budget: int = 10_000, eos: bool = True) -> list[Step]:
@@ -205,3 +206,63 @@ def test_steps_of_a_number_of_tokens() -> None:
     assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.DELIMITER, StepEnd.BUDGET]
     short = segment("one two three", Segmentation(step_tokens=2), budget=3)
     assert [(len(step.token_ids), step.end) for step in short] == [(2, StepEnd.DELIMITER), (1, StepEnd.BUDGET)]
+
+
+@given(st.text("ab.:\n \u00a0\u2028X", max_size=60))
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        re.compile(r"\n+"),
+        re.compile(r":|\n+"),
+        re.compile(r"(?<=[.!?])\s"),
+        re.compile(r"^x", re.IGNORECASE | re.MULTILINE),
+        re.compile(r"a.b", re.DOTALL),
+        re.compile(r"\s\w", re.ASCII),
+        re.compile(r"(a) (?# a comment) \1", re.VERBOSE),
+    ],
+)
+def test_a_pattern_matches_where_re_says(pattern: re.Pattern[str], text: str) -> None:
+    found = [match.span() for match in delimiter_finder(pattern)(text, 1)]
+    assert found == [match.span() for match in pattern.finditer(text, 1)]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?:[a-z. ]+)+[^a-z. ]",
+        r"(?:.+)+\x00",
+        r"(?:\w+\s?)+[^\w\s.]",
+        r"(?:[a-z]|[a-z. ])+(?:.|[a-z. ])+[^a-z. ]",
+        r"(?=(?:[a-z. ]+)+[^a-z. ])x",
+        r"((?:[a-z. ]+)+)(?:[a-z. ]+)+\1[^a-z. ]",
+    ],
+)
+@pytest.mark.timeout(60)
+def test_no_pattern_holds_up_the_others(pattern: str) -> None:
+    """Each of them takes `re` longer than anybody waits."""
+    text = "more words and more. " * 90
+    try:
+        steps = segment(text, Segmentation(delimiter=re.compile(pattern), max_step_tokens=1000))
+    except ConfigurationError as error:
+        steps = []
+        told = str(error)
+    else:
+        told = ""
+    assert "longer than 0.02 s" in told or "".join(step.text for step in steps) == text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (r"(?:a?){1000000000}", "too large"),
+        (r"(?:(?:a?){1000}){2}b", "too large"),
+        (r"(?:a?){1000000,}b", "too large"),
+        (r"(?:a?){,1000000}b", "too large"),
+        ("x" * 1001, "too large"),
+        (r"x*", "matches the empty text"),
+        (r"b|", "matches the empty text"),
+    ],
+)
+def test_patterns_that_no_step_can_end_with(pattern: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        delimiter_finder(re.compile(pattern))
