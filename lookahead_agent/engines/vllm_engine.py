@@ -128,8 +128,8 @@ class VLLMEngine:
         with ExitStack() as configuring:
             configuring.enter_context(_configuring)
             configuring.enter_context(collection_paused())
-            self._tokenizer = HFTokenizer(config.model)
             try:
+                self._tokenizer = HFTokenizer(config.model)
                 with STARTS.starting(on_cpu=runs_on_cpu()) as kept:
                     self._llm: Any = _start(config, self._board, when_sent=configuring.close)
                     workers = self._llm.engine_core.resources.engine_manager.processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -158,7 +159,7 @@ def _disk(models: ResolvedSet) -> Finding:
 
 
 def _short(folder: Path) -> str:
-    home = Path.home()
+    home = os.path.expanduser("~")  # itself, where this user has none
     return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Barrier, Event, Thread
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.errors import EngineStartError
 from lookahead_agent.machine.versions import version_of
-from lookahead_agent.models.cache import cache_dir, write_whole
+from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, write_whole
 from lookahead_agent.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ _OTHERS_READ = 1 << 23
 _REPEATS = 9
 FORM = 7
 """Changes when what is measured does, so that what was measured before does not count."""
+_unkept: dict[Path, KernelTimes] = {}
+"""What was measured and could not be written, by the file that would hold it."""
 _SECONDS_FOR_ONE = 0.15
 """After so long a size is not repeated: kernels that are emulated take hundreds of times as long as others."""
 
@@ -82,13 +84,26 @@ def kernel_times(progress: Progress, *, again: bool = False) -> KernelTimes:
     """
     shares = _shares()
     file = cache_dir() / "machine" / f"kernels-{_key(shares)}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_suffix(".lock")):
-        if not again and (known := _read(file)) is not None:
+    with ExitStack() as locked:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            locked.enter_context(FileLock(file.with_suffix(".lock")))
+        except OSError as error:  # a cache that may only be read, and may hold what was measured
+            logger.info("%s cannot be locked: %s", file, error)
+        if not again and (known := _unkept.get(file) or _read(file)) is not None:
             return known
         with progress.task("Measuring this machine, once"):
             measured = KernelTimes(seconds=_measure_in_child(shares), processor=processor(), versions=versions())
-        write_whole(file, measured.model_dump_json(indent=1))
+        try:
+            write_whole(file, measured.model_dump_json(indent=1))
+        except OSError as error:
+            logger.warning(
+                "what was measured cannot be kept (%s), so every process measures anew: set %s to a folder that may be "
+                "written",
+                error,
+                CACHE_VARIABLE,
+            )
+            _unkept[file] = measured
     return measured
 
 
@@ -133,7 +148,7 @@ def _key(shares: Sequence[Sequence[int]]) -> str:
 def _read(file: Path) -> KernelTimes | None:
     try:
         return KernelTimes.model_validate_json(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         logger.warning("%s cannot be read (%s): measuring anew", file, error)

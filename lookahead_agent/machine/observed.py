@@ -59,19 +59,22 @@ class Observed:
             pace: Seconds per token after the first: `ReplyReport.pace`.
             right: Share of its guessed tokens that were right; None: none were guessed, or it cannot be told.
         """
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._file.with_suffix(".lock")):
-            known = self._read()
-            for name, value in ((arrangement, pace), (_RIGHT, right)):
-                if value is not None:
-                    known[name] = [*known.get(name, []), value][-_KEPT:]
-            write_whole(self._file, json.dumps(known, indent=1))
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._file.with_suffix(".lock")):
+                known = self._read()
+                for name, value in ((arrangement, pace), (_RIGHT, right)):
+                    if value is not None:
+                        known[name] = [*known.get(name, []), value][-_KEPT:]
+                write_whole(self._file, json.dumps(known, indent=1))
+        except OSError as error:  # a reply does not fail because its pace cannot be kept
+            logger.info("the pace of a reply cannot be kept: %s", error)
 
     def _read(self) -> dict[str, list[float]]:
         try:
             found = json.loads(self._file.read_text(encoding="utf-8"))
             return {str(name): [float(pace) for pace in paces] for name, paces in found.items()}
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
             logger.warning("%s cannot be read (%s): beginning anew", self._file, error)

