@@ -13,7 +13,8 @@ from lookahead_agent.bench.small_svg import small_svg
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
 from lookahead_agent.errors import MissingExtraError
-from lookahead_agent.models.cache import writable
+from lookahead_agent.models.cache import writable, write_whole
+from lookahead_agent.plain_text import plain
 from lookahead_agent.theory.formulas import asynchronous_speedup, is_draft_bound
 from lookahead_agent.trace import LANES, lane_of
 
@@ -144,13 +145,18 @@ def picture_of_tasks(arms: Sequence[ArmSummary]) -> tuple[str, Figure] | None:
 def as_svg(figure: Figure) -> str:
     """A figure as an SVG element."""
     import matplotlib
+    from matplotlib.text import Text
 
+    for text in figure.findobj(Text):  # names of tasks, models and policies are no formulas
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_text(plain(text.get_text()))
     file = io.StringIO()
     # The same results give the same file, in which text is text: smaller than outlines, and found by a search.
     with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
-    text = file.getvalue()
-    return small_svg(text[text.index("<svg") :])
+    svg = file.getvalue()
+    return small_svg(svg[svg.index("<svg") :])
 
 
 def save_svg(file: Path, figure: Figure) -> None:
@@ -160,7 +166,7 @@ def save_svg(file: Path, figure: Figure) -> None:
         ConfigurationError: It cannot be written there.
     """
     with writable(file):
-        file.write_text(as_svg(figure), encoding="utf-8")
+        write_whole(file, as_svg(figure))
 
 
 def new_figure(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import html
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from lookahead_agent.bench.plots import as_svg, picture_of_tasks, pictures
 from lookahead_agent.bench.prediction import Prediction, predict
@@ -16,13 +18,17 @@ from lookahead_agent.bench.samples import Results
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ArmSummary, NodeSummary, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable
+from lookahead_agent.models.cache import writable, write_whole
+from lookahead_agent.plain_text import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
+
+_MARKDOWN = re.compile(r"[\\`*<|\[\]]")
+_NO_FILE_NAME = re.compile(r"[^\w.-]|^\.")
 
 
 class Report:
@@ -64,24 +70,26 @@ class Report:
 
     def _write_markdown(self, file: Path) -> None:
         folder = file.with_suffix("")
-        parts = [f"# Benchmark: {file.stem}\n", f"{self.conditions()}\n"]
+        parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]
         folder.mkdir(exist_ok=True)
 
         def show(name: str, caption: str, figure: Figure) -> None:
-            (folder / f"{name}.svg").write_text(as_svg(figure), encoding="utf-8")
-            parts.append(f"![{caption}]({folder.name}/{name}.svg)\n\n*{caption}.*\n")
+            name = _NO_FILE_NAME.sub("-", name)  # tasks are named by whoever wrote the rows
+            write_whole(folder / f"{name}.svg", as_svg(figure))
+            words = as_markdown_text(caption)
+            parts.append(f"![{words}]({quote(folder.name)}/{name}.svg)\n\n*{words}.*\n")
 
         if overview := picture_of_tasks(self.arms):
             show("tasks", *overview)
         for task in self.tasks:
-            parts.append(f"## {task}\n")
+            parts.append(f"## {as_markdown_text(task)}\n")
             parts += [as_markdown(table) for table in self.tables(task)]
             for name, (caption, figure) in self._pictures(task).items():
                 show(name, caption, figure)
-        file.write_text("\n".join(parts), encoding="utf-8")
+        write_whole(file, "\n".join(parts))
 
     def _write_csv(self, file: Path) -> None:
-        file.write_text(as_csv(self.arms), encoding="utf-8")
+        write_whole(file, as_csv(self.arms))
 
     def _write_html(self, file: Path) -> None:
         parts = [f"<p>{html.escape(self.conditions())}</p>"]
@@ -91,7 +99,7 @@ class Report:
             parts.append(f"<h2>{html.escape(task)}</h2>")
             parts += [_html(table) for table in self.tables(task)]
             parts += [_figure(caption, figure) for caption, figure in self._pictures(task).values()]
-        file.write_text(_PAGE.replace("{{body}}", "\n".join(parts)), encoding="utf-8")
+        write_whole(file, _PAGE.replace("{{body}}", "\n".join(parts)))
 
     def _pictures(self, task: str) -> dict[str, tuple[str, Figure]]:
         return pictures(task, self.results, self.arms, self.nodes, self.predictions)
@@ -226,8 +234,14 @@ def _number(value: float | None) -> str:
 def as_markdown(table: Table) -> str:
     """A table in Markdown."""
     headings, rows = table
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    lines = [[as_markdown_text(cell) for cell in line] for line in (headings, *rows)]
+    lines.insert(1, ["---"] * len(headings))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def as_markdown_text(text: str) -> str:
+    """A text as Markdown shows it: without markup of its own, on one line."""
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(plain(text).split()))
 
 
 def _html(table: Table) -> str:

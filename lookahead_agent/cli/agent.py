@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import platformdirs
 import typer
 from langchain_core.runnables import RunnableConfig
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.figures import NodeFigures
@@ -22,7 +22,9 @@ from lookahead_agent.agents.templates import build_plan_execute, template
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.live import live as live_view
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.trace import TraceRecorder, timeline, write_page
 
@@ -118,9 +120,9 @@ def agent(
             llm.start(Bars())
             started = time.monotonic()
             loading = started - begun
-            show = Console(stderr=True, quiet=True) if as_json else Console()
+            show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
             with live_view(recorder[0], show) if live else nullcontext():
-                quiet = Console(quiet=True) if live else show
+                quiet = Terminal(quiet=True) if live else show
                 _show_run(graph.stream(start, config, stream_mode=["messages", "updates"]), quiet)
             seconds = time.monotonic() - started
         state = graph.get_state(config).values
@@ -135,13 +137,14 @@ def agent(
             "results": state.get("results", []),
             "thread": thread_id,
         }
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        typer.echo(json.dumps(result))
         return
-    show.print(f"\n[bold]Answer:[/] {state['answer']}\n", highlight=False)
+    show.print("\nAnswer:", style="bold", end="")
+    show.print(f" {state['answer']}\n", soft_wrap=True)
     show.print(_table(figures.nodes()))
     some, several = figures.at_once()
     together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
-    show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading", highlight=False)
+    show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
 
 
 def _policies(given: dict[str, str], depth: int | None) -> dict[str, VerifierPolicy]:
@@ -188,8 +191,9 @@ def _start_of(graph: Any, config: Any, question: str | None, thread: str | None)
     return None
 
 
-def _show_run(events: Iterator[tuple[str, Any]], show: Console) -> None:
+def _show_run(events: Iterator[tuple[str, Any]], show: Terminal) -> None:
     writing = None
+    pieces = PlainTextStream()
     for mode, event in events:
         if mode == "messages":
             chunk, metadata = event
@@ -197,31 +201,32 @@ def _show_run(events: Iterator[tuple[str, Any]], show: Console) -> None:
             if node != "planner" or not chunk.text:
                 continue
             if writing != node:
-                show.rule(f"[bold]{node}", align="left")
+                show.rule(Text(node, "bold"), align="left")
                 writing = node
-            show.print(chunk.text, end="", markup=False, highlight=False, soft_wrap=True)
+                pieces = PlainTextStream()
+            show.print(pieces.feed(chunk.text), end="", soft_wrap=True)
             continue
         for node, update in event.items():
             writing = None
             if node == "planner":
-                show.print()
-                show.rule("[bold]plan", align="left")
+                show.print(pieces.end(), soft_wrap=True)
+                show.rule(Text("plan", "bold"), align="left")
                 for number, step in enumerate(update["plan"], 1):
-                    show.print(f"{number}. {step}", markup=False, highlight=False, soft_wrap=True)
-                show.rule("[bold]executor", align="left")
+                    show.print(f"{number}. {step}", soft_wrap=True)
+                show.rule(Text("executor", "bold"), align="left")
             for result in update["results"] if node == "executor" else ():
                 arguments = ", ".join(str(value) for value in result["input"].values())
                 sign = "failed:" if result["failed"] else "="
                 call = f"{result['tool']}({arguments})" if result["tool"] else "no call"
-                show.print(f"{call} {sign} {result['output']}", markup=False, highlight=False, soft_wrap=True)
+                show.print(f"{call} {sign} {result['output']}", soft_wrap=True)
 
 
 def _table(nodes: list[dict[str, Any]]) -> Table:
     table = Table(box=None)
-    table.add_column("node")
+    table.add_column("node", no_wrap=True)
     table.add_column("policy", overflow="fold")
-    for heading in ("replies", "steps", "accepted", "tokens", "first word", "seconds"):
-        table.add_column(heading, justify="right")
+    for heading in ("replies", "steps", "accepted", "tokens", "first\nword", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)  # a number is not broken where columns are few
     for node in nodes:
         table.add_row(
             str(node["node"]),

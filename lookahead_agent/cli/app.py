@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from types import FrameType
@@ -15,11 +19,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from typer.core import TyperGroup
 
 from lookahead_agent import __version__
+from lookahead_agent.cli.terminal import LogFormatter, Terminal
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
+from lookahead_agent.plain_text import plain
 
 _INTERRUPTED = 130
 
@@ -42,8 +47,29 @@ _COMMANDS = {
 """In which module of this folder each command is."""
 
 
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Typer shows errors itself, with the arguments that they are about."""
+    try:
+        yield
+    except _UsageError as error:
+        vars(error)["message"] = plain(str(vars(error)["message"]))
+        raise
+
+
 class _Commands(TyperGroup):
     """The commands, each imported when it is called: importing all of them takes longer than a short reply."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _plain_errors():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _plain_errors():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -89,22 +115,25 @@ def _options(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the library does to stderr.")] = False,
 ) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s" if verbose else "%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if verbose:
-        logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
         logging.getLogger("lookahead_agent").setLevel(logging.DEBUG)
-    else:
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
 
 def main() -> None:
     """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where the locale's encoding lacks a character
     _leave(_run())
 
 
 def _run() -> int:
-    errors = Console(stderr=True)
+    errors = Terminal(stderr=True)
     try:
         app()
     except SystemExit as exit_:  # typer has shown its own errors
@@ -115,13 +144,16 @@ def _run() -> int:
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"])
-        errors.print(f"[red]Error:[/] {name}: {problem['msg']}", highlight=False, soft_wrap=True)
+        errors.error(f"{name}: {problem['msg']}")
         return 2
     except (ConfigurationError, ModelNotFoundError) as error:
-        errors.print(f"[red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        errors.error(error)
         return 2
     except LookaheadError as error:
-        errors.print(f"[red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        errors.error(error)
+        return 1
+    except Exception:  # a fault of the library: its traceback may have texts in it
+        errors.print(traceback.format_exc(), end="", soft_wrap=True)
         return 1
     finally:
         _shut_down()

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
-from rich.console import Console
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.terminal import Terminal, echo
+from lookahead_agent.plain_text import PlainTextStream
 
 
 def ask(
@@ -56,20 +57,21 @@ def ask(
         started = time.monotonic()
         if as_json:
             message: AIMessage = llm.invoke(messages)
-            typer.echo(json.dumps(_as_json(message, time.monotonic() - started), ensure_ascii=False))
+            typer.echo(json.dumps(_as_json(message, time.monotonic() - started)))
             return
         whole: AIMessageChunk | None = None
+        pieces = PlainTextStream()
         for chunk in llm.stream(messages):
-            typer.echo(chunk.text, nl=False)
+            echo(pieces.feed(chunk.text), nl=False)
             whole = chunk if whole is None else whole + chunk
-        typer.echo()
+        echo(pieces.end())
         assert whole is not None
         figures = whole.response_metadata["lookahead"]
         tokens = whole.usage_metadata["output_tokens"] if whole.usage_metadata else 0
-        Console(stderr=True).print(
-            f"[dim]{figures['policy']} ({figures['mode']}): {figures['accepted']} of {figures['steps']} steps from the "
-            f"draft, {tokens} tokens in {figures['seconds']['total']:.1f} s[/]",
-            highlight=False,
+        Terminal(stderr=True).print(
+            f"{figures['policy']} ({figures['mode']}): {figures['accepted']} of {figures['steps']} steps from the "
+            f"draft, {tokens} tokens in {figures['seconds']['total']:.1f} s",
+            style="dim",
         )
 
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -17,6 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.progress import Task
 
 
@@ -36,7 +36,7 @@ class Bars:
     """
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = Terminal(stderr=True)
         self._lock = threading.Lock()
         self._bars = self._new_bars()
         self._lasting = 0
@@ -44,7 +44,7 @@ class Bars:
     def _new_bars(self) -> Progress:
         return Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
@@ -56,7 +56,7 @@ class Bars:
     def task(self, description: str, total: float | None = None) -> Iterator[Task]:
         """Show one task."""
         if not self._console.is_terminal:
-            self._console.print(f"{description} …", highlight=False)
+            self._console.print(f"{description} …")
         with self._lock:
             if self._lasting == 0:
                 self._bars.start()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from lookahead_agent.bench.config import MODES, TASKS, BenchConfig, load_config, make_config, packaged_configs
 from lookahead_agent.bench.runner import Bench
@@ -18,6 +17,7 @@ from lookahead_agent.cli.bench_overhead import overhead
 from lookahead_agent.cli.bench_precision import precision as precision_command
 from lookahead_agent.cli.bench_report import compare, report, show_summary
 from lookahead_agent.cli.bench_synthetic import synthetic
+from lookahead_agent.cli.terminal import Terminal
 
 bench = typer.Typer(
     help="Measure agents: how fast, how right, and why.", invoke_without_command=True, rich_markup_mode="rich"
@@ -142,9 +142,9 @@ def run(
         "draft_engine_args": arguments or None,
     }
     measured = Bench(_merged(config, task, of_task, of_bench), out)
-    log = Console(stderr=True)
+    log = Terminal(stderr=True)
     done = measured.total - sum(map(len, measured.missing()))
-    log.print(f"{done} of {measured.total} samples are in {out}", highlight=False)
+    log.print(f"{done} of {measured.total} samples are in {out}")
 
     def report(sample: Sample) -> None:
         nonlocal done
@@ -153,8 +153,6 @@ def run(
         log.print(
             f"{done}/{measured.total} {sample.task} {sample.problem} {sample.arm}: {sample.error or verdict}, "
             f"{sample.output_tokens} tokens in {sample.seconds:.1f} s",
-            highlight=False,
-            markup=False,
         )
 
     show_summary(measured.run(Bars(), report))

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lookahead_agent.bench.datasets import DATASETS, fetch_dataset
+from lookahead_agent.cli.terminal import Terminal, echo
 
 
 def datasets() -> None:
@@ -19,7 +19,7 @@ def datasets() -> None:
         table.add_column(heading)
     for name, dataset in DATASETS.items():
         table.add_row(name, dataset.hub_id, dataset.answer or "not checked: speed only")
-    Console().print(table)
+    Terminal().print(table)
 
 
 def fetch(
@@ -31,4 +31,4 @@ def fetch(
     """Download a dataset and write its problems to a JSON Lines file."""
     file = output or Path(f"{name}.jsonl")
     count = fetch_dataset(name, file)
-    typer.echo(f"{count} problems in {file}")
+    echo(f"{count} problems in {file}")

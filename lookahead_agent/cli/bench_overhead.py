@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lookahead_agent.bench.overhead import measure
 from lookahead_agent.cli import options
+from lookahead_agent.cli.terminal import Terminal
 
 
 def overhead(
@@ -57,5 +57,5 @@ def overhead(
             f"{one.at_last:.0f}",
             f"{one.share(pass_ms / 1000):.1%}",
         )
-    Console().print(table)
-    Console().print(f"A pass of {pass_ms:g} ms that brings each reply one token.", highlight=False)
+    Terminal().print(table)
+    Terminal().print(f"A pass of {pass_ms:g} ms that brings each reply one token.")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lookahead_agent.bench.precision import compare_precisions, read_solutions
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.machine.choice import Precision
 
 
@@ -60,4 +60,4 @@ def precision(
     for result in results:
         against = result.against.shown(lambda value: f"{value:+.4f}") if result.against is not None else ""
         table.add_row(result.precision, str(result.solutions), f"{result.perplexity:.4f}", against)
-    Console().print(table)
+    Terminal().print(table)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lookahead_agent.bench.difference import changes
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, read_results
-from lookahead_agent.cli.tables import as_rich, console
+from lookahead_agent.cli.tables import as_rich
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
 
 _WIDE = 240
@@ -31,7 +31,7 @@ def report(
     made = Report(_read(*files))
     for file in output or ():
         made.write(file)
-        Console(stderr=True).print(f"{file}", highlight=False)
+        Terminal(stderr=True).print(f"{file}", soft_wrap=True)
     _show(made)
 
 
@@ -54,7 +54,7 @@ def compare(
         for change in found
     ]
     headings = ["task", "mode", "samples", "speed", "right", "accepted", ""]
-    console(_WIDE).print(as_rich((headings, rows), words=("mode", ""), no_wrap=True))
+    Terminal(width=_WIDE).print(as_rich((headings, rows), words=("mode", ""), no_wrap=True))
 
 
 def show_summary(results: Results) -> None:
@@ -70,16 +70,14 @@ def _read(*files: Path) -> Results:
 
 
 def _show(made: Report) -> None:
-    show = console(_WIDE)
-    show.print(made.conditions(), highlight=False, markup=False)
+    show = Terminal(width=_WIDE)
+    show.print(made.conditions())
     for task in made.tasks:
-        show.print(f"\n[bold]{task}[/]", highlight=False)
+        show.print(f"\n{task}", style="bold")
         for table in made.tables(task):
             show.print(as_rich(table, no_wrap=True))
     for tie in made.results.ties:
         apart = "not near each other" if tie.gap is None else f"{tie.gap:.3f} nats apart"
         show.print(
             f"{tie.problem}: {tie.arm} differs from off at token {tie.at}, where the target finds both {apart}",
-            highlight=False,
-            markup=False,
         )

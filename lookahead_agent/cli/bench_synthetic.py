@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
-from lookahead_agent.cli.tables import as_rich, console
+from lookahead_agent.cli.tables import WIDE, as_rich
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.machine.kernels import Kernel
 from lookahead_agent.plan.cost_file import read_costs, write_costs
@@ -130,12 +130,12 @@ def synthetic(
     else:
         _show(found, known)
     if not whole:
-        Console(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
+        Terminal(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
         raise typer.Exit(_UNFINISHED)
 
 
 def _show(found: list[SyntheticResult], costs: MachineCosts | None) -> None:
-    show = console()
+    show = Terminal(width=WIDE)
     if costs is not None:
         show.print(
             f"c = {costs.c:.2f}; {costs.beside.free_batch()} steps at once cost at most a quarter more than one.\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 
 from lookahead_agent.bench.answers import AnswerKind
@@ -29,7 +28,8 @@ from lookahead_agent.certificates.risk import LEVEL, RISKS
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
-from lookahead_agent.cli.tables import as_rich, console
+from lookahead_agent.cli.tables import WIDE, as_rich
+from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.engines.cores import available_cores, binding
 from lookahead_agent.policy import as_policy
 
@@ -134,7 +134,7 @@ def score(
         )
 
     done = score_pairs(pairs, chosen, chat_model, Bars())
-    typer.echo(f"{done} pairs measured: {pairs}")
+    echo(f"{done} pairs measured: {pairs}")
 
 
 @calibrate.command()
@@ -148,7 +148,7 @@ def label(
     """Show pairs, and ask whether accepting the draft's step does harm; your word goes before what followed."""
     rule = _rule(seeds, margin, confirm)
     file = pair_file(pairs)
-    show = Console()
+    show = Terminal()
     with file.writing():
         for pair in labelled_pairs(file.rows).values():
             if pair.row.same_text or (pair.said is not None and not every):
@@ -188,7 +188,7 @@ def fit_command(
     if as_json:
         typer.echo(json.dumps([certificate.model_dump(mode="json") for certificate in found]))
         return
-    show = console()
+    show = Terminal(width=WIDE)
     headings = ["verifier", "risk", "threshold", "accepted", "harmful", "bound"]
     rows = [
         [
@@ -207,8 +207,8 @@ def fit_command(
         show.print("No threshold keeps any of these risks by so few pairs: policies with a risk remain exact.")
         return
     for certificate in found:
-        show.print(certificate.describe(), highlight=False)
-    show.print(f"Kept in {file}", highlight=False)
+        show.print(certificate.describe())
+    show.print(f"Kept in {file}")
 
 
 @calibrate.command()
@@ -266,7 +266,7 @@ def compare(
         [name, f"{one.accepted} of {one.pairs}", str(one.harmful), f"{one.risk:.3f}", f"{one.bound:.3f}"]
         for name, one in found.items()
     ]
-    console().print(as_rich((headings, rows)))
+    Terminal(width=WIDE).print(as_rich((headings, rows)))
 
 
 @calibrate.command()
@@ -302,7 +302,7 @@ def judges(
         ]
         for one in found
     ]
-    console().print(as_rich((headings, rows)))
+    Terminal(width=WIDE).print(as_rich((headings, rows)))
 
 
 def _rule(seeds: int, margin: int, confirm: int) -> HarmRule:
@@ -355,20 +355,20 @@ def _certificates(
     return found
 
 
-def _show_pair(show: Console, pair: LabelledPair, rule: HarmRule) -> None:
+def _show_pair(show: Terminal, pair: LabelledPair, rule: HarmRule) -> None:
     row = pair.row
     of_row = row.pair
     show.rule(row.problem)
-    show.print(row.question, highlight=False, markup=False)
-    show.print(row.before, style="dim", highlight=False, markup=False)
+    show.print(row.question)
+    show.print(row.before, style="dim")
     for title, step in (("draft", of_row.draft), ("target", of_row.target)):
         show.print(Panel(step.text.strip(), title=title))
     known = pair.outcomes
     if known is not None:
         right = f"right from the draft's step {sum(known.draft)}, from the target's {sum(known.target)}"
-        show.print(f"{right}, of {len(known.draft)} each", highlight=False)
+        show.print(f"{right}, of {len(known.draft)} each")
     if row.false_arithmetic:
-        show.print(f"false: {'; '.join(row.false_arithmetic)}", highlight=False, markup=False)
+        show.print(f"false: {'; '.join(row.false_arithmetic)}")
     show.print({None: "not known yet", True: "harmful", False: "harmless"}[pair.harmful(rule)])
 
 
@@ -392,4 +392,4 @@ def _show_splits(found: list[SplitResult]) -> None:
         ]
         for result in found
     ]
-    console().print(as_rich((headings, rows)))
+    Terminal(width=WIDE).print(as_rich((headings, rows)))

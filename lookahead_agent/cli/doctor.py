@@ -6,15 +6,16 @@ import json
 from dataclasses import asdict
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.tables import console
+from lookahead_agent.cli.tables import WIDE
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.machine.checkup import Finding, checkup
 from lookahead_agent.models import choose_models
 
-_SIGNS = {"there": "[green]✓[/]", "missing": "[red]✗[/]", "optional": "[yellow]–[/]"}
+_SIGNS = {"there": Text("✓", "green"), "missing": Text("✗", "red"), "optional": Text("–", "yellow")}
 
 
 def doctor(
@@ -35,14 +36,14 @@ def doctor(
 
 
 def _show(findings: list[Finding]) -> None:
-    show = console()
+    show = Terminal(width=WIDE)
     table = Table(box=None, show_header=False)
     for finding in findings:
-        table.add_row(_SIGNS[finding.state], escape(finding.what), escape(finding.found))
+        table.add_row(_SIGNS[finding.state], finding.what, finding.found)
     show.print(table)
     for title, state in (("Needed", "missing"), ("If you want it", "optional")):
         commands = [finding.mend for finding in findings if finding.state == state and finding.mend is not None]
         if commands:
             show.print(f"\n{title}:")
         for command in commands:
-            show.print(f"    {command}", markup=False, highlight=False, soft_wrap=True)
+            show.print(f"    {command}", soft_wrap=True)

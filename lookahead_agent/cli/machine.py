@@ -9,7 +9,8 @@ from rich.table import Table
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
-from lookahead_agent.cli.tables import console
+from lookahead_agent.cli.tables import WIDE
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.engines.vllm_engine import require_vllm, runs_on_cpu
 from lookahead_agent.machine.kernels import KernelTimes, kernel_times
 from lookahead_agent.models import choose_models, fetch
@@ -33,10 +34,10 @@ def machine(
     if as_json:
         typer.echo(_as_json(times, arranged))
         return
-    show = console()
+    show = Terminal(width=WIDE)
     if times is not None:
         show.print(_table(times))
-        show.print(f"{times.processor}\n", highlight=False)
+        show.print(f"{times.processor}\n")
     show.print(arranged.reason or "On a GPU the models run as their folders have them, the target guided by the draft.")
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lookahead_agent.certificates.certificate import certificates
 from lookahead_agent.cli.bars import Bars
-from lookahead_agent.cli.tables import console
+from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.quantize import kept_precisions
 
@@ -40,14 +40,14 @@ def list_models() -> None:
             _risks(known.target, known.draft),
             known.note,
         )
-    console(200).print(table)
+    Terminal(width=200).print(table)
 
 
 @models.command("fetch")
 def fetch_models(name: Name = DEFAULT_SET) -> None:
     """Fetch a set's models (or one model), if they are not on this machine yet."""
     for facts in _needed(name):
-        typer.echo(f"{facts.hub_id}: {fetch(facts, Bars())}")
+        echo(f"{facts.hub_id}: {fetch(facts, Bars())}")
 
 
 @models.command("path")
@@ -57,7 +57,7 @@ def path(name: Name = DEFAULT_SET) -> None:
     for facts in _needed(name):
         folder = locate(facts)
         missing |= folder is None
-        typer.echo(f"{facts.hub_id}: {folder or 'not here; run: lookahead-agent models fetch ' + name}")
+        echo(f"{facts.hub_id}: {folder or 'not here; run: lookahead-agent models fetch ' + name}")
     if missing:
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lookahead_agent.agents.new_project import PROJECTS, project_files
+from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
 
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
@@ -34,7 +35,7 @@ def new(
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from error
-    typer.echo(
+    echo(
         f"{folder}: agent.py is the graph, main.py runs it, test_agent.py tests it without a model.\n\n"
         f"    cd {folder}\n    pip install -e '.[dev]'\n    pytest\n    python main.py\n"
     )

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
@@ -82,7 +82,7 @@ def policy_of(name: str, depth: int | None) -> VerifierPolicy:
     if depth is None:
         return policy
     if not policy.speculates:
-        Console(stderr=True).print("--depth has no effect: the policy 'off' runs the target alone.")
+        Terminal(stderr=True).print("--depth has no effect: the policy 'off' runs the target alone.")
         return policy
     return policy.model_copy(update={"depth": depth})
 

@@ -14,7 +14,8 @@ from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
-from lookahead_agent.cli.tables import as_rich, console
+from lookahead_agent.cli.tables import WIDE, as_rich
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.plan.borders import MeasuredPoint, picture
 from lookahead_agent.plan.borders import borders as find_borders
@@ -179,19 +180,18 @@ def _draw_borders(file: Path, measured: MachineCosts, named: Mapping[str, Accept
 
 
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: str) -> None:
-    show = console()
+    show = Terminal(width=WIDE)
     show.print(as_rich(measured.table()))
     models = [
         name + (f" in {measured.precision[role]}" if role in measured.precision else "")
         for role, name in measured.models.items()
     ]
     if models:
-        show.print(f"{' with '.join(models)}.", highlight=False)
+        show.print(f"{' with '.join(models)}.")
     show.print(
         f"c = {measured.c:.2f}; {measured.beside.free_batch()} steps at once cost at most a quarter more than one; "
         f"α = {acceptance.steps:.2f}, of tokens {acceptance.tokens:.2f}; {acceptance.step_tokens:.0f} tokens a step, "
         f"{acceptance.verifier:.2f} s a verdict.\n",
-        highlight=False,
     )
     headings = ["mode", "predicted speed", "depth", "width", "tokens at once", "as options"]
     rows = [

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import psutil
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import EngineError
 from lookahead_agent.running.address import log_path
 from lookahead_agent.running.connection import ask_keeper
@@ -29,12 +29,12 @@ def status(as_json: AsJson = False) -> None:
         if as_json:
             typer.echo("null")
         else:
-            Console(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
+            Terminal(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
         raise typer.Exit(_NOT_RUNNING)
     told["memory_bytes"] = _memory(told["pid"])
     told["log"] = str(log_path())
     if as_json:
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        typer.echo(json.dumps(told))
         return
     table = Table.grid(padding=(0, 2))
     table.add_row("models", told["models"])
@@ -42,18 +42,18 @@ def status(as_json: AsJson = False) -> None:
     table.add_row("replies", f"{told['replies']} written, {told['running']} running")
     table.add_row("engines", told["reason"])
     table.add_row("log", told["log"])
-    Console().print(table, highlight=False)
+    Terminal().print(table)
 
 
 def down() -> None:
     """End the engines that run in the background, once the replies that they write are complete."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     told = asyncio.run(ask_keeper("stop"))
     if told is None:
         console.print("No engines run in the background.")
         return
     if told["running"]:
-        console.print(f"Waiting for {told['running']} replies …", highlight=False)
+        console.print(f"Waiting for {told['running']} replies …")
     try:
         psutil.Process(told["pid"]).wait()
     except psutil.NoSuchProcess:

@@ -8,11 +8,11 @@ from contextlib import closing
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lookahead_agent.certificates.watching import SHARE
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -135,4 +135,4 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _announce(host: str, port: int) -> None:
     name = f"[{host}]" if ":" in host else host
-    Console(stderr=True).print(f"Serving on http://{name}:{port}/v1 (Ctrl-C to stop)", highlight=False)
+    Terminal(stderr=True).print(f"Serving on http://{name}:{port}/v1 (Ctrl-C to stop)")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table as RichTable
 
 from lookahead_agent.bench.report import Table
 
-
-def console(width: int = 160) -> Console:
-    """The terminal, at its own width; where output goes elsewhere, at this one, in characters."""
-    return Console(width=None if Console().is_terminal else width)
+WIDE = 160
+"""Columns of tables where output goes to no terminal."""
 
 
 def as_rich(table: Table, *, words: tuple[str, ...] = (), no_wrap: bool = False) -> RichTable:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.trace import read_trace, timeline, write_page
 
@@ -24,4 +25,4 @@ def trace(
         write_page(calls, page)
     except OSError as error:
         raise ConfigurationError(f"{page} cannot be written: {error.strerror}") from error
-    typer.echo(page)
+    echo(page)

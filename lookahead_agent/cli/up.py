@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import leave_running
 from lookahead_agent.errors import ConfigurationError, EngineStartError
@@ -72,10 +72,9 @@ def up(
     words += ["--depth", str(depth)] if depth is not None else []
     words += [word for pair in engine_arg or () for word in ("--engine-arg", pair)]
     pid = _start(words)
-    Console(stderr=True).print(
+    Terminal(stderr=True).print(
         f"Running in the background (process {pid}): ask, agent and scripts with these models use it.\n"
         "lookahead-agent status tells of it, lookahead-agent down ends it.",
-        highlight=False,
     )
 
 
@@ -84,7 +83,7 @@ def _already(status: dict[str, Any], llm: ChatLookahead) -> None:
         raise ConfigurationError(
             f"other engines run in the background ({status['models']}): end them with `lookahead-agent down` first"
         )
-    Console(stderr=True).print(f"Running already, in process {status['pid']}.", highlight=False)
+    Terminal(stderr=True).print(f"Running already, in process {status['pid']}.")
 
 
 def _start(words: list[str]) -> int:

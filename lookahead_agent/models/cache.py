@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -194,14 +195,38 @@ def writable(file: Path) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a text file that is there whole or not at all, in place of the one before."""
+    """Write a text file that is there whole or not at all, in place of the one before.
+
+    Processes that write the same file wait for each other, and the next one takes over what a killed one has left. A
+    lone surrogate is written as its escape. A device or a pipe is written to as it is.
+
+    Raises:
+        OSError: It cannot be written; the file before is still there.
+    """
+    file = Path(os.path.realpath(file))  # a link stays one
+    content = text.encode(errors="backslashreplace")
+    if file.exists() and not file.is_file():
+        file.write_bytes(content)
+        return
     unfinished = file.with_name(f"{file.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(file)
+    while True:
+        with unfinished.open("ab") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)
+            if not (unfinished.exists() and os.path.samestat(os.fstat(out.fileno()), unfinished.stat())):
+                continue  # whoever had it has finished it meanwhile
+            try:
+                out.truncate(0)
+                out.write(content)
+                out.flush()
+                unfinished.replace(file)
+            except OSError:
+                unfinished.unlink(missing_ok=True)
+                raise
+            return
 
 
 def sha256_of(path: Path, task: Task | None = None) -> str:

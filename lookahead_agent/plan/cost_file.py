@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable
+from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plan.costs import MachineCosts
 
 
@@ -32,4 +32,4 @@ def write_costs(file: Path, measured: MachineCosts) -> None:
         ConfigurationError: The file cannot be written.
     """
     with writable(file):
-        file.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_whole(file, measured.model_dump_json(indent=1) + "\n")

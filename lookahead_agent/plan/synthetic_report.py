@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lookahead_agent.bench.plots import as_svg, new_figure
 from lookahead_agent.bench.report import Table, as_markdown, machine_of, versions_of
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable
+from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plan.costs import MachineCosts
 from lookahead_agent.plan.synthetic import SyntheticResult, SyntheticRow
 
@@ -76,8 +76,8 @@ def write_synthetic_report(
         parts.append(f"![speed by depth]({svg.name})\n\n*Speed by depth; dashed: predicted.*\n")
     with writable(file):
         if looked_ahead:
-            svg.write_text(as_svg(_picture(found)), encoding="utf-8")
-        file.write_text("\n".join(parts), encoding="utf-8")
+            write_whole(svg, as_svg(_picture(found)))
+        write_whole(file, "\n".join(parts))
 
 
 def check_report_name(file: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 
+from lookahead_agent.models.cache import write_whole
 from lookahead_agent.trace.timeline import Call
 
 _PLACE = "/*CALLS*/"
@@ -17,10 +18,14 @@ def page(calls: Sequence[Call]) -> str:
     """The page's HTML."""
     template = files("lookahead_agent.trace").joinpath("page.html").read_text(encoding="utf-8")
     # No text can end the script element that it is in: "<" is written as an escape of JSON.
-    data = json.dumps([asdict(call) for call in calls], ensure_ascii=False).replace("<", "\\u003c")
-    return template.replace(_PLACE, data.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+    data = json.dumps([asdict(call) for call in calls]).replace("<", "\\u003c")
+    return template.replace(_PLACE, data)
 
 
 def write_page(calls: Sequence[Call], path: str | Path) -> None:
-    """Write the page to a file."""
-    Path(path).write_text(page(calls), encoding="utf-8")
+    """Write the page to a file.
+
+    Raises:
+        OSError: It cannot be written there.
+    """
+    write_whole(Path(path), page(calls))

@@ -15,6 +15,7 @@ import lookahead_agent
 PACKAGE = Path(lookahead_agent.__file__).parent
 ROOMS = [
     "errors",
+    "plain_text",
     "progress",
     "models",
     "isolation",

@@ -1,0 +1,68 @@
+"""The terminal, where texts that the library did not write are shown as text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from lookahead_agent.plain_text import plain
+
+
+class Terminal(Console):
+    """A console that takes no text as markup, and lets no text command the terminal.
+
+    All that commands print goes through one: texts of models, tools, files, servers and users are among it. Styles are
+    given by `style` or in a `Text`. The same is taken out where output goes to a file or a pipe; `--json` has the texts
+    as they are, in escapes.
+
+    Args:
+        stderr: Write to stderr.
+        width: Columns where output goes to no terminal; None: 80.
+        options: Further ones of `Console`.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None, **options: Any) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
+        if width is not None and not self.is_terminal:
+            self.width = width
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A text as it is laid out: without what would take up no place."""
+        return super().render_str(plain(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is written, whatever it was made of; Rich's own commands to the terminal stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+    def error(self, message: object) -> None:
+        """Tell what went wrong, on a line."""
+        self.print("Error:", style="red", end="")
+        self.print(f" {message}", soft_wrap=True)
+
+
+def echo(text: object, *, nl: bool = True) -> None:
+    """Write a text to stdout as it is, tabs and long lines included, but for what `plain` takes out."""
+    typer.echo(plain(str(text)), nl=nl)
+
+
+class LogFormatter(logging.Formatter):
+    """Log lines whose texts command no terminal and look like no other lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """A record in its format; further lines of it are indented."""
+        return plain(super().formatMessage(record)).replace("\n", "\n    ")
+
+    def formatException(
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+    ) -> str:
+        """A traceback."""
+        return plain(super().formatException(ei))
