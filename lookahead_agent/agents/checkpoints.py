@@ -1,13 +1,19 @@
-"""Where the states of graphs are kept, so that an interrupted run goes on: an SQLite file, or a PostgreSQL database."""
+"""Where the states of graphs are kept, so that an interrupted run goes on: an SQLite file, or a PostgreSQL database.
+
+A kept state names the Python types of its values. LangGraph calls any function that is named there, so that whoever can
+write the file runs code in the process that reads it. Here only types that cannot do harm are made again: see
+`checkpointer`.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
@@ -15,12 +21,17 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 @contextmanager
-def checkpointer(place: str | Path) -> Iterator[BaseCheckpointSaver[str]]:
+def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[BaseCheckpointSaver[str]]:
     """A checkpointer, ready for use.
+
+    A value of a state that is read is made again if it has one of the types that LangGraph holds for safe (messages,
+    documents, dates, paths and the like), or one in `allow`. All others come back as the plain data that they were
+    written as, with a warning in the log. The states of the templates need no further types.
 
     Args:
         place: A file, which is made if it is not there, or the address of a PostgreSQL database
             ("postgresql://user:password@host:5432/name"), whose tables are.
+        allow: Further types of values, such as the models and dataclasses of your own states.
 
     Raises:
         ConfigurationError: Nothing can be kept there.
@@ -28,9 +39,11 @@ def checkpointer(place: str | Path) -> Iterator[BaseCheckpointSaver[str]]:
     """
     if str(place).startswith(_POSTGRES):
         with _postgres(str(place)) as saver:
+            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=tuple(allow))
             yield saver
     else:
         with _sqlite(Path(place)) as saver:
+            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=tuple(allow))
             yield saver
 
 
@@ -40,10 +53,13 @@ def _sqlite(file: Path) -> Iterator[BaseCheckpointSaver[str]]:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
+    try:
         with SqliteSaver.from_conn_string(str(file)) as saver:
             saver.setup()
             yield saver
-    except (OSError, sqlite3.Error) as error:
+    except sqlite3.Error as error:
         raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
 
 

@@ -118,6 +118,13 @@ PROJECTS: dict[str, _Project] = {
 }
 
 
+SAFE_CHECKPOINTS: dict[str, Any] = {
+    "env": {"LANGGRAPH_STRICT_MSGPACK": "true"},
+    "checkpointer": {"serde": {"allowed_msgpack_modules": None, "pickle_fallback": False}},
+}
+"""Of `langgraph.json`: LangGraph's server runs no code that a kept state names."""
+
+
 def project_files(name: str, template: str) -> dict[str, str]:
     """The texts of a new project's files, by path.
 
@@ -131,7 +138,10 @@ def project_files(name: str, template: str) -> dict[str, str]:
         "agent.py": graph,
         "main.py": _main(template, project),
         "test_agent.py": _test(project),
-        "langgraph.json": json.dumps({"dependencies": ["."], "graphs": {name: "./agent.py:graph"}}, indent=2) + "\n",
+        "langgraph.json": json.dumps(
+            {"dependencies": ["."], "graphs": {name: "./agent.py:graph"}, **SAFE_CHECKPOINTS}, indent=2
+        )
+        + "\n",
         "pyproject.toml": _pyproject(name),
         "README.md": _readme(name, template),
         ".gitignore": ".venv/\n__pycache__/\n*.sqlite\n*.html\n",

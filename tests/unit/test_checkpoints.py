@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import json
 import os
 import pwd
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict
 
+import ormsgpack
 import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
+from pydantic import BaseModel
 
 from graphs.react import build_react
 from lookahead_agent.agents.checkpoints import checkpointer
+from lookahead_agent.agents.new_project import project_files
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from tests.unit.test_graphs import THOUGHT, call, model, notes, write_note
 
@@ -87,6 +101,129 @@ def test_sqlite(tmp_path: Path) -> None:
 
 def test_postgres(database: str) -> None:
     ask_and_resume(database)
+
+
+class Finding(BaseModel):
+    """A type of a user's own state."""
+
+    text: str
+
+
+@dataclass
+class Place:
+    """Another."""
+
+    page: int
+
+
+class Notes(TypedDict):
+    found: Any
+
+
+def runs(command: str) -> ormsgpack.Ext:
+    """What a state holds where reading it is to run a command."""
+    return ormsgpack.Ext(0, ormsgpack.packb(("os", "system", command)))
+
+
+def crafted(state: bytes, command: str) -> bytes:
+    """A kept state in which a value is such a thing."""
+    found = ormsgpack.unpackb(state, ext_hook=lambda code, data: ormsgpack.Ext(code, data))
+    found["channel_values"]["found"] = [runs(command)]
+    return ormsgpack.packb(found)
+
+
+def remembering(saver: Any) -> Any:
+    builder = StateGraph(Notes)
+    builder.add_node("look", lambda state: {"found": state["found"]})
+    builder.add_edge(START, "look")
+    builder.add_edge("look", END)
+    return builder.compile(checkpointer=saver)
+
+
+CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
+
+
+def test_a_crafted_file_runs_no_code(tmp_path: Path) -> None:
+    file, marker = tmp_path / "c.sqlite", tmp_path / "marker"
+    with checkpointer(file) as saver:
+        remembering(saver).invoke({"found": "tea"}, CONFIG)
+    with closing(sqlite3.connect(file)) as connection:
+        for key, state in connection.execute("SELECT rowid, checkpoint FROM checkpoints").fetchall():
+            connection.execute(
+                "UPDATE checkpoints SET checkpoint = ? WHERE rowid = ?", (crafted(state, f"touch {marker}"), key)
+            )
+        connection.execute("UPDATE writes SET type = 'msgpack', value = ?", (ormsgpack.packb(runs(f"touch {marker}")),))
+        connection.commit()
+    with checkpointer(file) as saver:
+        graph = remembering(saver)
+        assert graph.get_state(CONFIG).values == {"found": [f"touch {marker}"]}
+        assert list(graph.get_state_history(CONFIG))
+        graph.invoke({"found": "more"}, CONFIG)
+    assert not marker.exists()
+    with SqliteSaver.from_conn_string(str(file)) as lax:  # what LangGraph does by itself, or this shows nothing
+        list(lax.list(CONFIG))
+    assert marker.exists()
+
+
+def test_a_crafted_database_runs_no_code(database: str, tmp_path: Path) -> None:
+    import psycopg
+
+    marker = tmp_path / "marker"
+    with checkpointer(database) as saver:
+        remembering(saver).invoke({"found": ["tea"]}, CONFIG)  # a list is kept in a blob of its own
+    with psycopg.connect(database) as connection:
+        state = ormsgpack.packb([runs(f"touch {marker}")])
+        changed = connection.execute(
+            "UPDATE checkpoint_blobs SET type = 'msgpack', blob = %s WHERE channel = 'found' AND thread_id = 't'",
+            (state,),
+        )
+        assert changed.rowcount
+    with checkpointer(database) as saver:
+        assert remembering(saver).get_state(CONFIG).values == {"found": [f"touch {marker}"]}
+    assert not marker.exists()
+
+
+VALUES = [
+    HumanMessage("How?"),
+    AIMessage("So.", tool_calls=[{"name": "f", "args": {"x": 1}, "id": "1"}]),
+    Document("text", metadata={"page": 1}),
+    datetime.date(2025, 1, 1),
+    decimal.Decimal("1.5"),
+    {"a", "b"},
+    Path("a/b"),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_what_states_hold_comes_back(value: Any, tmp_path: Path) -> None:
+    with checkpointer(tmp_path / "c.sqlite") as saver:
+        graph = remembering(saver)
+        graph.invoke({"found": value}, CONFIG)
+        assert graph.get_state(CONFIG).values["found"] == value
+
+
+def test_types_of_ones_own_come_back_if_they_are_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "c.sqlite"
+    found = [Finding(text="tea"), Place(3)]
+    with checkpointer(file, allow=[Finding, Place]) as saver:
+        graph = remembering(saver)
+        graph.invoke({"found": found}, CONFIG)
+        assert graph.get_state(CONFIG).values["found"] == found
+    with checkpointer(file) as saver:
+        assert remembering(saver).get_state(CONFIG).values["found"] == [{"text": "tea"}, {"page": 3}]
+
+
+def test_the_projects_of_the_langgraph_server_are_as_strict() -> None:
+    own = json.loads((Path(__file__).parents[2] / "langgraph.json").read_text(encoding="utf-8"))
+    new = json.loads(project_files("x", "react")["langgraph.json"])
+    for settings in (own, new):
+        assert settings["env"]["LANGGRAPH_STRICT_MSGPACK"] == "true"
+        assert settings["checkpointer"]["serde"] == {"allowed_msgpack_modules": None, "pickle_fallback": False}
+
+
+def test_an_error_of_the_run_is_not_one_of_the_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), checkpointer(tmp_path / "c.sqlite"):
+        raise BrokenPipeError
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
