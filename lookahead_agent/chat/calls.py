@@ -10,9 +10,10 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables.config import ensure_config
 
-from lookahead_agent.chat.messages import question, template_messages
+from lookahead_agent.chat.messages import conversation, question
 from lookahead_agent.chat.reply_message import as_message
 from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.policy import PolicyLike, VerifierPolicy
 from lookahead_agent.replies.call import ChatCall
 from lookahead_agent.replies.call_options import DEFAULT_MAX_TOKENS, CallOptions, SamplingArguments
@@ -46,7 +47,8 @@ class Calls:
         """A call with everything decided: its policy, its node, how tokens are chosen.
 
         Args:
-            prompt: Messages; or a prompt without a chat template, as text or as token ids.
+            prompt: Messages; or a prompt without a chat template, as text or as token ids. If the last message is the
+                model's own, the reply continues it.
             options: What the call sets.
             run_manager: Knows which node makes the call.
             longest_prompt: In tokens; None: the context.
@@ -58,8 +60,17 @@ class Calls:
         policy, path = self.policy_of(options, run_manager)
         messages = [message for message in prompt if isinstance(message, BaseMessage)]
         is_chat = not isinstance(prompt, str) and len(messages) == len(prompt)
+        if isinstance(prompt, str):
+            check_encodable(prompt, "the prompt")
+        given = conversation(messages) if is_chat else cast("str | list[int]", prompt)
+        goes_on = isinstance(given, list) and isinstance(given[-1], dict) and given[-1]["role"] == "assistant"
+        if goes_on and (options.structured or options.tool_choice):
+            raise ConfigurationError(
+                "the last message is the model's own, which a reply would continue, but a required tool call or a "
+                "response_format begins anew: leave one of the two out"
+            )
         return ChatRequest(
-            template_messages(messages) if is_chat else cast("str | list[int]", prompt),
+            given,
             question(messages) if is_chat else prompt if isinstance(prompt, str) else "",
             self._sampling(options),
             policy,

@@ -1,42 +1,229 @@
-"""LangChain messages to what chat templates take."""
+"""LangChain messages to what chat templates take, and OpenAI's messages to LangChain's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
-from langchain_core.messages.utils import convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    InvalidToolCall,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    convert_to_messages,
+)
 
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, check_encodable
 
 THINKING_KEY = "reasoning_content"
 """Where LangChain keeps a reply's thinking: a message's `content_blocks` show it as a block of type "reasoning"."""
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+}
+"""Roles that a `ChatMessage` may have, and what templates call them."""
+
+# Blocks of a reply's content that its message also has in other places.
+_ELSEWHERE = frozenset({"reasoning", "thinking", "redacted_thinking", "tool_call_chunk"})
+_CALLS = frozenset({"tool_use", "function_call", "tool_call", "invalid_tool_call"})
 
 
 def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Messages in OpenAI's format, with text content and tool-call arguments as mappings.
 
-    The thinking of earlier replies goes into `reasoning_content`, which a template uses or leaves out as it likes.
+    The thinking of earlier replies goes into `reasoning_content`, which a template uses or leaves out as it likes. A
+    call that could not be read becomes text of its message, as the model wrote it: templates take whole calls only.
 
     Raises:
-        ConfigurationError: No message at all, or content that is not text.
+        ConfigurationError: No message at all, content that is not text, a role that no template has, or a text that
+            cannot be encoded.
     """
     if not messages:
         raise ConfigurationError("there is no message to reply to")
-    given = list(convert_to_messages(messages))
-    converted = convert_to_openai_messages([_said_aloud(message) for message in given], text_format="string")
-    assert isinstance(converted, list)
-    # A message whose content holds tool results may become several.
-    if len(converted) == len(given):
-        for original, message in zip(given, converted, strict=True):
-            if thinking := thinking_of(original):
-                message["reasoning_content"] = thinking
-    for message in converted:
-        message["content"] = _text(message.get("content"))
-        for call in message.get("tool_calls") or ():
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    converted: list[dict[str, Any]] = []
+    for number, message in enumerate(messages, 1):
+        made = _converted(message, f"message {number}")
+        check_encodable(made, f"message {number}")
+        converted += made
+    return converted
+
+
+def _converted(message: BaseMessage, name: str) -> list[dict[str, Any]]:
+    """A message as a template takes it; several, where its content holds results of tools."""
+    role = _role(message, name)
+    if isinstance(message, AIMessage):
+        return [_reply(message, name)]
+    results, content = _without_results(message.content) if role == "user" else ([], message.content)
+    made: dict[str, Any] = {"role": role, "content": _text(content, name, "\n")}
+    if message.name:
+        made["name"] = message.name
+    if isinstance(message, ToolMessage):
+        made["tool_call_id"] = message.tool_call_id
+    if isinstance(message, FunctionMessage):
+        made["tool_call_id"] = _function_id(message.name)
+    return [*results, *([] if results and not made["content"] else [made])]
+
+
+def _role(message: BaseMessage, name: str) -> str:
+    match message:
+        case SystemMessage():
+            return "system"
+        case HumanMessage():
+            return "user"
+        case AIMessage():
+            return "assistant"
+        case ToolMessage() | FunctionMessage():
+            return "tool"
+        case ChatMessage() if message.role.lower() in _ROLES:
+            return _ROLES[message.role.lower()]
+    kind = f"the role {message.role!r}" if isinstance(message, ChatMessage) else f"the type {type(message).__name__}"
+    raise ConfigurationError(f"{name} has {kind}; the model knows system, user, assistant and tool messages")
+
+
+def _reply(message: AIMessage, name: str) -> dict[str, Any]:
+    calls, unread = _calls(message)
+    content = message.content
+    if not isinstance(content, str):
+        content = [block for block in content if not _is_call(block) and not _is_elsewhere(block)]
+    said = [_text(content, name, ""), str(message.additional_kwargs.get("refusal") or "")]
+    made: dict[str, Any] = {
+        "role": "assistant",
+        "content": "\n".join(filter(None, [*said, *map(_as_written, unread)])),
+    }
+    if message.name:
+        made["name"] = message.name
+    if calls:
+        made["tool_calls"] = [
+            {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"]}}
+            for call in calls
+        ]
+    if thinking := thinking_of(message):
+        made["reasoning_content"] = thinking
+    return made
+
+
+def _calls(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    """The calls of a reply, and those that could not be read."""
+    found = [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
+    found += message.invalid_tool_calls
+    known = {call["id"] for call in found}
+    for block in message.content:
+        # Most replies have their calls here once more.
+        if isinstance(block, dict) and _is_call(block) and known.isdisjoint((block.get("id"), block.get("call_id"))):
+            arguments = next((block[key] for key in ("input", "args", "arguments") if key in block), None)
+            found.append(_call(block.get("name"), arguments, block.get("call_id") or block.get("id")))
+    old = message.additional_kwargs.get("function_call")
+    if isinstance(old, Mapping) and not found:
+        found.append(_call(old.get("name"), old.get("arguments"), _function_id(old.get("name"))))
+    calls = [call for call in found if call["type"] == "tool_call"]
+    unread = [call for call in found if call["type"] == "invalid_tool_call"]
+    return calls, unread
+
+
+def _as_written(call: InvalidToolCall) -> str:
+    """The text of a call that could not be read."""
+    name, arguments = call.get("name") or "", call.get("args") or ""
+    if not name or json.dumps(name) in arguments:
+        return arguments
+    return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+
+
+def _is_call(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") in _CALLS
+
+
+def _is_elsewhere(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") in _ELSEWHERE
+
+
+def _call(name: Any, arguments: Any, identifier: Any) -> ToolCall | InvalidToolCall:
+    """A call that can be answered, if its arguments are a mapping that can be encoded and it has a name."""
+    identifier = None if identifier is None else str(identifier)
+    reason = "the call has no name"
+    if isinstance(name, str) and name:
+        try:
+            read = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
+            if not isinstance(read, Mapping):
+                raise TypeError("the arguments are not a JSON object")
+            check_encodable(read, "arguments")
+            return ToolCall(type="tool_call", name=name, args=dict(read), id=identifier)
+        except (ValueError, TypeError, RecursionError, ConfigurationError) as error:
+            reason = str(error)
+    text = arguments if isinstance(arguments, str) else "" if arguments is None else json.dumps(arguments, default=str)
+    return InvalidToolCall(
+        type="invalid_tool_call", name=name if isinstance(name, str) else None, args=text, id=identifier, error=reason
+    )
+
+
+def _function_id(name: str | None) -> str:
+    """Identity of a call in OpenAI's older format, which has none."""
+    return f"function_{name}"
+
+
+def from_openai(fields: Mapping[str, Any]) -> BaseMessage:
+    """A message in OpenAI's format, with whatever earlier replies have in it.
+
+    Calls that cannot be read, which clients send back as they got them, become `invalid_tool_calls`.
+
+    Raises:
+        ConfigurationError: It is no message.
+    """
+    rest = dict(fields)
+    thinking = rest.pop(THINKING_KEY, None) or rest.pop("reasoning", None)
+    if rest.get("role") in ("assistant", "ai"):
+        calls = [_call_of(call) for call in rest.get("tool_calls") or ()]
+        further = {key: rest[key] for key in ("function_call", "refusal") if rest.get(key)}
+        return AIMessage(
+            content=rest.get("content") or "",
+            name=rest.get("name"),
+            id=rest.get("id"),
+            tool_calls=[call for call in calls if call["type"] == "tool_call"],
+            invalid_tool_calls=[call for call in calls if call["type"] == "invalid_tool_call"],
+            additional_kwargs={**further, **({THINKING_KEY: thinking} if isinstance(thinking, str) else {})},
+        )
+    try:
+        (message,) = convert_to_messages([{**rest, "content": rest.get("content") or ""}])
+    except (ValueError, NotImplementedError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"a message cannot be read: {' '.join(str(error).split())[:300]}") from error
+    return message
+
+
+def _call_of(call: Any) -> ToolCall | InvalidToolCall:
+    """A call in OpenAI's format, or in LangChain's."""
+    given = call if isinstance(call, Mapping) else {}
+    function = given.get("function")
+    if not isinstance(function, Mapping):
+        function = given
+    return _call(function.get("name"), function.get("arguments", function.get("args")), given.get("id"))
+
+
+def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Messages to which a reply is to be written; a last one of the model's own is the beginning of that reply.
+
+    Raises:
+        ConfigurationError: As `template_messages`; or the last message calls tools, or has nothing but thinking.
+    """
+    converted = template_messages(messages)
+    if isinstance(last := messages[-1], AIMessage):
+        if any(_calls(last)):
+            raise ConfigurationError("the last message calls tools: append a message with the result of each call")
+        if not converted[-1]["content"] and thinking_of(last):
+            raise ConfigurationError("the last message is all thinking, which no template continues: leave it out")
+    while converted and converted[-1]["role"] == "assistant" and not converted[-1]["content"]:
+        converted.pop()  # there is nothing to continue
+    if not converted:
+        raise ConfigurationError("there is no message to reply to")
     return converted
 
 
@@ -50,20 +237,6 @@ def thinking_of(message: BaseMessage) -> str:
     return stated or str(message.additional_kwargs.get(THINKING_KEY) or "")
 
 
-# Content blocks of replies that messages also have in other places.
-_ELSEWHERE = frozenset(
-    {"reasoning", "thinking", "redacted_thinking", "tool_call", "tool_call_chunk", "invalid_tool_call"}
-)
-
-
-def _said_aloud(message: BaseMessage) -> BaseMessage:
-    """A reply without the blocks of its content that are no text."""
-    if not isinstance(message, AIMessage) or isinstance(message.content, str):
-        return message
-    blocks = [block for block in message.content if not (isinstance(block, dict) and block.get("type") in _ELSEWHERE)]
-    return message.model_copy(update={"content": blocks})
-
-
 def question(messages: Sequence[BaseMessage]) -> str:
     """The last thing that somebody else than the model said."""
     for message in reversed(messages):
@@ -72,10 +245,50 @@ def question(messages: Sequence[BaseMessage]) -> str:
     return ""
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, str) or content is None:
-        return content or ""
-    kinds = sorted({block.get("type", "?") for block in content if block.get("type") != "text"})
+def _without_results(content: Any) -> tuple[list[dict[str, Any]], Any]:
+    """Results of tools that stand in a user's message, as Anthropic's API has them, and the rest of it."""
+    if isinstance(content, str):
+        return [], content
+    results = [block for block in content if isinstance(block, dict) and block.get("type") == "tool_result"]
+    made = [
+        {
+            "role": "tool",
+            "content": _text(block.get("content") or "", "a tool's result", "\n"),
+            "tool_call_id": str(block.get("tool_use_id") or ""),
+        }
+        for block in results
+    ]
+    return made, [block for block in content if block not in results]
+
+
+def _text(content: Any, name: str, between: str) -> str:
+    """The text of a content.
+
+    Args:
+        content: Text, or blocks of it.
+        name: How an error calls the message.
+        between: What parts blocks.
+    """
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    kinds: set[str] = set()
+    for block in content:
+        match block:
+            case str() as text:
+                texts.append(text)
+            case {"type": "text" | "input_text" | "output_text", "text": str() as text}:
+                texts.append(text)
+            case {"type": "refusal", "refusal": str() as text}:
+                texts.append(text)
+            case {"text": str() as text, **rest} if "type" not in rest:
+                texts.append(text)
+            case {"json": value, **rest} if rest.get("type", "json") == "json":
+                texts.append(json.dumps(value, default=str))
+            case _:
+                kinds.add(str(block.get("type", "?")) if isinstance(block, dict) else type(block).__name__)
     if kinds:
-        raise ConfigurationError(f"this model reads only text; a message has content of type {', '.join(kinds)}")
-    return "".join(block["text"] for block in content)
+        raise ConfigurationError(
+            f"this model reads only text; {name} has content of the type {', '.join(sorted(kinds))}"
+        )
+    return between.join(texts)

@@ -12,6 +12,7 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -20,6 +21,7 @@ from lookahead_agent.certificates.watching import SHARE
 from lookahead_agent.chat.calls import Calls
 from lookahead_agent.chat.engine_access import EngineAccess, EngineUser
 from lookahead_agent.chat.fields import EngineFields, SamplingFields, ServerFields
+from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.reply_message import as_chunk
 from lookahead_agent.chat.saving import Saving
 from lookahead_agent.chat.step_callbacks import StepEvents
@@ -250,6 +252,18 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
             "seed": self.seed,
             "max_tokens": self.max_tokens,
         }
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        if isinstance(model_input, Sequence) and not isinstance(model_input, str):
+            # LangChain's own reading of OpenAI's messages raises on calls whose arguments are not JSON.
+            model_input = [
+                from_openai(message) if isinstance(message, Mapping) and message.get("role") == "assistant" else message
+                for message in model_input
+            ]
+        try:
+            return super()._convert_input(model_input)
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigurationError(f"this is no input of a chat model: {error}") from error
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)

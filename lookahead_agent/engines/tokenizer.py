@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,8 @@ class Tokenizer(Protocol):
         """Token ids of a chat, ready for the assistant's reply.
 
         Args:
-            messages: Messages in OpenAI's format; tool-call arguments as mappings.
+            messages: Messages in OpenAI's format; tool-call arguments as mappings. If the last one is the assistant's
+                and calls no tools, the reply continues it.
             tools: Tools in OpenAI's format.
             template_arguments: Values of `template_variables`, of JSON's types.
             longest: See `encode`.
@@ -94,6 +96,19 @@ class Tokenizer(Protocol):
         Raises:
             ConfigurationError: The template refuses the messages, or has no such variable.
             ContextLengthError: The chat has far more tokens than `longest`.
+        """
+        ...
+
+    def check_shown(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check that the chat template shows every message of such a chat: its text, and the calls in it.
+
+        Raises:
+            ConfigurationError: It leaves one out, or refuses the messages.
         """
         ...
 
@@ -106,6 +121,10 @@ class Tokenizer(Protocol):
         ...
 
 
+logger = logging.getLogger(__name__)
+
+_SHAPES = 1024
+"""Orders of messages of which a tokenizer remembers that its template shows them whole."""
 # Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
 _CONTEXT_TOKENS = 8
 
@@ -199,6 +218,8 @@ class HFTokenizer:
             if token.special and _PARTS_A_REPLY.search(token.content)
         }
         self._follow_ups: dict[str, list[int]] = {}
+        self._shown_whole: set[int] = set()
+        self._warned_of_names = False
         self._eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
         self._fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
@@ -305,7 +326,46 @@ class HFTokenizer:
             ConfigurationError: The model has no chat template, or the template refuses the messages or the arguments.
             ContextLengthError: The chat has far more tokens than `longest`.
         """
-        return self.encode(self._render(messages, tools, template_arguments or {}), longest)
+        return self.encode(self._render(messages, tools, template_arguments or {}, _ending(messages)), longest)
+
+    def check_shown(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check that the chat template shows every message of such a chat: its text, and the calls in it.
+
+        Rendered once for each order of roles, with marks in the place of texts.
+
+        Raises:
+            ConfigurationError: It leaves one out, or refuses the messages.
+        """
+        arguments = template_arguments or {}
+        shape = hash((tuple(map(_shape, messages)), bool(tools), repr(sorted(arguments.items()))))
+        if shape in self._shown_whole:
+            return
+        marked = [_marked(message, place) for place, message in enumerate(messages)]
+        text = self._render(marked, tools, arguments, _ending(marked))
+        for place, message in enumerate(marked):
+            what = "" if (message.get("content") or "") in text else f"message {place + 1}, which has the role"
+            if not what and any(call["function"]["arguments"]["mark"] not in text for call in _calls(message)):
+                what = f"the tool calls of message {place + 1}, which has the role"
+            if what:
+                raise ConfigurationError(
+                    f"the chat template of {self._name} leaves out {what} {message['role']!r}"
+                    + (": give one system message, as the first" if message["role"] == "system" and place else "")
+                )
+            if message["role"] == "user" and message.get("name") and message["name"] not in text:
+                self._warn_of_names()
+        if len(self._shown_whole) >= _SHAPES:
+            self._shown_whole.clear()
+        self._shown_whole.add(shape)
+
+    def _warn_of_names(self) -> None:
+        if not self._warned_of_names:
+            self._warned_of_names = True
+            logger.warning("the chat template of %s leaves out the names of users: put them into the text", self._name)
 
     def follow_up(self, question: str) -> list[int]:
         """Token ids that end an assistant's reply, ask a further question, and begin the reply to that.
@@ -324,7 +384,7 @@ class HFTokenizer:
             {"role": "assistant", "content": reply},
             {"role": "user", "content": question},
         ]
-        text = self._render(messages, None, {})
+        text = self._render(messages, None, {}, _ending(messages))
         _, found, rest = text.partition(reply)
         if not found:
             raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
@@ -335,26 +395,77 @@ class HFTokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         arguments: Mapping[str, Any],
+        ending: Mapping[str, bool],
     ) -> str:
-        import jinja2
-
         if self._tokenizer.chat_template is None:
-            raise ConfigurationError(
-                f"{Path(self._tokenizer.name_or_path).name} has no chat template: use an instruct model"
-            )
+            raise ConfigurationError(f"{self._name} has no chat template: use an instruct model")
         _check_arguments(arguments, self.template_variables)
-        try:
+
+        def render(shown: Sequence[Mapping[str, Any]]) -> str:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **arguments,
+                list(shown), tools=list(tools) if tools else None, tokenize=False, **ending, **arguments
             )
+            return text
+
+        try:
+            try:
+                return render(messages)
+            except Exception:
+                # Some templates take a tool's result only after its call, and one that could not be read is text.
+                answered = _without_lone_results(messages)
+                if answered == list(messages):
+                    raise
+                return render(answered)
         # A template is a program of the model's makers: messages and arguments that it does not expect make it fail.
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"the model's chat template refuses these messages: {error}") from error
-        return text
+        except Exception as error:
+            raise ConfigurationError(
+                f"the chat template of {self._name} refuses these messages: {error or type(error).__name__}"
+            ) from error
+
+    @property
+    def _name(self) -> str:
+        return Path(self._tokenizer.name_or_path).name
+
+
+def _ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """How a prompt ends: with the beginning of a reply, or open, where the last message is one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        return {"add_generation_prompt": True}
+    return {"add_generation_prompt": False, "continue_final_message": not messages[-1].get("tool_calls")}
+
+
+def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return message.get("tool_calls") or ()
+
+
+def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of a message a template decides by, as far as one knows."""
+    return message["role"], bool(message.get("content")), len(_calls(message)), bool(message.get("name"))
+
+
+def _marked(message: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """A message with a mark in the place of each text."""
+    marked = dict(message)
+    for field in ("content", "name"):
+        if message.get(field):
+            marked[field] = f"mark{place}{field}"
+    if _calls(message):
+        marked["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": {"mark": f"mark{place}call{number}x"}}}
+            for number, call in enumerate(_calls(message))
+        ]
+    return marked
+
+
+def _without_lone_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages in which the results of tools that no message calls are the user's."""
+    called = {call.get("id") for message in messages for call in _calls(message)}
+    return [
+        {"role": "user", "content": message.get("content")}
+        if message["role"] == "tool" and message.get("tool_call_id") not in called
+        else message
+        for message in messages
+    ]
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
@@ -463,7 +574,17 @@ class ScriptedTokenizer:
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
         if tools:
             lines.insert(0, "tools: " + json.dumps(list(tools)))
-        return self.encode("\n".join([*lines, "assistant: "]) + self._opening, longest)
+        if _ending(messages)["add_generation_prompt"]:
+            lines.append("assistant: " + self._opening)
+        return self.encode("\n".join(lines), longest)
+
+    def check_shown(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Nothing: a script sees every message."""
 
     def follow_up(self, question: str) -> list[int]:
         """Token ids of a further line of the user's, and the beginning of the assistant's."""

@@ -175,7 +175,9 @@ class ChatCall:
         elif request.is_chat:
             messages = [message for message in request.messages if isinstance(message, dict)]
             arguments = request.options.template_arguments
-            if tokenizer is not self._engines.target.tokenizer:  # whose variables another model's template may not have
+            if tokenizer is self._engines.target.tokenizer:
+                tokenizer.check_shown(messages, request.options.tools, arguments)
+            else:  # whose template may not have the target's variables
                 arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
             ids = tokenizer.chat_prompt(messages, request.options.tools, arguments, longest)
         else:
@@ -268,8 +270,13 @@ class ChatCall:
         request, engines = self._request, self._engines
         steps = speculate and self._chosen.mode in ("lr", "lr+sd")
         verifier = self._verifier if steps else None
-        draft_prompt = await self._draft_prompt() if verifier is not None else None
-        return await lookahead(
+        draft_prompt, refused = None, None
+        if verifier is not None:
+            try:
+                draft_prompt = await self._draft_prompt()
+            except ConfigurationError as error:  # never worse than the target alone
+                verifier, refused = None, f"the draft cannot take the prompt: {error}"
+        reply = await lookahead(
             ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt),
             engines.target,
             engines.draft,
@@ -282,6 +289,8 @@ class ChatCall:
             on_text,
             self._emit,
         )
+        reply.report.speculation_off = reply.report.speculation_off or refused
+        return reply
 
     async def _draft_prompt(self) -> tuple[int, ...] | None:
         """The prompt in the draft's own words, if it has another tokenizer."""

@@ -23,17 +23,11 @@ def openai_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
         tools: Tools, functions, classes, or dictionaries in the format of OpenAI, Anthropic or Bedrock.
 
     Raises:
-        ConfigurationError: One is no function, or two different ones have the same name.
+        ConfigurationError: One is no function.
     """
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
         raise ConfigurationError("tools is a list of tools")
-    found: dict[str, dict[str, Any]] = {}
-    for tool in tools:
-        converted = _openai_tool(tool)
-        name = converted["function"]["name"]
-        if found.setdefault(name, converted) != converted:
-            raise ConfigurationError(f"two different tools have the name {name!r}: rename one")
-    return list(found.values())
+    return [_openai_tool(tool) for tool in tools]
 
 
 def _openai_tool(tool: Any) -> dict[str, Any]:
@@ -73,11 +67,11 @@ def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any
         return []
     if names is None:
         return tools
-    known = {tool["function"]["name"]: tool for tool in tools}
+    known = [tool["function"]["name"] for tool in tools]
     for name in names:
         if name not in known:
             raise ConfigurationError(f"tool_choice {name!r} is not one of the tools ({', '.join(known)})")
-    return [known[name] for name in names]
+    return [tool for tool, name in zip(tools, known, strict=True) if name in names]
 
 
 def forced(choice: Any) -> Literal["required"] | None:

@@ -9,20 +9,18 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from langchain_core.messages import AIMessage
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lookahead_agent.chat.messages import THINKING_KEY, thinking_of
+from lookahead_agent.chat.messages import from_openai, thinking_of
 from lookahead_agent.engines.background import all_of
-from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replies.request import Piece
 from lookahead_agent.server.protocol import (
     ChatChoice,
     ChatReplyBody,
     ChatRequestBody,
     FunctionCall,
-    Message,
     NamedTool,
     ReplyMessage,
     ToolCall,
@@ -48,7 +46,7 @@ async def chat_completions(
     """
     max_tokens = body.max_completion_tokens or body.max_tokens
     writer.check(body, max_tokens)
-    messages = [_message(message) for message in body.messages]
+    messages = [from_openai(message.model_dump(exclude_none=True)) for message in body.messages]
     for_chat = _chat_options(body)
     options = [writer.options(body, max_tokens, chosen, choice) | for_chat for choice in range(body.n)]
     identifier, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
@@ -69,18 +67,6 @@ async def chat_completions(
         usage=usage_of(replies, body.n),
         lookahead=[figures_of(reply) for reply in replies],
     )
-
-
-def _message(message: Message) -> BaseMessage:
-    fields = message.model_dump(exclude_none=True, exclude={"reasoning_content"})
-    fields.setdefault("content", "")
-    try:
-        (converted,) = convert_to_messages([fields])
-    except (ValueError, NotImplementedError) as error:
-        raise ConfigurationError(f"a message cannot be read: {error}") from error
-    if message.reasoning_content is not None:
-        converted.additional_kwargs[THINKING_KEY] = message.reasoning_content
-    return converted
 
 
 def _chat_options(body: ChatRequestBody) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from lookahead_agent.replies.call_options import MaxTokens, SamplingArguments
 
@@ -14,28 +14,35 @@ _HISTORY = ConfigDict(extra="ignore")
 _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a draft's step that was accepted"
 
 
-class TextPart(BaseModel):
-    """A piece of a message."""
+class ContentPart(BaseModel):
+    """A piece of a message; which types the model reads is decided where the messages are converted."""
 
-    model_config = _STRICT
-    type: Literal["text"]
-    text: str
+    model_config = _HISTORY
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("parts")],
+    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
+]
 
 
 class FunctionCall(BaseModel):
-    """Which function a reply called."""
+    """Which function a reply called, as the model wrote it: the name may be missing, the arguments may be no JSON."""
 
     model_config = _HISTORY
-    name: str
-    arguments: str
+    name: str | None = None
+    arguments: str | None = None
 
 
 class ToolCall(BaseModel):
     """A tool call of an earlier reply."""
 
     model_config = _HISTORY
-    id: str
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = "function"
     function: FunctionCall
     index: int | None = None
 
@@ -44,18 +51,23 @@ class Message(BaseModel):
     """A message of the conversation."""
 
     model_config = _HISTORY
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Message:
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a tool's message needs its tool_call_id")
-        if self.content is None and not self.tool_calls and self.role != "assistant":
+        if self.role == "function" and self.name is None:
+            raise ValueError("a function's message needs its name")
+        if self.content is None and self.role in ("system", "developer", "user"):
             raise ValueError("the message has no content")
         return self
 

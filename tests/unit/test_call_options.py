@@ -292,13 +292,6 @@ def test_tools_in_other_formats_become_functions() -> None:
     assert all("a" in each["function"]["parameters"]["properties"] for each in read.tools)
 
 
-def test_two_tools_of_one_name() -> None:
-    assert len(CallOptions.read({"tools": [add, add]}).tools) == 1
-    other = {"type": "function", "function": {"name": "add", "description": "Another."}}
-    with pytest.raises(ConfigurationError, match="'add'"):
-        scripted_chat("Hello.").bind_tools([add, other])
-
-
 LONE = "half \ud83d of it"
 
 

@@ -1,0 +1,495 @@
+"""From messages to a prompt: none vanishes, a begun reply is continued, and what was sent is taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    InvalidToolCall,
+    RemoveMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.chat.messages import from_openai, template_messages
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.runtime.engine_set import EngineSet
+from tests.unit.chat import replying, scripted_chat
+from tests.unit.serving import serving
+
+SECRET = "SECRETWORD"
+END = "{% if add_generation_prompt %}assistant: {% endif %}"
+CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+WHOLE = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + CALLS + "|{% endfor %}" + END
+# What the default model's template does with other roles than its own.
+QUIET = (
+    "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}{{ m.role }}: {{ m.content }}<end>"
+    "{% endif %}{% endfor %}" + END
+)
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role }}: {{ m.content }}|{% endif %}"
+    "{% endfor %}" + END
+)
+STRICT = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + (
+    "{{ m.role }}: {{ m.content }}{% endfor %}" + END
+)
+# Mistral's: user and model in turn, results only after calls.
+IN_TURN = (
+    "{% set ns = namespace(user=true) %}{% for m in messages %}"
+    "{% if m.role in ['user', 'assistant'] and not m.tool_calls %}"
+    "{% if (m.role == 'user') != ns.user %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set ns.user = not ns.user %}{% endif %}{{ m.role }}: {{ m.content }}" + CALLS + "{% endfor %}" + END
+)
+CAPITALS = "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}{% endfor %}" + END
+BROKEN = "{% for m in messages %}{{ 1 + m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], HFTokenizer]:
+    made: dict[str, HFTokenizer] = {}
+
+    def tokenizer(template: str) -> HFTokenizer:
+        if template not in made:
+            made[template] = _tokenizer(tmp_path_factory.mktemp("tokenizer"), template)
+        return made[template]
+
+    return tokenizer
+
+
+def _tokenizer(folder: Path, template: str) -> HFTokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(
+        models.BPE(vocab={letter: number for number, letter in enumerate(["<eos>", *alphabet])}, merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    return HFTokenizer(folder)
+
+
+def chat_with(tokenizer: HFTokenizer, reply: str = "Yes.", **fields: Any) -> tuple[ChatLookahead, list[str]]:
+    """A model with a tokenizer of Hugging Face's, and the prompts that it gets."""
+    seen: list[str] = []
+
+    class Seeing(ScriptedEngine):
+        async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Any:  # type: ignore[override]
+            seen.append(tokenizer.decode(prompt_ids))
+            async for delta in super().generate(prompt_ids, sampling):
+                yield delta
+
+    engine = Seeing(tokenizer, replying(lambda _: reply))
+    return ChatLookahead(engines=EngineSet(engine), policy="off", **fields), seen
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SystemMessage(SECRET),
+        SystemMessage(SECRET, additional_kwargs={"__openai_role__": "developer"}),
+        HumanMessage(SECRET),
+        ChatMessage(SECRET, role="developer"),
+        ChatMessage(SECRET, role="System"),
+        ChatMessage(SECRET, role="user"),
+        ChatMessage(SECRET, role="assistant"),
+        AIMessage(SECRET),
+        AIMessage("", additional_kwargs={"refusal": SECRET}),
+        AIMessage([{"type": "refusal", "refusal": SECRET}]),
+        AIMessage([{"type": "text", "text": SECRET, "cache_control": {"type": "ephemeral"}}]),
+        ToolMessage(SECRET, tool_call_id="1"),
+        ToolMessage([{"type": "text", "text": SECRET}], tool_call_id="1"),
+        ToolMessage([{"json": {"a": SECRET}}], tool_call_id="1"),
+        FunctionMessage(SECRET, name="f"),
+        HumanMessage([{"type": "tool_result", "tool_use_id": "1", "content": SECRET}]),
+        HumanMessage([{"type": "text", "text": SECRET, "cache_control": {"type": "ephemeral"}}]),
+        AIMessage("", tool_calls=[ToolCall(name="f", args={"x": SECRET}, id="1")]),
+        AIMessage([{"type": "tool_use", "id": "1", "name": "f", "input": {"x": SECRET}}]),
+        AIMessage([{"type": "function_call", "call_id": "1", "name": "f", "arguments": f'{{"x": "{SECRET}"}}'}]),
+        AIMessage([{"type": "function_call", "call_id": "1", "name": "f", "arguments": f'{{"x": "{SECRET}'}]),
+        AIMessage([{"type": "tool_call", "id": "1", "name": "f", "args": {"x": SECRET}}]),
+        AIMessage("", additional_kwargs={"function_call": {"name": "f", "arguments": f'{{"x": "{SECRET}"}}'}}),
+        AIMessage("", invalid_tool_calls=[InvalidToolCall(name=None, args=SECRET, id="1", error=None)]),
+        AIMessage("", invalid_tool_calls=[InvalidToolCall(name=SECRET, args=None, id="1", error=None)]),
+    ],
+)
+def test_every_message_is_in_the_prompt_or_refused(
+    tokenizer_of: Callable[[str], HFTokenizer], message: AnyMessage
+) -> None:
+    llm, seen = chat_with(tokenizer_of(WHOLE))
+    llm.invoke([HumanMessage("hi"), message, HumanMessage("ho")])
+    assert SECRET in seen[0]
+    for template in (QUIET, SYSTEM_FIRST, STRICT, IN_TURN, CAPITALS, BROKEN):
+        llm, seen = chat_with(tokenizer_of(template))
+        try:
+            llm.invoke([HumanMessage("hi"), message, HumanMessage("ho")])
+        except ConfigurationError:
+            assert seen == []
+        else:
+            assert SECRET in seen[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (ChatMessage(SECRET, role="critic"), "message 2 has the role 'critic'"),
+        (ChatMessage(SECRET, role="tool"), "the role 'tool'"),
+        (RemoveMessage(id="1"), "the type RemoveMessage"),
+        (HumanMessage([{"type": "image_url", "image_url": {"url": "https://x/cat.png"}}]), "only text.*image_url"),
+        (
+            HumanMessage([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]),
+            "only text.*audio",
+        ),
+        (HumanMessage([{"type": "image", "source": {"type": "base64"}}]), "only text.*image"),
+        (HumanMessage([{"type": "text", "text": "a"}, {"type": "file", "file_id": "1"}]), "only text.*file"),
+        (HumanMessage([{"type": "reasoning", "reasoning": SECRET}]), "only text.*reasoning"),
+        (HumanMessage([{"type": "text"}]), "only text"),
+        (ToolMessage([{"type": "image", "url": "x"}], tool_call_id="1"), "message 2.*image"),
+    ],
+)
+def test_what_no_template_knows_is_refused(message: AnyMessage, words: str) -> None:
+    llm = scripted_chat("Yes.", policy="off")
+    for call in (llm.invoke, lambda messages: list(llm.stream(messages))):
+        with pytest.raises(ConfigurationError, match=words):
+            call([HumanMessage("hi"), message])
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
+        (QUIET, [("user", "a"), ToolMessage("b", tool_call_id="1")], "leaves out message 2.*'tool'"),
+        (SYSTEM_FIRST, [("user", "a"), ("system", "b")], "leaves out message 2.*'system'.*first"),
+        (SYSTEM_FIRST, [("system", "a"), ("system", "b"), ("user", "c")], "leaves out message 2"),
+        (
+            QUIET,
+            [("user", "a"), AIMessage("", tool_calls=[ToolCall(name="f", args={}, id="1")]), ("user", "c")],
+            "leaves out the tool calls of message 2",
+        ),
+        (STRICT, [("system", "a"), ("user", "b")], "refuses.*no system role"),
+        (IN_TURN, [("user", "a"), ("user", "b")], "refuses.*alternate"),
+        (BROKEN, [("user", "a")], "refuses"),
+        ("", [("user", "a")], "leaves out message 1"),
+    ],
+)
+def test_a_template_that_drops_or_refuses_is_named(
+    tokenizer_of: Callable[[str], HFTokenizer], template: str, messages: Any, words: str
+) -> None:
+    llm, _ = chat_with(tokenizer_of(template))
+    for call in (llm.invoke, lambda given: list(llm.stream(given))):
+        with pytest.raises(ConfigurationError, match="chat template of tokenizer") as error:
+            call(messages)
+        assert error.match(words)
+
+
+def test_a_template_is_asked_once_for_each_order_of_roles(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
+    tokenizer = tokenizer_of(WHOLE)
+    tokenizer.check_shown([{"role": "user", "content": "a"}])
+    before = len(tokenizer._shown_whole)
+    tokenizer.check_shown([{"role": "user", "content": "b" * 1000}])
+    assert len(tokenizer._shown_whole) == before
+    tokenizer.check_shown([{"role": "user", "content": "b"}, {"role": "assistant", "content": "b"}])
+    assert len(tokenizer._shown_whole) == before + 1
+
+
+def test_names_that_a_template_leaves_out_are_told_once(
+    tokenizer_of: Callable[[str], HFTokenizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = _tokenizer(Path(tokenizer_of(WHOLE).backend.name_or_path), WHOLE)
+    llm, seen = chat_with(tokenizer)
+    for text in ("a", "b"):
+        llm.invoke([HumanMessage(text, name="Ann"), AIMessage("c", name="agent"), HumanMessage(text)])
+    assert len(seen) == 2
+    assert caplog.text.count("leaves out the names of users") == 1
+
+
+@pytest.mark.parametrize("begun", ["The answer is", "The answer is ", "Line 1\n\n", "  indented", "{"])
+async def test_a_begun_reply_is_continued(tokenizer_of: Callable[[str], HFTokenizer], begun: str) -> None:
+    llm, seen = chat_with(tokenizer_of(WHOLE), begun + " 4.")
+    for message in (AIMessage(begun), ChatMessage(begun, role="assistant"), {"role": "assistant", "content": begun}):
+        reply = llm.invoke([("user", "2 + 2?"), message])
+        assert reply.text == " 4."
+        assert seen[-1] == f"user: 2 + 2?|assistant: {begun}"
+        assert reply.usage_metadata is not None
+        assert reply.usage_metadata["input_tokens"] == len(seen[-1])
+    assert "".join(chunk.text for chunk in llm.stream([("user", "2 + 2?"), ("ai", begun)])) == " 4."
+    assert (await llm.ainvoke([("user", "2 + 2?"), ("ai", begun)])).text == " 4."
+    assert scripted_chat(begun + " 4.", policy="off").invoke([("user", "2 + 2?"), ("ai", begun)]).text == " 4."
+
+
+def test_an_empty_last_reply_is_a_new_turn(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
+    llm, seen = chat_with(tokenizer_of(WHOLE))
+    llm.invoke([("user", "2 + 2?"), ("ai", "")])
+    assert seen[-1] == "user: 2 + 2?|assistant: "
+    with pytest.raises(ConfigurationError, match="no message"):
+        llm.invoke([("ai", "")])
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        AIMessage("", tool_calls=[ToolCall(name="f", args={}, id="1")]),
+        AIMessage("Hm.", tool_calls=[ToolCall(name="f", args={}, id="1")]),
+        AIMessage("", invalid_tool_calls=[InvalidToolCall(name="f", args="{", id="1", error=None)]),
+        AIMessage([{"type": "tool_use", "id": "1", "name": "f", "input": {}}]),
+        AIMessage("", additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}}),
+    ],
+)
+def test_calls_without_results_get_no_reply(last: AIMessage) -> None:
+    with pytest.raises(ConfigurationError, match="calls tools"):
+        scripted_chat("Yes.", policy="off").invoke([("user", "a"), last])
+
+
+def test_what_begins_anew_continues_nothing() -> None:
+    llm = scripted_chat('{"a": 1}', policy="off")
+    begun = [("user", "a"), ("ai", "{")]
+    with pytest.raises(ConfigurationError, match="begins anew"):
+        llm.invoke(begun, response_format={"type": "json_object"})
+    with pytest.raises(ConfigurationError, match="begins anew"):
+        llm.bind_tools([add], tool_choice="any").invoke(begun)
+    with pytest.raises(ConfigurationError, match="all thinking"):
+        llm.invoke([("user", "a"), AIMessage("", additional_kwargs={"reasoning_content": "Hm."})])
+
+
+def test_a_draft_whose_template_refuses_is_left_out(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
+    target = ScriptedEngine(tokenizer_of(WHOLE), [ScriptedStep("Yes.")])
+    draft = ScriptedEngine(tokenizer_of(STRICT).exchanging_text(), [ScriptedStep("Yes.")])
+    llm = ChatLookahead(engines=EngineSet(target, draft), policy="exact")
+    reply = llm.invoke([("system", "a"), ("user", "b")])
+    assert reply.text == "Yes."
+    assert "no system role" in reply.response_metadata["lookahead"]["speculation_off"]
+
+
+@pytest.mark.parametrize("text", ["a \ud83d b", "\udcff", "😀\ud800"])
+def test_half_a_character_is_refused_and_the_error_says_where(text: str) -> None:
+    llm = scripted_chat("Yes.", policy="off")
+    cases: list[Any] = [
+        text,
+        [("system", text), ("user", "a")],
+        [("user", "a"), ("ai", text), ("user", "b")],
+        [("user", "a"), ToolMessage(text, tool_call_id="1")],
+        [HumanMessage("a", name=text)],
+        [HumanMessage([{"type": "text", "text": text}])],
+        [("user", "a"), AIMessage("b", additional_kwargs={"reasoning_content": text}), ("user", "c")],
+    ]
+    for messages in cases:
+        for call in (llm.invoke, lambda given: list(llm.stream(given))):
+            with pytest.raises(ConfigurationError, match=r"message \d.*lone surrogate") as error:
+                call(messages)
+            assert str(error.value).encode()
+    with serving(llm) as (url, _):
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+            ("completions", {"prompt": text}),
+        ):
+            headers = {"content-type": "application/json"}
+            reply = httpx.post(f"{url}/v1/{path}", content=json.dumps(body), headers=headers, timeout=60)
+            assert reply.status_code == 400
+            assert "lone surrogate" in reply.json()["error"]["message"]
+
+
+# What clients and this library send back
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ARGUMENTS = ["", " ", "null", "[1]", '"a"', "3", '{"x": "a', "{oops", '{"x": "\\ud83d"}', '{"x": NaN}', "\x00", "}{"]
+
+
+@pytest.mark.parametrize("name", ["add", "", None])
+@pytest.mark.parametrize("arguments", [*ARGUMENTS, None, "{}", '{"x": 1}'])
+async def test_a_call_of_any_arguments_is_taken_back(
+    tokenizer_of: Callable[[str], HFTokenizer], name: str | None, arguments: str | None
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "error: not JSON"},
+    ]
+    for template in (WHOLE, IN_TURN):
+        llm, seen = chat_with(tokenizer_of(template))
+        assert llm.invoke(history).text == "Yes."
+        assert (await llm.ainvoke(history)).text == "Yes."
+        assert "error: not JSON" in seen[-1]
+        for shown in (name, (arguments or "").strip("\x00")):
+            assert (shown or "") in seen[-1] or json.loads(arguments or "{}")
+        # It goes on after that, too.
+        assert llm.invoke([*history, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "?"}]).text
+
+
+@given(st.text(), st.one_of(st.none(), st.text(max_size=5)), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_arguments_of_any_text_become_a_prompt(arguments: str, name: str | None, has_id: bool) -> None:
+    call = {"id": "1" if has_id else None, "function": {"name": name, "arguments": arguments}}
+    reply = from_openai({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert isinstance(reply, AIMessage)
+    history: list[BaseMessage] = [HumanMessage("q"), reply, ToolMessage("no", tool_call_id="1")]
+    converted = template_messages(history)
+    assert len(converted) == 3
+    if reply.tool_calls:
+        assert converted[1]["tool_calls"][0]["function"] == {"name": name, "arguments": json.loads(arguments)}
+    else:
+        assert arguments in converted[1]["content"]
+    json.dumps(converted, ensure_ascii=False).encode()
+
+
+@given(st.text(alphabet='{}[]",:ax\\ \n<>/tol_c', max_size=60))
+@settings(max_examples=80, deadline=None)
+def test_a_reply_of_any_text_is_taken_back(text: str) -> None:
+    said = f"Hm. <tool_call>{text}</tool_call>"
+    llm = scripted_chat(lambda prompt: said if "tool:" not in prompt else "Sorry.", policy="off").bind_tools([add])
+    reply = llm.invoke("q")
+    calls = [*reply.tool_calls, *reply.invalid_tool_calls]
+    results = [ToolMessage("no", tool_call_id=call["id"] or "") for call in calls]
+    if results:
+        assert llm.invoke([HumanMessage("q"), reply, *results]).text == "Sorry."
+    converted = template_messages([reply])
+    for call in reply.invalid_tool_calls:
+        assert (call["args"] or "") in converted[0]["content"]
+
+
+BAD = '<tool_call>\n{"name": "add", "arguments": {"x": "he said "hi""}}\n</tool_call>'
+
+
+def answers(prompt: str) -> str:
+    return BAD if "tool: " not in prompt else "Sorry."
+
+
+def test_the_model_sees_what_it_wrote_and_what_was_wrong_with_it() -> None:
+    seen: list[str] = []
+
+    def write(prompt: str) -> str:
+        seen.append(prompt)
+        return answers(prompt)
+
+    llm = scripted_chat(write, policy="off").bind_tools([add])
+    reply = llm.invoke("q")
+    (call,) = reply.invalid_tool_calls
+    assert llm.invoke([HumanMessage("q"), reply, ToolMessage("not JSON", tool_call_id=call["id"] or "")]).text
+    assert '"arguments": {"x": "he said "hi""}' in seen[-1]
+    assert "tool: not JSON" in seen[-1]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_server_takes_back_what_it_sent(streamed: bool) -> None:
+    with serving(scripted_chat(answers, policy="off")) as (url, _):
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "q"}], "tools": [TOOL]}
+        if streamed:
+            sent = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=60).text
+            message: dict[str, Any] = {"role": "assistant", "content": ""}
+            for line in sent.split("\n"):
+                if line.startswith("data: {"):
+                    for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                        message["tool_calls"] = choice["delta"].get("tool_calls") or message.get("tool_calls")
+        else:
+            sent = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+            message = sent["choices"][0]["message"]  # type: ignore[index]
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "not JSON"}
+        body["messages"] += [message, result]
+        again = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert again.status_code == 200, again.text
+        assert again.json()["choices"][0]["message"]["content"] == "Sorry."
+
+
+def test_the_server_takes_back_what_langchains_client_makes_of_it() -> None:
+    with serving(scripted_chat(answers, policy="off")) as (url, _):
+        client = ChatOpenAI(base_url=f"{url}/v1", api_key="x", model="qwen2.5-coder-1.5b", max_retries=0)  # type: ignore[arg-type]
+        bound = client.bind_tools([add])
+        whole: Any = None
+        for chunk in bound.stream("q"):
+            whole = chunk if whole is None else whole + chunk
+        for message in (bound.invoke("q"), whole):
+            calls = [*message.tool_calls, *message.invalid_tool_calls]
+            results = [ToolMessage("not JSON", tool_call_id=call["id"] or "") for call in calls]
+            assert results
+            assert bound.invoke([HumanMessage("q"), message, *results]).text == "Sorry."
+
+
+USER = {"role": "user", "content": "q"}
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "3"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER, {"role": "assistant", "content": [], "tool_calls": [CALL]}, RESULT],
+        [USER, {"role": "assistant", "content": "a", "tool_calls": []}, USER],
+        [USER, {"role": "assistant", "content": "a", "tool_calls": None, "name": None, "refusal": None}, USER],
+        [USER, {"role": "assistant", "content": "", "reasoning": "Hm."}, USER],
+        [USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER],
+        [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER],
+        [USER, {"role": "assistant", "tool_calls": [CALL]}, {**RESULT, "content": None}],
+        [USER, {"role": "assistant", "tool_calls": [CALL]}, {**RESULT, "content": [{"type": "text", "text": "3"}]}],
+        [USER, {"role": "assistant", "tool_calls": [{"function": CALL["function"]}]}, RESULT],
+        [
+            USER,
+            {"role": "assistant", "content": None, "function_call": CALL["function"]},
+            {"role": "function", "name": "add", "content": "3"},
+        ],
+        [{"role": "user", "content": [{"type": "text", "text": "q", "cache_control": {"type": "ephemeral"}}]}],
+        [{"role": "developer", "content": "Be brief."}, USER],
+        [USER, {"role": "assistant", "content": "It is"}],
+    ],
+)
+def test_usual_histories_are_taken(messages: list[dict[str, Any]]) -> None:
+    with serving(scripted_chat("Yes.", policy="off")) as (url, _):
+        reply = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages}, timeout=60)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "reads only text.*image_url",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "reads only text.*input_audio"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "messages.0.content.*text"),
+        ([{"role": "user", "content": 3}], "messages.0.content"),
+        ([USER, {"role": "assistant", "tool_calls": [CALL]}], "calls tools"),
+        ([{"role": "critic", "content": "a"}], "messages.0.role"),
+    ],
+)
+def test_a_server_says_in_words_what_it_does_not_take(messages: list[dict[str, Any]], words: str) -> None:
+    with serving(scripted_chat("Yes.", policy="off")) as (url, _):
+        reply = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages}, timeout=60)
+    assert reply.status_code == 400
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(reply.json()["error"]["message"])
+
+
+def test_a_server_continues_a_begun_reply() -> None:
+    with serving(scripted_chat("It is 4.", policy="off")) as (url, _):
+        body = {"messages": [USER, {"role": "assistant", "content": "It is"}]}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+    assert reply["choices"][0]["message"]["content"] == " 4."
