@@ -105,6 +105,15 @@ class VerifierPolicy(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _encodable(cls, fields: Any) -> Any:
+        try:
+            check_encodable(fields, "policy")
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return fields
+
+    @model_validator(mode="before")
+    @classmethod
     def _risk_says_how(cls, fields: Any) -> Any:
         if isinstance(fields, Mapping) and fields.get("risk") is not None:
             return {"verifier": "certified", "name": f"risk={fields['risk']}", **fields}
@@ -133,8 +142,6 @@ class VerifierPolicy(BaseModel):
         try:
             if self.judge_prompt is not None and self.verifier != "score":
                 check_prompt(self.judge_prompt)
-            for name in ("name", "judge_prompt", "delimiter"):
-                check_encodable(getattr(self, name), name)
             delimiter_finder(self.delimiter)
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
