@@ -33,7 +33,7 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import RetryPolicy, Send
+from langgraph.types import Send
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool, stream
@@ -154,7 +154,9 @@ def build_llm_compiler(
         told = [SystemMessage(PLANNER.format(tools=described, example=_example(tools[0])))]
 
     def carry_out(call: PlannedCall) -> ToolOutcome:
-        return use_tool(by_name, call["tool"], call["arguments"], f"call-{call['number']}")
+        # A tool that is only a coroutine is left to a worker.
+        asked = (call["tool"], call["arguments"], f"call-{call['number']}")
+        return use_tool(by_name, *asked, raised=(NotImplementedError,))
 
     async def planner(state: LLMCompilerState) -> LLMCompilerState:
         number = state.get("plans", 0) + 1
@@ -223,8 +225,7 @@ def build_llm_compiler(
     builder = StateGraph(LLMCompilerState)
     builder.set_node_defaults(timeout=limits.node_timeout)
     builder.add_node("planner", BothWays(planner))
-    # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
-    builder.add_node("worker", BothWays(worker), retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
+    builder.add_node("worker", BothWays(worker), input_schema=WorkerState)
     builder.add_node("gather", BothWays(gather))
     builder.add_node("joiner", BothWays(joiner))
     builder.add_edge(START, "planner")

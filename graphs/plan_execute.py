@@ -244,7 +244,7 @@ def build_plan_execute(
     builder = StateGraph(PlanExecuteState)
     builder.set_node_defaults(timeout=limits.node_timeout)
     builder.add_node("planner", BothWays(planner))
-    # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
+    # The executor's model may lose its connection. Its tools raise nothing, so that no call is made again.
     builder.add_node(
         "executor", BothWays(executor), retry_policy=RetryPolicy(max_attempts=2), input_schema=ExecutorState
     )

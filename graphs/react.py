@@ -30,7 +30,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import RetryPolicy
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
@@ -197,8 +196,7 @@ def build_react(
     builder.set_node_defaults(timeout=limits.node_timeout)
     builder.add_node("thinker", BothWays(thinker))
     builder.add_node("actor", BothWays(actor))
-    # A tool says by itself what went wrong; what it raises all the same may pass, such as a connection that is lost.
-    builder.add_node("tools", BothWays(use_tools), retry_policy=RetryPolicy(max_attempts=2))
+    builder.add_node("tools", BothWays(use_tools))
     builder.add_node("finisher", BothWays(finisher))
     builder.add_edge(START, "thinker")
     builder.add_conditional_edges("thinker", after_thinker)
@@ -251,7 +249,7 @@ def _listed(messages: Sequence[AnyMessage]) -> str:
 async def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:
     if refusal is not None:
         reason = f"not carried out: {refusal}"
-        return ToolMessage(reason, tool_call_id=call["id"], name=call["name"], status="error")
+        return ToolMessage(reason, tool_call_id=call["id"] or "", name=call["name"], status="error")
     outcome = await call_tool(tools, call["name"], call["args"], call["id"])
     status: Literal["success", "error"] = "error" if outcome.failed else "success"
-    return ToolMessage(outcome.output, tool_call_id=call["id"], name=call["name"], status=status)
+    return ToolMessage(outcome.output, tool_call_id=call["id"] or "", name=call["name"], status=status)

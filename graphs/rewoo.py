@@ -28,7 +28,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import RetryPolicy, Send
+from langgraph.types import Send
 
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
 from lookahead_agent.agents.calculations import (
@@ -185,7 +185,7 @@ def build_rewoo(
     builder.set_node_defaults(timeout=limits.node_timeout)
     builder.add_node("planner", BothWays(planner))
     builder.add_node("caller", BothWays(caller))
-    builder.add_node("worker", BothWays(worker), retry_policy=RetryPolicy(max_attempts=2), input_schema=WorkerState)
+    builder.add_node("worker", BothWays(worker), input_schema=WorkerState)
     builder.add_node("gather", BothWays(gather))
     builder.add_node("solver", BothWays(solver))
     builder.add_edge(START, "planner")

@@ -7,10 +7,10 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from decimal import Decimal, localcontext
+from decimal import Decimal, InvalidOperation, localcontext
 from fractions import Fraction
 
-from langchain_core.tools import ToolException, tool
+from lookahead_agent.agents.tool_use import make_tool
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -72,16 +72,10 @@ def calculate(expression: str) -> str:
         raise ValueError(f"{expression!r} cannot be evaluated: a function has too few or too many numbers") from None
 
 
-@tool
+@make_tool(rest="calculate with smaller numbers")
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression exactly, for example "(3 + 4) * 2.5"."""
-    try:
-        return calculate(expression)
-    except ValueError as error:
-        raise ToolException(str(error)) from error
-
-
-calculator.handle_tool_error = True
+    return calculate(expression)
 
 
 def _python_notation(expression: str) -> str:
@@ -119,7 +113,10 @@ class _Reader:
 
     def _decimals(self, node: ast.Constant) -> Fraction:
         """A decimal number as it is written: 0.1 is one tenth and not the nearest binary fraction."""
-        number = Decimal((ast.get_source_segment(self._text, node) or "").replace("_", ""))
+        try:
+            number = Decimal((ast.get_source_segment(self._text, node) or "").replace("_", ""))
+        except InvalidOperation:  # of an exponent that no decimal may have
+            raise ValueError("a number is too large or too small") from None
         if number and abs(number.adjusted()) > _LARGEST_EXPONENT:
             raise ValueError(f"a number is too {'large' if number.adjusted() > 0 else 'small'}")
         return Fraction(number)

@@ -13,28 +13,35 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool
 
+from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
 from lookahead_agent.isolation import folders
 from lookahead_agent.isolation.regular import read_regular
 
 _LARGEST = 1 << 20
+_LONGEST_NAME = 4096
 _SHOWN = 50
+# Names of a folder that are looked at to show some of them.
+_MOST_NAMES = 10_000
 
 
-def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200) -> str:
-    """Some lines of a file.
+def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200, first_character: int = 1) -> str:
+    """Some lines of a file, at most 50,000 characters of them.
 
     Args:
         root: The folder.
         name: The file's name there.
         first_line: From which line, from 1.
         lines: How many at most.
+        first_character: From which character of the first line, from 1.
 
     Raises:
-        ValueError: There is no such text file, it is outside or behind a link, or it is too long.
+        ValueError: There is no such text file, it is outside or behind a link, it is too long, or it cannot be read
+            now; the message says which.
     """
     with _parent(root, name) as (parent, last):
         try:
@@ -49,13 +56,21 @@ def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200) -> s
         except ValueError as error:
             raise ValueError(f"{name!r} {error}") from None
     try:
-        found = data.decode("utf-8").splitlines()
+        found = data.decode("utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{name!r} is not a text file") from None
     start = max(0, first_line - 1)
-    shown = found[start : start + lines]
-    rest = len(found) - start - len(shown)
-    return "\n".join(shown) + (f"\n({rest} more lines)" if rest > 0 else "")
+    left_out = max(0, first_character - 1)
+    shown = "\n".join(found[start : start + lines])[left_out:]
+    rest = len(found) - start - lines
+    more = f"\n({rest} more lines)" if rest > 0 else ""
+    if len(shown) + len(more) <= LONGEST_RESULT:
+        return shown + more
+    # Room for the line that says where to go on.
+    kept = shown[: LONGEST_RESULT - 200]
+    line = start + kept.count("\n") + 1
+    character = len(kept) - kept.rfind("\n") if "\n" in kept else left_out + len(kept) + 1
+    return cut(shown, f"read on from first_line={line}, first_character={character}", len(kept))
 
 
 def write_text(root: Path, name: str, text: str) -> str:
@@ -67,7 +82,8 @@ def write_text(root: Path, name: str, text: str) -> str:
         text: What it says.
 
     Raises:
-        ValueError: It would be outside or behind a link, in place of something that is no file, or is too long.
+        ValueError: It would be outside or behind a link, in place of something that is no file, is too long, or cannot
+            be written now; the message says which.
     """
     data = text.encode(errors="replace")
     if len(data) > _LARGEST:
@@ -88,26 +104,23 @@ def make_file_tools(root: str | Path) -> tuple[BaseTool, BaseTool]:
         ValueError: There is no such folder.
     """
     base = Path(root)
-    if not base.is_dir():
+    try:
+        there = base.is_dir()
+    except OSError as error:
+        raise ValueError(f"the folder {base.name} cannot be opened: {error.strerror}") from None
+    if not there:
         raise ValueError(f"there is no folder {base.name}")
 
-    @tool
-    def read_file(name: str, first_line: int = 1) -> str:
-        """Read a text file of the working folder, up to 200 lines from a line on."""
-        try:
-            return read_text(base, name, first_line)
-        except ValueError as error:
-            raise ToolException(str(error)) from error
+    @make_tool(rest="read from a later line")
+    def read_file(name: str, first_line: int = 1, first_character: int = 1) -> str:
+        """Read a text file of the working folder, up to 200 lines from a line (and a character of it) on."""
+        return read_text(base, name, first_line, first_character=first_character)
 
-    @tool
+    @make_tool(rest="the text is written")
     def write_file(name: str, text: str) -> str:
         """Write a text file in the working folder, in place of one of that name."""
-        try:
-            return write_text(base, name, text)
-        except ValueError as error:
-            raise ToolException(str(error)) from error
+        return write_text(base, name, text)
 
-    read_file.handle_tool_error = write_file.handle_tool_error = True
     return read_file, write_file
 
 
@@ -116,15 +129,24 @@ def _parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int,
     """A descriptor of the folder that a file is in, and the file's own name there.
 
     Raises:
-        ValueError: The name leads outside or over a link, or there is no such folder.
+        ValueError: The name leads outside or over a link, or there is no such folder, or it cannot be opened now.
     """
     if not name.strip() or "\0" in name:
         raise ValueError("the file needs a name")
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"the name is longer than {_LONGEST_NAME} characters")
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or parts[0].startswith("/"):
         raise ValueError(f"{name!r} is outside of the folder: only names inside it are possible, without '..'")
-    # The folder itself may be reached over a link: its maker chose it.
-    current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name!r} has a lone surrogate, which no file's name can have") from None
+    try:
+        # The folder itself may be reached over a link: its maker chose it.
+        current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ValueError(f"the working folder cannot be opened: {error.strerror}") from None
     try:
         for part in parts[:-1]:
             if make:
@@ -183,7 +205,15 @@ def _refused(name: str, error: OSError) -> str:
 
 
 def _listing(folder: int) -> str:
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "") for entry in entries)
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more or "nothing in it"
+    """Some names of a folder. Those with line breaks and the like are quoted, so that none looks like two."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [
+                (entry.name if entry.name.isprintable() else ascii(entry.name))
+                + ("/" if entry.is_dir(follow_symlinks=False) else "")
+                for entry in islice(entries, _MOST_NAMES)
+            ]
+    except OSError as error:
+        return f"names that cannot be listed: {error.strerror}"
+    more = f", and {len(names) - _SHOWN}{' or' if len(names) == _MOST_NAMES else ''} more"
+    return ", ".join(sorted(names)[:_SHOWN]) + (more if len(names) > _SHOWN else "") or "nothing in it"

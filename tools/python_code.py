@@ -8,8 +8,9 @@ docs/tools.md says what each keeps out.
 
 from __future__ import annotations
 
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool
 
+from lookahead_agent.agents.tool_use import make_tool
 from lookahead_agent.isolation import Isolation, IsolationError, PythonLimits, choose, run_isolated
 
 __all__ = ["Isolation", "IsolationError", "PythonLimits", "make_python_tool", "python", "run_python"]
@@ -24,10 +25,14 @@ def run_python(code: str, limits: PythonLimits | None = None, isolation: Isolati
         isolation: What stands between it and this machine; "none" is no boundary at all, see `Isolation`.
 
     Raises:
-        ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
+        ValueError: It failed, took too long, used too much or could not be started; the message says which, and what
+            it printed before.
         IsolationError: There is no such boundary here; the message says what to install.
     """
-    return run_isolated(code, limits, isolation)
+    try:
+        return run_isolated(code, limits, isolation)
+    except OSError as error:
+        raise ValueError(f"the code cannot be run now: {error.strerror or type(error).__name__}") from error
 
 
 def make_python_tool(limits: PythonLimits | None = None, isolation: Isolation = "auto") -> BaseTool:
@@ -47,14 +52,12 @@ def _tool(limits: PythonLimits | None, isolation: Isolation) -> BaseTool:
     unusual = {"auto": "There is nothing here to isolate it with.", "none": "It is not isolated."}
     kept = unusual.get(isolation, f"It is isolated by {isolation}.")
 
-    @tool(description=f"Run Python code (standard library, no network) and return what it prints. Use print(). {kept}")
-    def python(code: str) -> str:
-        try:
-            return run_python(code, limits, isolation) or "(nothing was printed: use print())"
-        except (ValueError, IsolationError) as error:
-            raise ToolException(str(error)) from error
+    description = f"Run Python code (standard library, no network) and return what it prints. Use print(). {kept}"
 
-    python.handle_tool_error = True
+    @make_tool(description=description, rest="print less")
+    def python(code: str) -> str:
+        return run_python(code, limits, isolation) or "(nothing was printed: use print())"
+
     return python
 
 

@@ -1,6 +1,6 @@
 """Searches a folder of documents (text, Markdown, PDF) by words and, if a model is given, by meaning.
 
-Passages are cited by file and line, PDF pages by page. Words are ranked by BM25 (bm25s); with sentence embeddings too,
+Passages are cited by file and line, PDF pages by page; long lines and pages are several passages. Words are ranked by BM25 (bm25s); with sentence embeddings too,
 the two rankings are fused, so that a passage that either finds is found.
 
 Documents may be somebody else's: links are not followed, only regular files are read, as far as 20 MiB, and a PDF is
@@ -9,7 +9,6 @@ read in a process of its own, which has 20 seconds and 512 MiB.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -18,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool
 
 from lookahead_agent import isolation
+from lookahead_agent.agents.tool_use import make_tool
 from lookahead_agent.isolation.regular import read_regular
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 _TEXTS = frozenset({".txt", ".md", ".markdown", ".rst", ".csv"})
 _LINES = 12
 _OVERLAP = 3
+_LONGEST_PASSAGE = 4_000
+_LONGEST_QUESTION = 10_000
 _LARGEST = 20 << 20
 _MOST_DOCUMENTS = 10_000
 _PDF_SECONDS = 20.0
@@ -45,7 +47,8 @@ class Passage:
     """A piece of a document.
 
     Attributes:
-        source: Where it is: "notes/tea.md:13-24", or "manual.pdf, page 3".
+        source: Where it is: "notes/tea.md:13-24", or "manual.pdf, page 3"; with ", characters 4,001-8,000" if it is a
+            part of a line or page that is longer.
         text: What it says.
     """
 
@@ -62,12 +65,16 @@ class DocumentIndex:
         embed: Makes vectors of texts; None: by words alone.
 
     Raises:
-        ValueError: There is no such folder, or it has no documents.
+        ValueError: There is no such folder, it cannot be read, or it has no documents.
     """
 
     def __init__(self, folder: str | Path, embed: Embed | None = None) -> None:
-        root = Path(folder).resolve()
-        if not root.is_dir():
+        try:
+            root = Path(folder).resolve()
+            there = root.is_dir()
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+            raise ValueError(f"the folder {Path(folder).name} cannot be opened: {error}") from None
+        if not there:
             raise ValueError(f"there is no folder {root.name}")
         self.passages = [passage for path in _documents(root) for passage in _passages(root, path)]
         if not self.passages:
@@ -88,10 +95,12 @@ class DocumentIndex:
             count: How many at most.
 
         Raises:
-            ValueError: The question is empty.
+            ValueError: The question is empty, or longer than 10,000 characters.
         """
         if not question.strip():
             raise ValueError("say what to search for")
+        if len(question) > _LONGEST_QUESTION:
+            raise ValueError(f"the question is longer than {_LONGEST_QUESTION:,} characters")
         scores: dict[int, float] = {}
         for ranking in (self._by_words(question), self._by_meaning(question)):
             for rank, number in enumerate(ranking):
@@ -122,19 +131,20 @@ def make_search_tool(folder: str | Path, embed: Embed | None = None, count: int 
     """
     index = DocumentIndex(folder, embed)
 
-    @tool
+    @make_tool(rest="ask for something more particular")
     def search_documents(question: str) -> str:
         """Search the documents. Returns passages with their sources, to be cited as [source]."""
-        try:
-            found = index.search(question, count)
-        except ValueError as error:
-            raise ToolException(str(error)) from error
+        found = index.search(question, count)
         if not found:
             return "nothing fits: try other words"
-        return "\n\n".join(f"[{passage.source}]\n{passage.text}" for passage in found)
+        return "\n\n".join(f"[{passage.source}]\n{_quoted(passage.text)}" for passage in found)
 
-    search_documents.handle_tool_error = True
     return search_documents
+
+
+def _quoted(text: str) -> str:
+    """A passage none of whose lines can be taken for the source of another."""
+    return "\n".join(f" {line}" if line.startswith("[") else line for line in text.split("\n"))
 
 
 def _tokens(texts: list[str]) -> Any:
@@ -161,6 +171,8 @@ def _documents(root: Path) -> Iterator[Path]:
 
 def _passages(root: Path, path: Path) -> Iterator[Passage]:
     name = path.relative_to(root).as_posix()
+    if not name.isprintable():  # with a line break in its name, a file could be cited as another
+        name = ascii(name)
     try:
         data = read_regular(path, _LARGEST)
     except OSError as error:
@@ -173,26 +185,42 @@ def _passages(root: Path, path: Path) -> Iterator[Passage]:
         yield from _pages(data, name)
         return
     try:
-        lines = data.decode("utf-8").splitlines()
+        lines = data.decode("utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
         logger.warning("%s is left out: it is no UTF-8 text", name)
         return
     for first in range(0, max(1, len(lines) - _OVERLAP), _LINES - _OVERLAP):
         part = lines[first : first + _LINES]
         if any(line.strip() for line in part):
-            yield Passage(f"{name}:{first + 1}-{first + len(part)}", "\n".join(part).strip())
+            yield from _bounded(f"{name}:{first + 1}-{first + len(part)}", "\n".join(part).strip())
 
 
 def _pages(data: bytes, name: str) -> Iterator[Passage]:
     command = [sys.executable, "-I", "-c", isolation.program_text("pdf_inside"), str(_PDF_MEMORY)]
-    finished = isolation.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
-    *lines, last = finished.output.decode("utf-8", errors="replace").split("\n")
-    for line in lines:
-        if line.startswith("["):  # all else is what the parser remarks
-            number, text = json.loads(line)
-            yield Passage(f"{name}, page {number}", text)
-    if finished.stopped is not None or finished.status != 0:
+    try:
+        finished = isolation.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
+    except OSError as error:
+        logger.warning("%s is left out: it cannot be read now: %s", name, error.strerror)
+        return
+    problem = None
+    for frame in isolation.frames(finished.output):
+        match frame:
+            case {"page": int(number), "text": str(text)}:
+                yield from _bounded(f"{name}, page {number}", text)
+            case {"problem": str(said)}:
+                problem = ascii(said)[1:-1]
+    if finished.stopped is not None or finished.status != 0 or problem is not None:
         why = {"time": f"it takes more than {_PDF_SECONDS:g} s", "output": "it has too much text"}
-        remarks = [line for line in (*lines, last) if line and not line.startswith("[")]
-        said = why.get(finished.stopped or "") or (remarks or [f"status {finished.status}"])[-1]
+        said = why.get(finished.stopped or "") or problem or f"status {finished.status}"
         logger.warning("%s is left out from where it cannot be read: %s", name, said)
+
+
+def _bounded(source: str, text: str) -> Iterator[Passage]:
+    """The passage, or several, where it is too long for one."""
+    if len(text) <= _LONGEST_PASSAGE:
+        yield Passage(source, text)
+        return
+    for start in range(0, len(text), _LONGEST_PASSAGE):
+        part = text[start : start + _LONGEST_PASSAGE]
+        if part.strip():
+            yield Passage(f"{source}, characters {start + 1:,}-{start + len(part):,}", part)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool
 
 from lookahead_agent import isolation
+from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
 
 _MEMORY = 64 << 20
-_LONGEST_ANSWER = 50_000
+# Of the line that says that there are more rows, and how a long header or row is cut.
+_REMARKS = 300
+_LONGEST_OUTPUT = 4 << 20
+_REST = "select fewer columns, or parts of them with substr()"
 # For the start of the process, which is no time of the statement's.
 _START = 10.0
 
@@ -38,16 +40,12 @@ class SqlLimits:
 
 
 def schema(database: Path) -> str:
-    """The tables of a database, as they were created.
+    """The tables of a database, as they were created, at most 50,000 characters.
 
     Raises:
-        ValueError: There is no such database.
+        ValueError: There is no such database, or it cannot be read now.
     """
-    with closing(_connect(database)) as connection:
-        found = connection.execute(
-            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY name"
-        )
-        return "\n".join(str(row[0]) for row in found)
+    return cut(_asked(database, None, SqlLimits()), "SELECT sql FROM sqlite_master shows the others")
 
 
 def query(database: Path, statement: str, limits: SqlLimits | None = None) -> str:
@@ -55,70 +53,66 @@ def query(database: Path, statement: str, limits: SqlLimits | None = None) -> st
 
     Args:
         database: SQLite file.
-        statement: SQL.
+        statement: SQL, at most 100,000 characters.
         limits: What it may cost.
 
     Returns:
-        A header and a line for each row, cells parted by " | ", at most 50,000 characters.
+        A header and a line for each row, cells parted by " | ", each at most 500 characters, and 50,000 in all.
 
     Raises:
-        ValueError: The statement is wrong, wants to change something, or takes too much time or memory; the message
-            says which.
+        ValueError: The statement is wrong, wants to change something, or takes too much time or memory, or the database
+            is gone, locked or broken; the message says which.
     """
-    limits = limits or SqlLimits()
-    _connect(database).close()
-    given = {
-        "database": str(database.resolve()),
-        "statement": statement,
-        "rows": limits.rows,
-        "seconds": limits.seconds,
-        "memory": _MEMORY,
-        "characters": _LONGEST_ANSWER,
-    }
-    finished = isolation.run_child(
-        [sys.executable, "-I", "-S", "-c", isolation.program_text("sqlite_inside")],
-        json.dumps(given).encode(),
-        seconds=limits.seconds + _START,
-        output=12 * _LONGEST_ANSWER,
-    )
-    if finished.stopped == "time" or finished.status == -signal.SIGALRM:
-        raise ValueError(f"the statement took more than {limits.seconds:g} s")
-    try:
-        answer = json.loads(finished.output)
-    except ValueError:
-        raise ValueError("the statement used more than it may and was stopped") from None
-    if answer["problem"] is not None:
-        raise ValueError(answer["problem"])
-    return str(answer["text"])
+    return cut(_asked(database, statement, limits or SqlLimits()), _REST)
 
 
 def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> BaseTool:
     """A tool for one database, whose description shows the model its tables.
 
     Raises:
-        ValueError: There is no such database.
+        ValueError: There is no such database, or it cannot be read now.
     """
     path = Path(database)
     description = f"Ask the SQLite database with one SELECT statement. Its tables:\n{schema(path)}"
 
-    @tool(description=description)
+    @make_tool(description=description, rest=_REST)
     def sql(statement: str) -> str:
-        try:
-            return query(path, statement, limits)
-        except ValueError as error:
-            raise ToolException(str(error)) from error
+        return query(path, statement, limits)
 
-    sql.handle_tool_error = True
     return sql
 
 
-def _connect(database: Path) -> sqlite3.Connection:
-    path = database.resolve()
-    if not path.is_file():
-        raise ValueError(f"there is no database {database.name}")
+def _asked(database: Path, statement: str | None, limits: SqlLimits) -> str:
+    """What a process of its own finds out: this one never opens the file, whatever it is."""
     try:
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error as error:
-        raise ValueError(f"{database.name} is not a SQLite database: {error}") from error
-    return connection
+        path = database.resolve()
+        there = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+        raise ValueError(f"the database {database.name} cannot be opened: {error}") from None
+    if not there:
+        raise ValueError(f"there is no database {database.name}")
+    given = {
+        "database": str(path),
+        "statement": statement,
+        "rows": limits.rows,
+        "seconds": limits.seconds,
+        "memory": _MEMORY,
+        "characters": LONGEST_RESULT - _REMARKS,
+    }
+    try:
+        finished = isolation.run_child(
+            [sys.executable, "-I", "-S", "-c", isolation.program_text("sqlite_inside")],
+            json.dumps(given).encode(),
+            seconds=limits.seconds + _START,
+            output=_LONGEST_OUTPUT,
+        )
+    except OSError as error:
+        raise ValueError(f"the database cannot be asked now: {error.strerror}") from error
+    if finished.stopped == "time" or finished.status == -signal.SIGALRM:
+        raise ValueError(f"the statement took more than {limits.seconds:g} s")
+    match next(isolation.frames(finished.output), None):
+        case {"text": str(text), "problem": None}:
+            return text
+        case {"problem": str(problem)}:
+            raise ValueError(problem)
+    raise ValueError("the statement used more than it may and was stopped")

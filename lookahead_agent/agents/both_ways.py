@@ -85,7 +85,7 @@ async def stream(model: BaseChatModel, messages: Sequence[BaseMessage]) -> Async
 
 
 async def call_tool(
-    tools: Mapping[str, BaseTool], name: str, arguments: Mapping[str, Any], call_id: str
+    tools: Mapping[str, BaseTool], name: str, arguments: Mapping[str, Any], call_id: str | None
 ) -> ToolOutcome:
     """What became of a call: see `tool_use.use_tool`."""
     if _awaited.get():

@@ -106,8 +106,12 @@ class EarlyCalls:
             self._waiting.remove(call)
             self._left -= 1
             self._running += 1
-            # With the context of the node: tools are traced where they belong.
-            self._threads.submit(copy_context().run, self._run, ready)
+            try:
+                # With the context of the node: tools are traced where they belong.
+                self._threads.submit(copy_context().run, self._run, ready)
+            except RuntimeError as error:  # no thread can be started: a node makes the call
+                self._running -= 1
+                logger.warning("call %d of %s is made later: %s", ready["number"], ready["tool"], error)
 
     def _run(self, call: PlannedCall) -> None:
         outcome: ToolOutcome | None = None
@@ -117,9 +121,10 @@ class EarlyCalls:
             logger.info("call %d asks somebody: left to a node", call["number"])
         except Exception as error:
             logger.warning("call %d of %s is made again: %s", call["number"], call["tool"], error)
-        with self._changed:
-            if outcome is not None:
-                self._results[call["number"]] = CallResult(call=call, output=outcome.output, failed=outcome.failed)
-            self._start_ready()
-            self._running -= 1
-            self._changed.notify_all()
+        finally:  # also after a SystemExit, or the node would wait for ever
+            with self._changed:
+                if outcome is not None:
+                    self._results[call["number"]] = CallResult(call=call, output=outcome.output, failed=outcome.failed)
+                self._running -= 1
+                self._start_ready()
+                self._changed.notify_all()

@@ -1,12 +1,30 @@
-"""One call of a tool, with what went wrong as text that a model can do something with."""
+"""Tools that fail in words a model can use: how they are made, how long their results are, and how graphs call them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec
+from uuid import uuid4
 
 from langchain_core.messages import ToolCall, ToolMessage
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, ToolException, tool
+from langgraph.errors import GraphBubbleUp
+from pydantic import ValidationError
+
+from lookahead_agent.errors import LookaheadError, in_words
+
+logger = logging.getLogger(__name__)
+
+LONGEST_RESULT = 50_000
+"""Characters of a tool's result, and of its errors, that reach a model: the line that says what is cut included."""
+
+_IN_WORDS = (ToolException, ValueError, LookaheadError)
+"""Errors that a tool raises on purpose, whose message says all."""
+
+Given = ParamSpec("Given")
 
 
 class ToolOutcome(NamedTuple):
@@ -21,49 +39,136 @@ class ToolOutcome(NamedTuple):
     failed: bool
 
 
-def use_tool(tools: Mapping[str, BaseTool], name: str, arguments: Mapping[str, Any], call_id: str) -> ToolOutcome:
-    """Call a tool by its name.
+def cut(text: str, rest: str, most: int = LONGEST_RESULT) -> str:
+    """The beginning of a text that is too long for a model, with a last line that says how much is left out.
 
-    What the tool raises that is no error of its own kind (a lost connection) is raised: the node may be tried again.
+    Args:
+        text: The text. Lone surrogates, which no message can carry, become "?".
+        rest: How the model gets the rest, such as "ask for fewer rows".
+        most: Characters that are shown; with the last line there are never more than `LONGEST_RESULT`.
+    """
+    text = text.encode(errors="replace").decode()
+    if len(text) <= min(most, LONGEST_RESULT):
+        return text
+    room = LONGEST_RESULT - len(_cut_line(len(text), len(text), rest))
+    shown = max(0, min(most, room))
+    return text[:shown] + _cut_line(shown, len(text), rest)
+
+
+def _cut_line(shown: int, length: int, rest: str) -> str:
+    return f"\n… (cut: {shown:,} of {length:,} characters; {rest})"
+
+
+def error_text(error: BaseException) -> str:
+    """What went wrong, for a model; at most `LONGEST_RESULT` characters, whatever the error says."""
+    try:
+        said = in_words(error) if isinstance(error, ValidationError) else str(error)
+    except Exception:  # an error that cannot be printed is still one
+        said = ""
+    if isinstance(error, ValidationError):
+        said = f"wrong arguments: {said}"
+    elif not said or not isinstance(error, _IN_WORDS):
+        said = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return cut(said, "the rest of this error is of no use")
+
+
+def make_tool(*, rest: str, description: str | None = None) -> Callable[[Callable[Given, str]], BaseTool]:
+    """A decorator like LangChain's `tool`, for tools that never raise and never return too much.
+
+    Errors, wrong arguments included, are results of the status "error". `KeyboardInterrupt` and its like pass.
+
+    Args:
+        rest: How a model gets what is left out of a long result.
+        description: For the model; None: the function's docstring.
+    """
+
+    def decorated(function: Callable[Given, str]) -> BaseTool:
+        @wraps(function)
+        def bounded(*args: Given.args, **kwargs: Given.kwargs) -> str:
+            try:
+                return cut(function(*args, **kwargs), rest)
+            except Exception as error:
+                raise ToolException(error_text(error)) from error
+
+        made = tool(description=description)(bounded)
+        made.handle_tool_error = True
+        made.handle_validation_error = error_text
+        return made
+
+    return decorated
+
+
+def use_tool(
+    tools: Mapping[str, BaseTool],
+    name: str,
+    arguments: Mapping[str, Any],
+    call_id: str | None,
+    *,
+    raised: tuple[type[Exception], ...] = (),
+) -> ToolOutcome:
+    """Call a tool by its name; whatever it raises is an outcome that failed.
+
+    A call that loses its connection is made once more. LangGraph's own signals, such as `interrupt`, pass.
 
     Args:
         tools: Tools by name.
         name: The one that is meant.
         arguments: Its arguments.
         call_id: Identity of the call, for traces.
+        raised: Errors that are raised all the same.
     """
     if name not in tools:
         return _no_tool(tools, name)
-    try:
-        return _outcome(tools[name].invoke(_request(name, arguments, call_id)))
-    except ValueError as error:
-        return _wrong_arguments(error)
+    for last in (False, True):
+        try:
+            return _outcome(tools[name].invoke(_request(name, arguments, call_id)))
+        except (GraphBubbleUp, *raised):
+            raise
+        except Exception as error:
+            if last or not isinstance(error, ConnectionError):
+                return _failed(name, error)
+    raise AssertionError("the last try returns")
 
 
 async def ause_tool(
-    tools: Mapping[str, BaseTool], name: str, arguments: Mapping[str, Any], call_id: str
+    tools: Mapping[str, BaseTool], name: str, arguments: Mapping[str, Any], call_id: str | None
 ) -> ToolOutcome:
     """`use_tool`, awaited: a tool that is a coroutine can be cancelled, another runs in a thread."""
     if name not in tools:
         return _no_tool(tools, name)
-    try:
-        return _outcome(await tools[name].ainvoke(_request(name, arguments, call_id)))
-    except ValueError as error:
-        return _wrong_arguments(error)
+    for last in (False, True):
+        try:
+            return _outcome(await tools[name].ainvoke(_request(name, arguments, call_id)))
+        except GraphBubbleUp:
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _failed(name, error)  # the tool's own scope was cancelled, and nobody cancelled the call
+        except Exception as error:
+            if last or not isinstance(error, ConnectionError):
+                return _failed(name, error)
+    raise AssertionError("the last try returns")
 
 
-def _request(name: str, arguments: Mapping[str, Any], call_id: str) -> ToolCall:
-    return ToolCall(name=name, args=dict(arguments), id=call_id, type="tool_call")
+def _request(name: str, arguments: Mapping[str, Any], call_id: str | None) -> ToolCall:
+    # Without an identity LangChain returns bare content, which does not say whether the call failed.
+    return ToolCall(name=name, args=dict(arguments), id=call_id or uuid4().hex, type="tool_call")
 
 
-def _outcome(message: ToolMessage) -> ToolOutcome:
-    return ToolOutcome(message.text, message.status == "error")
+def _outcome(returned: Any) -> ToolOutcome:
+    if not isinstance(returned, ToolMessage):
+        return ToolOutcome(f"the tool returned a {type(returned).__name__}, which this graph cannot use", failed=True)
+    # As in `cut`: a result that no message can carry would end the run where it is saved.
+    return ToolOutcome(returned.text.encode(errors="replace").decode(), returned.status == "error")
+
+
+def _failed(name: str, error: BaseException) -> ToolOutcome:
+    if not isinstance(error, _IN_WORDS):
+        logger.warning("the tool %s failed: %s", name, type(error).__name__, exc_info=error)
+    return ToolOutcome(error_text(error), failed=True)
 
 
 def _no_tool(tools: Mapping[str, BaseTool], name: str) -> ToolOutcome:
-    return ToolOutcome(f"there is no tool {name}; there are {', '.join(tools)}", failed=True)
-
-
-def _wrong_arguments(error: ValueError) -> ToolOutcome:
-    """Of arguments that do not fit the tool's schema."""
-    return ToolOutcome(f"wrong arguments: {error}", failed=True)
+    return ToolOutcome(cut(f"there is no tool {name}; there are {', '.join(tools)}", "name one of them"), failed=True)

@@ -2,7 +2,7 @@
 
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.isolation.boundaries import Isolation, available, choose
-from lookahead_agent.isolation.child import Finished, program_text, run_child
+from lookahead_agent.isolation.child import Finished, frames, program_text, run_child
 from lookahead_agent.isolation.python import PythonLimits, run_isolated
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "PythonLimits",
     "available",
     "choose",
+    "frames",
     "program_text",
     "run_child",
     "run_isolated",

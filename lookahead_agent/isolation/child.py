@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import os
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lookahead_agent.isolation import folders
 
@@ -43,6 +45,24 @@ def program_text(name: str) -> str:
         name: The file's name without `.py`.
     """
     return importlib.resources.files(__package__).joinpath(f"{name}.py").read_text(encoding="utf-8")
+
+
+def frames(output: bytes) -> Iterator[Any]:
+    """What a program of ours said in frames, each four bytes of length (big-endian) and as many of JSON.
+
+    What an input can make a library print goes elsewhere (see `framed_output` in the programs), so it forges no frame.
+    Reading ends without an error at what is no whole frame: the program was ended while it wrote.
+    """
+    start = 0
+    while start + 4 <= len(output):
+        end = start + 4 + int.from_bytes(output[start : start + 4], "big")
+        if end > len(output):
+            return
+        try:
+            yield json.loads(output[start + 4 : end])
+        except (ValueError, RecursionError):
+            return
+        start = end
 
 
 def run_child(

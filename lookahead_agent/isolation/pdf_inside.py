@@ -1,15 +1,33 @@
 """The text of a PDF's pages, in a process of its own.
 
 The text of this file is handed to another interpreter (`python -I -c`). It reads the PDF from its standard input, and
-writes a JSON array for each page: its number from 1, and its text.
+writes a frame for each page, `{"page": its number from 1, "text": ...}`, and `{"problem": ...}` where it has to stop.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import sys
+from typing import BinaryIO
+
+
+def framed_output() -> BinaryIO:
+    """Takes standard output for frames alone: what libraries print goes nowhere from here on."""
+    frames = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    return frames
+
+
+def send(frames: BinaryIO, value: object) -> None:
+    """Write a frame: four bytes of length (big-endian), and as many of JSON."""
+    data = json.dumps(value).encode()
+    frames.write(len(data).to_bytes(4, "big") + data)
+    frames.flush()
 
 
 def main(memory: int) -> None:
@@ -18,28 +36,18 @@ def main(memory: int) -> None:
     Args:
         memory: Bytes of data that the process may have.
     """
-    from pypdf import PdfReader
-    from pypdf.errors import PyPdfError
-
+    frames = framed_output()
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
+        from pypdf import PdfReader
+
         for number, page in enumerate(PdfReader(io.BytesIO(sys.stdin.buffer.read())).pages, 1):
             if text := page.extract_text().strip():
-                print(json.dumps([number, text]), flush=True)
-    except (
-        PyPdfError,
-        MemoryError,
-        RecursionError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-    ) as error:
-        # Broken files make a parser fail in every way.
-        sys.exit(f"{type(error).__name__}: {error}"[:300])
+                send(frames, {"page": number, "text": text})
+    except Exception as error:  # broken files make a parser fail in every way
+        send(frames, {"problem": f"{type(error).__name__}: {error}"[:300]})
 
 
 if __name__ == "__main__":

@@ -1,23 +1,25 @@
 """One SELECT on a SQLite database, in a process of its own.
 
 The text of this file is handed to another interpreter (`python -I -S -c`), so it imports the standard library only. It
-reads a JSON object from its standard input and writes one: {"text": ..., "problem": ...}.
+reads a JSON object from its standard input and writes one in a frame: {"text": ..., "problem": ...}.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sqlite3
 import sys
 import time
 from contextlib import closing
-from typing import Any
+from typing import Any, BinaryIO
 
 # What a statement may do; everything else (writing, ATTACH, PRAGMA, loading extensions) is refused by SQLite itself.
 ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
+SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY name"
 LONGEST_CELL = 500
 SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 8 << 20,
@@ -34,6 +36,22 @@ SQLITE_LIMITS = {
 }
 
 
+def framed_output() -> BinaryIO:
+    """Takes standard output for frames alone: what libraries print goes nowhere from here on."""
+    frames = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    return frames
+
+
+def send(frames: BinaryIO, value: object) -> None:
+    """Write a frame: four bytes of length (big-endian), and as many of JSON."""
+    data = json.dumps(value).encode()
+    frames.write(len(data).to_bytes(4, "big") + data)
+    frames.flush()
+
+
 def authorise(action: int, first: str | None, second: str | None, *_: str | None) -> int:
     """SQLite's question whether a statement may do something."""
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FORBIDDEN_FUNCTIONS:
@@ -41,11 +59,12 @@ def authorise(action: int, first: str | None, second: str | None, *_: str | None
     return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
 
 
-def connect(path: str, memory: int) -> sqlite3.Connection:
+def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
     """The database, to be read only, with SQLite's limits."""
     from pathlib import Path
 
-    connection = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True)
+    # A database that somebody writes to is waited for, but not until the signal.
+    connection = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=seconds / 2)
     # Sorting needs no disk, and asks for too much before the process is refused it.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA hard_heap_limit = {memory // 2}")
@@ -67,22 +86,26 @@ def explained(error: Exception, seconds: float) -> str:
         return "one statement at a time"
     if isinstance(error, MemoryError) or "out of memory" in said:
         return "the statement needs more memory than it may have: ask for less, or for fewer rows"
+    if "file is not a database" in said or "unable to open" in said or "malformed" in said:
+        return f"this is not a SQLite database: {said}"
     return f"SQLite says: {said}"
 
 
 def cell(value: object) -> str:
     """A value in one line."""
     text = "NULL" if value is None else f"({len(value)} bytes)" if isinstance(value, bytes) else str(value)
-    text = " ".join(text[: LONGEST_CELL + 1].splitlines())
-    return text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + "…"
+    shown = " ".join(text[:LONGEST_CELL].splitlines())
+    return shown if len(text) <= LONGEST_CELL else f"{shown}… (cut: {LONGEST_CELL} of {len(text):,} characters)"
 
 
 def answer(given: dict[str, Any]) -> str:
-    """Header and rows, read one by one and only as far as they are shown."""
-    with closing(connect(given["database"], given["memory"])) as connection:
+    """Header and rows, read one by one and only as far as they are shown; without a statement, the tables."""
+    with closing(connect(given["database"], given["memory"], given["seconds"])) as connection:
         end = time.monotonic() + given["seconds"]
         connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         connection.text_factory = lambda data: data.decode("utf-8", errors="replace")
+        if given["statement"] is None:
+            return "\n".join(str(row[0]) for row in connection.execute(SCHEMA))
         cursor = connection.execute(given["statement"])
         if cursor.description is None:
             raise ValueError("only SELECT statements are carried out")
@@ -91,7 +114,8 @@ def answer(given: dict[str, Any]) -> str:
         for number, row in enumerate(cursor):
             line = " | ".join(map(cell, row))
             size += len(line) + 1
-            if number == given["rows"] or size > given["characters"]:
+            # One row alone may be longer: it is cut where it is shown.
+            if number == given["rows"] or (number and size > given["characters"]):
                 return "\n".join([*lines, f"(more than {number} rows: ask for fewer, or count and sum them in SQL)"])
             lines.append(line)
     return "\n".join(lines if len(lines) > 1 else [*lines, "(no rows)"])
@@ -99,6 +123,7 @@ def answer(given: dict[str, Any]) -> str:
 
 def main() -> None:
     """Everything."""
+    frames = framed_output()
     given = json.loads(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_DATA, (given["memory"], given["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -113,7 +138,7 @@ def main() -> None:
         problem = str(error)
     except (sqlite3.Error, sqlite3.Warning, MemoryError) as error:
         problem = explained(error, given["seconds"])
-    print(json.dumps({"text": text, "problem": problem}))
+    send(frames, {"text": text, "problem": problem})
 
 
 if __name__ == "__main__":

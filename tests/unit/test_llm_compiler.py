@@ -202,27 +202,42 @@ def test_a_tool_that_loses_its_connection_is_tried_again_without_planning_again(
     assert (made, state["plans"]) == (["a", "b", "b", "found"], 1)
 
 
-def test_a_run_that_broke_in_the_middle_of_a_round_repeats_only_what_broke() -> None:
-    broken = [True]
+def test_a_run_that_is_killed_in_the_middle_of_a_round_repeats_only_what_was_killed() -> None:
+    killed = [True]
 
     @tool
     def fragile(text: str) -> str:
-        """Break once."""
+        """End the process, once."""
         made.append(text)
-        if broken:
-            raise RuntimeError("broken")
+        if killed:
+            raise KeyboardInterrupt
         return "whole"
 
-    plan = '1. fragile("a")\n2. sign("b")'
-    graph = build_llm_compiler(model(plan), [fragile, sign], InMemorySaver(), ask_before=["sign"])
-    with pytest.raises(RuntimeError, match="broken"):
-        graph.invoke({"question": "?"}, CONFIG)
-    broken.clear()
-    waiting = graph.invoke(None, CONFIG)
-    assert waiting["__interrupt__"]
-    state = graph.invoke(Command(resume=True), CONFIG)
-    assert [result["output"] for result in state["results"]] == ["whole", "signed"]
+    plan = '1. sign("b")\n2. fragile("a")'
+    graph = build_llm_compiler(model(plan), [fragile, sign], InMemorySaver(), ask_before=["sign", "fragile"])
+    assert graph.invoke({"question": "?"}, CONFIG)["__interrupt__"]
+    questions = graph.get_state(CONFIG).interrupts
+    with pytest.raises(KeyboardInterrupt):
+        graph.invoke(Command(resume={question.id: True for question in questions}), CONFIG)
+    killed.clear()
+    state = graph.invoke(None, CONFIG)
+    assert [result["output"] for result in state["results"]] == ["signed", "whole"]
     assert state["plans"] == 1
+
+
+def test_a_call_that_breaks_is_planned_around() -> None:
+    @tool
+    def fragile(text: str) -> str:
+        """Break."""
+        raise RuntimeError("broken")
+
+    plans = ['1. fragile("a")\n2. look_up("$1")', '1. look_up("b")']
+    state = build_llm_compiler(model(plans, "It is b."), [fragile, look_up]).invoke({"question": "?"})
+    assert [(result["output"], result["failed"]) for result in state["results"]] == [
+        ("RuntimeError: broken", True),
+        ("found b", False),
+    ]
+    assert state["answer"] == "It is b."
 
 
 def test_what_cannot_work_is_said() -> None:
