@@ -1,26 +1,56 @@
 """Fetches a page from hosts that are allowed, and from no private address.
 
 One deadline holds over resolving, connecting, redirects and reading; what is read is bounded before and after it is
-unpacked.
+unpacked. The address that was looked at is the one that is connected to, and proxies of the environment are not used.
 """
 
 from __future__ import annotations
 
+import codecs
 import ipaddress
+import re
 import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from urllib.parse import urljoin, urlsplit
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 
 import httpx
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool
 
+from lookahead_agent.agents.tool_use import cut, make_tool
 from lookahead_agent.isolation.deadline import DeadlineTransport
 
 _MOST_REDIRECTS = 5
+_USUAL_PORTS = frozenset({80, 443})
+# IPv6 addresses of hosts lie in the first. Of its parts, these are for protocols (Teredo, ORCHID, AMT), carry IPv4
+# addresses (6to4) or are for documentation. All others that carry IPv4 addresses, or are local, lie outside.
+_IPV6_HOSTS = ipaddress.IPv6Network("2000::/3")
+_NO_IPV6_HOSTS = [ipaddress.IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
+# Which Python's `is_global` lets pass: protocols, AS112, AMT, and relays to 6to4.
+_NO_IPV4_HOSTS = [
+    ipaddress.IPv4Network(text)
+    for text in ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24")
+]
+# Python's codecs for the encodings of the web (https://encoding.spec.whatwg.org), each with what browsers read it as.
+# Others do not decode text (zlib, rot13), or take hours for a megabyte of it (punycode).
+_WEB_CODECS = {
+    name: name
+    for name in (
+        "utf_8", "utf_16_le", "utf_16_be", "cp866", "cp874", "cp932", "cp949", "euc_jp", "iso2022_jp", "gb18030",
+        "big5hkscs", "koi8_r", "koi8_u", "mac_roman", "mac_cyrillic", *(f"cp{page}" for page in range(1250, 1259)),
+        *(f"iso8859_{part}" for part in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)),
+    )
+} | {
+    "ascii": "cp1252", "latin_1": "cp1252", "iso8859_1": "cp1252", "iso8859_9": "cp1254", "iso8859_11": "cp874",
+    "tis_620": "cp874", "shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "gb2312": "gb18030",
+    "big5": "big5hkscs", "utf_16": "utf_16_le", "unicode_1_1_utf_8": "utf_8",
+}  # fmt: skip
+_CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECASE)
+_MARKS = ((codecs.BOM_UTF8, "utf_8"), (codecs.BOM_UTF16_LE, "utf_16_le"), (codecs.BOM_UTF16_BE, "utf_16_be"))
 Resolve = Callable[[str, int], list[str]]
 """Addresses of a host and port."""
 
@@ -32,7 +62,7 @@ class HttpLimits:
     Attributes:
         seconds: Time for all of it: names, connections, redirects and pages.
         size: Bytes that are read of a page, and that it may come to when it is unpacked.
-        text: Characters of it that are returned.
+        text: Characters of it that are returned, at most 50,000.
     """
 
     seconds: float = 10.0
@@ -68,12 +98,17 @@ def _resolved_until(end: float, resolving: Resolve, host: str, port: int) -> lis
             problem.append(error)
 
     thread = threading.Thread(target=look, name="http_get resolves a name", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ValueError(f"the host {host!r} cannot be looked up now: {error}") from error
     thread.join(max(0.0, end - time.monotonic()))
     if thread.is_alive():
         raise ValueError(f"the host {host!r} was not found in time")
     if problem:
-        raise problem[0]
+        raise ValueError(f"the host {host!r} cannot be looked up: {problem[0]}") from problem[0]
+    if not found:
+        raise ValueError(f"there is no host {host!r}")
     return found
 
 
@@ -89,7 +124,8 @@ def fetch(
 
     Args:
         url: An http:// or https:// address.
-        allowed: Hosts that may be asked; ".example.org" allows all below it.
+        allowed: Hosts that may be asked at the ports 80 and 443; ".example.org" allows all below it, and
+            "example.org:8080" that port alone.
         limits: What it may cost.
         resolving: Finds the addresses of a host.
         transport: Replaces the network, for tests.
@@ -99,63 +135,146 @@ def fetch(
     """
     limits = limits or HttpLimits()
     end = time.monotonic() + limits.seconds
-    transport = transport or DeadlineTransport(end)
-    # The transport keeps the time: httpx's own time-outs are of single reads.
-    with httpx.Client(timeout=None, follow_redirects=False, transport=transport, trust_env=False) as client:
-        for _ in range(_MOST_REDIRECTS + 1):
-            request = _checked_request(
-                client, url, allowed, lambda host, port: _resolved_until(end, resolving, host, port)
-            )
-            try:
-                response = client.send(request, stream=True)
+    names = [_Allowed.read(name) for name in allowed]
+    try:
+        # The transport keeps the time: httpx's own time-outs are of single reads.
+        with httpx.Client(
+            timeout=None, follow_redirects=False, transport=transport or DeadlineTransport(end), trust_env=False
+        ) as client:
+            target = httpx.URL(url)
+            for _ in range(_MOST_REDIRECTS + 1):
+                host, port = _checked(target, names)
+                addresses = _resolved_until(end, resolving, host, port)
+                response = _answer(client, target, host, port, [_public(host, address) for address in addresses])
                 try:
-                    if response.is_redirect:
-                        url = urljoin(url, response.headers["Location"])
+                    if response.has_redirect_location:
+                        target = target.join(response.headers["Location"])
                         continue
                     if response.is_error:
-                        raise ValueError(f"{url} answered {response.status_code}")
-                    return _text(response, limits, end)
+                        raise ValueError(f"{_short(target)} answered {response.status_code}")
+                    text = _text(response, limits, end)
+                    if not text and not response.is_success:
+                        return f"({_short(target)} answered {response.status_code}, without text)"
+                    return text
                 finally:
                     response.close()
-            except httpx.HTTPError as error:
-                raise ValueError(f"{url} cannot be reached: {error or type(error).__name__}") from error
-            except httpx.InvalidURL as error:
-                raise ValueError(f"{url!r} is not an address: {error}") from error
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"this is no address: {error}") from error
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise ValueError(f"{_short(target)} cannot be reached: {str(error)[:500] or type(error).__name__}") from error
+    except OSError as error:
+        raise ValueError(f"no page can be fetched now: {error.strerror or type(error).__name__}") from error
     raise ValueError(f"more than {_MOST_REDIRECTS} redirects")
 
 
-def _checked_request(client: httpx.Client, url: str, allowed: Collection[str], resolving: Resolve) -> httpx.Request:
-    """A request to an address that was looked at: a name that resolves anew cannot lead elsewhere."""
-    parts = urlsplit(url)
-    host = (parts.hostname or "").rstrip(".").lower()
-    if parts.scheme not in ("http", "https") or not host:
-        raise ValueError(f"{url!r} is not an http:// or https:// address")
-    if parts.username is not None or parts.password is not None:
+@dataclass(frozen=True)
+class _Allowed:
+    """Hosts that may be asked: one, or those below it, at one port or the usual ones."""
+
+    host: str
+    below: bool
+    port: int | None
+
+    @classmethod
+    def read(cls, name: str) -> _Allowed:
+        """Read "example.org", ".example.org", "example.org:8080", "::1" or "[::1]:8080".
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        below = name.startswith(".")
+        text = name.removeprefix(".").rstrip(".")
+        text = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
+        try:
+            # A port that is http's own would be left out of an http:// address.
+            url = httpx.URL(f"none://{text}")
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise ValueError(f"{name[:200]!r} is no host: {error}") from error
+        wrong_port = url.port is not None and not 0 < url.port < 1 << 16
+        if not url.host or url.path.strip("/") or url.query or url.fragment or url.userinfo or wrong_port:
+            raise ValueError(f"{name[:200]!r} is no host: name it as example.org, .example.org or example.org:8080")
+        return cls(_name(url), below, url.port)
+
+    def allows(self, host: str, port: int) -> bool:
+        """Whether a host may be asked at a port."""
+        if port not in (_USUAL_PORTS if self.port is None else {self.port}):
+            return False
+        return host.endswith(f".{self.host}") if self.below else host == self.host
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return ("." if self.below else "") + host + ("" if self.port is None else f":{self.port}")
+
+
+def _name(url: httpx.URL) -> str:
+    """An address's host as it goes over the wire: small letters, IDNA, without a closing dot."""
+    return url.raw_host.decode("ascii").lower().removesuffix(".")
+
+
+def _short(url: httpx.URL) -> str:
+    text = str(url)
+    return text if len(text) <= 500 else f"{text[:500]}…"
+
+
+def _checked(url: httpx.URL, allowed: Collection[_Allowed]) -> tuple[str, int]:
+    """The host and port of an address that may be fetched."""
+    host = _name(url)
+    if url.scheme not in ("http", "https") or not host:
+        raise ValueError(f"{_short(url)!r} is not an http:// or https:// address")
+    if url.userinfo:
         raise ValueError("an address with a user name is not fetched")
-    if not any(host == name or (name.startswith(".") and host.endswith(name)) for name in allowed):
-        raise ValueError(f"the host {host!r} is not allowed; allowed are {', '.join(sorted(allowed))}")
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        raise ValueError(f"{url!r} has a port that is none") from None
-    addresses = resolving(host, port)
-    for address in addresses:
-        # An IPv4 address may be written as an IPv6 one.
-        ip = ipaddress.ip_address(address.partition("%")[0])
-        mapped = getattr(ip, "ipv4_mapped", None)
-        if not (mapped or ip).is_global or (mapped or ip).is_multicast:
-            raise ValueError(f"the host {host!r} is at a private address, which is not fetched")
-    address = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
-    target = httpx.URL(url).copy_with(host=address.strip("[]"), port=port)
-    headers = {"Host": parts.netloc, "User-Agent": "lookahead-agent", "Accept": "text/*, application/json"}
-    headers["Accept-Encoding"] = "gzip, deflate"
-    return client.build_request("GET", target, headers=headers, extensions={"sni_hostname": host})
+    port = url.port if url.port is not None else 443 if url.scheme == "https" else 80
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"{_short(url)!r} has a port that is none")
+    if not any(name.allows(host, port) for name in allowed):
+        names = ", ".join(sorted(map(str, allowed)))
+        at = "" if port in _USUAL_PORTS else f" at the port {port}"
+        raise ValueError(f"the host {host[:300]!r} is not allowed{at}; allowed are {names}")
+    return host, port
+
+
+def _public(host: str, address: str) -> str:
+    """The address, if hosts of the public internet have such ones.
+
+    Raises:
+        ValueError: It is local, for protocols or documentation, or carries another address.
+    """
+    ip = ipaddress.ip_address(address)
+    mapped = getattr(ip, "ipv4_mapped", None)
+    ip = mapped or ip
+    if isinstance(ip, ipaddress.IPv4Address):
+        public = ip.is_global and not ip.is_multicast and not any(ip in network for network in _NO_IPV4_HOSTS)
+    else:
+        public = ip in _IPV6_HOSTS and ip.scope_id is None and not any(ip in network for network in _NO_IPV6_HOSTS)
+    if not public:
+        raise ValueError(f"the host {host!r} is at a private address, which is not fetched")
+    return str(ip)
+
+
+def _answer(client: httpx.Client, url: httpx.URL, host: str, port: int, addresses: list[str]) -> httpx.Response:
+    """What the first of a host's addresses answers that can be connected to."""
+    headers = {
+        "Host": url.netloc.decode("ascii"),
+        "User-Agent": "lookahead-agent",
+        "Accept": "text/*, application/json",
+        "Accept-Encoding": "gzip, deflate",
+    }
+    for number, address in enumerate(addresses, 1):
+        target = url.copy_with(host=address, port=port)
+        request = client.build_request("GET", target, headers=headers, extensions={"sni_hostname": host})
+        try:
+            return client.send(request, stream=True)
+        except httpx.ConnectError:
+            if number == len(addresses):
+                raise
+    raise AssertionError("a host has an address")
 
 
 def _text(response: httpx.Response, limits: HttpLimits, end: float) -> str:
-    kind = response.headers.get("Content-Type", "text/plain").partition(";")[0].strip().lower()
+    given = response.headers.get("Content-Type", "text/plain")
+    kind = given.partition(";")[0].strip().lower()
     if not kind.startswith("text/") and kind not in ("application/json", "application/xml", "application/xhtml+xml"):
-        raise ValueError(f"the page is of type {kind}, which is no text")
+        raise ValueError(f"the page is of type {kind[:100]}, which is no text")
     data = bytearray()
     for piece in _unpacked(response, limits.size):
         data += piece
@@ -163,18 +282,21 @@ def _text(response: httpx.Response, limits: HttpLimits, end: float) -> str:
             raise ValueError(f"the page is longer than {limits.size} bytes")
         if time.monotonic() > end:
             raise ValueError(f"the page took more than {limits.seconds:g} s")
-    text = data.decode(_encoding(response), errors="replace")
+    text = _decoded(bytes(data), given)
     if kind in ("text/html", "application/xhtml+xml"):
         text = _visible(text)
-    return text if len(text) <= limits.text else text[: limits.text] + "\n(the rest is left out)"
+    return cut(text, "the rest cannot be fetched", limits.text)
 
 
-def _encoding(response: httpx.Response) -> str:
-    try:
-        "".encode(response.encoding or "utf-8")
-    except (LookupError, ValueError):
-        return "utf-8"
-    return response.encoding or "utf-8"
+def _decoded(data: bytes, content_type: str) -> str:
+    """The page as text, by its byte order mark or its charset; UTF-8 if that is none of the web's."""
+    for mark, codec in _MARKS:
+        if data.startswith(mark):
+            return data[len(mark) :].decode(codec, errors="replace")
+    found = _CHARSET.search(content_type)
+    name = normalize_encoding(found[1].lower()) if found else ""
+    name = aliases.get(name.replace(".", "_"), name)
+    return data.decode(_WEB_CODECS.get(name, "utf_8"), errors="replace")
 
 
 def _unpacked(response: httpx.Response, most: int) -> Iterator[bytes]:
@@ -184,14 +306,21 @@ def _unpacked(response: httpx.Response, most: int) -> Iterator[bytes]:
         yield from response.iter_raw()
         return
     if packed not in ("gzip", "x-gzip", "deflate"):
-        raise ValueError(f"the page is packed as {packed}, which was not asked for")
+        raise ValueError(f"the page is packed as {packed[:100]}, which was not asked for")
     # 32: gzip's or zlib's own beginning says which of the two it is.
     decoder = zlib.decompressobj(32 + zlib.MAX_WBITS)
+    read = 0
     try:
         for piece in response.iter_raw():
+            # Also what comes to nothing when it is unpacked.
+            read += len(piece)
+            if read > most:
+                raise ValueError(f"the page is longer than {most} bytes")
             yield decoder.decompress(piece, most + 1)
             if decoder.unconsumed_tail:
                 raise ValueError(f"the page is longer than {most} bytes")
+            if decoder.eof:
+                return  # what follows is none of the page's
         yield decoder.flush()
     except zlib.error as error:
         raise ValueError(f"the page cannot be unpacked: {error}") from error
@@ -210,7 +339,10 @@ def _visible(html: str) -> str:
 
     # libxml2 goes 256 elements deep and leaves the rest out, so that no page takes long.
     parser = etree.HTMLParser(encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True)
-    tree = etree.fromstring(html.encode(), parser)
+    try:
+        tree = etree.fromstring(html.encode(), parser)
+    except etree.XMLSyntaxError:
+        tree = None
     if tree is None:
         return ""
     pieces: list[str] = []
@@ -232,18 +364,19 @@ def _visible(html: str) -> str:
 def make_http_tool(allowed: Collection[str], limits: HttpLimits | None = None) -> BaseTool:
     """The tool `http_get` for some hosts.
 
+    Args:
+        allowed: See `fetch`.
+        limits: What a request may cost.
+
     Raises:
-        ValueError: No host.
+        ValueError: No host, or a name that is none.
     """
     if not allowed:
         raise ValueError("name the hosts that may be asked")
+    names = ", ".join(sorted(str(_Allowed.read(name)) for name in allowed))
 
-    @tool(description=f"Fetch a web page as text. Allowed hosts: {', '.join(sorted(allowed))}.")
+    @make_tool(description=f"Fetch a web page as text. Allowed hosts: {names}.", rest="the rest cannot be fetched")
     def http_get(url: str) -> str:
-        try:
-            return fetch(url, allowed, limits)
-        except ValueError as error:
-            raise ToolException(str(error)) from error
+        return fetch(url, allowed, limits) or "(the page has no text)"
 
-    http_get.handle_tool_error = True
     return http_get

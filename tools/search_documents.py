@@ -1,7 +1,7 @@
 """Searches a folder of documents (text, Markdown, PDF) by words and, if a model is given, by meaning.
 
-Passages are cited by file and line, PDF pages by page; long lines and pages are several passages. Words are ranked by BM25 (bm25s); with sentence embeddings too,
-the two rankings are fused, so that a passage that either finds is found.
+Passages are cited by file and line, PDF pages by page; long lines and pages are several passages. Words are ranked by
+BM25 (bm25s); with sentence embeddings too, the two rankings are fused, so that a passage that either finds is found.
 
 Documents may be somebody else's: links are not followed, only regular files are read, as far as 20 MiB, and a PDF is
 read in a process of its own, which has 20 seconds and 512 MiB.

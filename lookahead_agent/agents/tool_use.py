@@ -119,10 +119,11 @@ def use_tool(
     """
     if name not in tools:
         return _no_tool(tools, name)
+    passing: tuple[type[Exception], ...] = (GraphBubbleUp, *raised)
     for last in (False, True):
         try:
             return _outcome(tools[name].invoke(_request(name, arguments, call_id)))
-        except (GraphBubbleUp, *raised):
+        except passing:
             raise
         except Exception as error:
             if last or not isinstance(error, ConnectionError):

@@ -191,8 +191,10 @@ def test_addresses_that_are_not_allowed(url: str, message: str) -> None:
 
 
 def test_names_that_resolve_to_this_machine() -> None:
-    tool = make_http_tool(["localhost"])
-    assert "private address" in tool.invoke({"url": "http://localhost:1/"})
+    tool = make_http_tool(["localhost", "localhost:1"])
+    for port in ("", ":80", ":443", ":1"):
+        assert "private address" in tool.invoke({"url": f"http://localhost{port}/"})
+    assert "not allowed at the port 2" in tool.invoke({"url": "http://localhost:2/"})
     with pytest.raises(ValueError, match="name the hosts"):
         make_http_tool([])
 

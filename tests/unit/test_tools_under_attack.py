@@ -298,7 +298,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[socke
 
     def start(answer: Callable[[socket.socket], None]) -> str:
         servers.append(Server(answer))
-        return f"http://127.0.0.1:{servers[-1].port}/"
+        return f"127.0.0.1:{servers[-1].port}"
 
     yield start
     for server in servers:
@@ -307,6 +307,10 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[socke
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 BRIEF = HttpLimits(seconds=1.0, size=100_000)
+
+
+def fetched(place: str) -> str:
+    return fetch(f"http://{place}/", [place], BRIEF)
 
 
 def dripping(beginning: bytes) -> Callable[[socket.socket], None]:
@@ -327,7 +331,7 @@ def dripping(beginning: bytes) -> Callable[[socket.socket], None]:
 def test_a_byte_now_and_then(beginning: bytes, serve: Callable[[Callable[[socket.socket], None]], str]) -> None:
     """Each byte comes in time, and the whole does not."""
     with pytest.raises(ValueError, match=r"the time is over|took more than 1 s"):
-        fetch(serve(dripping(beginning)), ["127.0.0.1"], BRIEF)
+        fetched(serve(dripping(beginning)))
 
 
 def test_pages_come_over_a_real_connection(serve: Callable[[Callable[[socket.socket], None]], str]) -> None:
@@ -336,7 +340,7 @@ def test_pages_come_over_a_real_connection(serve: Callable[[Callable[[socket.soc
         page = gzip.compress(b"hello")
         connection.sendall(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
 
-    assert fetch(serve(answer), ["127.0.0.1"], BRIEF) == "hello"
+    assert fetched(serve(answer)) == "hello"
 
 
 def test_redirects_share_one_deadline(serve: Callable[[Callable[[socket.socket], None]], str]) -> None:
@@ -346,7 +350,7 @@ def test_redirects_share_one_deadline(serve: Callable[[Callable[[socket.socket],
         connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
     with pytest.raises(ValueError, match="the time is over"):
-        fetch(serve(answer), ["127.0.0.1"], BRIEF)
+        fetched(serve(answer))
 
 
 def test_a_name_that_is_not_found_in_time() -> None:
