@@ -46,6 +46,7 @@ from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome
 from lookahead_agent.agents.worked_plans import worked_plans
+from lookahead_agent.chat.messages import unreadable
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
 thoughts: what is given, what is asked, and which calculations lead there. Do not work out results.
@@ -197,7 +198,11 @@ def build_plan_execute(
         with Meter() as meter:
             reply = await ask(caller, [SystemMessage(EXECUTOR), HumanMessage(task)])
             meter.count(reply)
-            made = [await _carry_out(state, call, by_name) for call in getattr(reply, "tool_calls", [])]
+            made = [await _carry_out(state, call, by_name) for call in reply.tool_calls]
+            made += [
+                _result(state, call.get("name") or "", {}, ToolOutcome(unreadable(call), failed=True))
+                for call in reply.invalid_tool_calls
+            ]
         if not made:
             made = [_result(state, "", {}, ToolOutcome(f"no tool was called: {reply.text}", failed=True))]
         return {"results": made, "spent": meter.spent}

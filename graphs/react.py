@@ -37,6 +37,7 @@ from lookahead_agent.agents.calculations import calculator_among, calculator_arg
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.worked_plans import DONE, short_thoughts, worked_thoughts
+from lookahead_agent.chat.messages import answers_to_unreadable
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
 far and what to do next. Do not work out results, and do not answer yet."""
@@ -62,8 +63,8 @@ class ReactState(TypedDict, total=False):
     """The graph's state; only `question` is given at the start.
 
     `messages` are thoughts, calls and observations, `spent` is what the run has cost, `ends` why the thinker's last
-    thought is none ("solved", or "circles": it repeats itself; else empty), and `stopped` says which limit ended it, or
-    that it went in circles.
+    thought is none ("solved", or "circles": it repeats itself; else empty), and `stopped` says which limit ended it,
+    that it went in circles, or that there is no answer.
     """
 
     question: str
@@ -148,9 +149,10 @@ def build_react(
                 [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")],
             )
             meter.count(reply)
-        if reply.tool_calls:
+        if reply.tool_calls or reply.invalid_tool_calls:
             return {"messages": [reply], "spent": meter.spent}
-        return {"messages": [reply], "spent": meter.spent, "answer": reply.text.strip()}
+        said: ReactState = {"messages": [reply], "spent": meter.spent, "answer": reply.text.strip()}
+        return said if said["answer"] else {**said, "stopped": "the actor neither called a tool nor answered"}
 
     async def use_tools(state: ReactState) -> ReactState:
         last = state["messages"][-1]
@@ -163,6 +165,8 @@ def build_react(
             observed: list[AnyMessage] = [
                 await _observe(call, by_name, refusals.get(call["id"])) for call in last.tool_calls
             ]
+            # A call that could not be read counts too: the model is told, and tries again within the limits.
+            observed += answers_to_unreadable(last)
             meter.count(*observed)
         return {"messages": observed, "spent": meter.spent}
 
@@ -212,9 +216,9 @@ def graph() -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
 
 
 def _calls(state: ReactState) -> bool:
-    """Whether the last message calls tools."""
+    """Whether the last message calls tools, or tries to."""
     last = state["messages"][-1]
-    return isinstance(last, AIMessage) and bool(last.tool_calls)
+    return isinstance(last, AIMessage) and bool(last.tool_calls or last.invalid_tool_calls)
 
 
 def _thought(thought: str, messages: Sequence[AnyMessage]) -> bool:

@@ -136,6 +136,8 @@ def build_self_consistency(
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         (best, _), *_ = votes.most_common(1) or [("", 0)]
+        if not votes and not stopped:
+            stopped = "no reply has an answer that can be read"
         return {
             "votes": dict(votes),
             "replies": [reply.text for reply in replies],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lookahead_agent.agents.templates import build_plan_execute
-    from lookahead_agent.chat.middleware import LookaheadPolicyMiddleware
+    from lookahead_agent.chat.middleware import InvalidToolCallMiddleware, LookaheadPolicyMiddleware
     from lookahead_agent.chat.model import ChatLookahead
     from lookahead_agent.errors import LookaheadError
     from lookahead_agent.policy import POLICIES, VerifierPolicy
@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ChatLookahead": "lookahead_agent.chat.model",
+    "InvalidToolCallMiddleware": "lookahead_agent.chat.middleware",
     "LookaheadError": "lookahead_agent.errors",
     "LookaheadPolicyMiddleware": "lookahead_agent.chat.middleware",
     "POLICIES": "lookahead_agent.policy",
@@ -29,6 +30,7 @@ _HOMES = {
 __all__ = [
     "POLICIES",
     "ChatLookahead",
+    "InvalidToolCallMiddleware",
     "LookaheadError",
     "LookaheadPolicyMiddleware",
     "VerifierPolicy",

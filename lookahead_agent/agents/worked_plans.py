@@ -119,6 +119,6 @@ def _thoughts(
     for message in so_far:
         if isinstance(message, ToolMessage):
             shown.append(HumanMessage(message.text))
-        elif not (isinstance(message, AIMessage) and message.tool_calls):
+        elif not (isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls)):
             shown.append(AIMessage(message.text.removeprefix("Thought: ")))
     return shown

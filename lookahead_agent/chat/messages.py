@@ -292,3 +292,17 @@ def _text(content: Any, name: str, between: str) -> str:
             f"this model reads only text; {name} has content of the type {', '.join(sorted(kinds))}"
         )
     return between.join(texts)
+
+
+def unreadable(call: InvalidToolCall) -> str:
+    """What tells a model that a call could not be read."""
+    reason = call.get("error") or "its arguments are not a JSON object"
+    return f"this call could not be read ({reason}): write it again, with a tool's name and arguments as a JSON object"
+
+
+def answers_to_unreadable(message: AIMessage) -> list[ToolMessage]:
+    """For each call of a reply that could not be read, a message that tells the model so."""
+    return [
+        ToolMessage(unreadable(call), tool_call_id=call.get("id") or "", name=call.get("name"), status="error")
+        for call in message.invalid_tool_calls
+    ]

@@ -1,17 +1,18 @@
-"""Policies for agents made by `langchain.agents.create_agent`."""
+"""Middleware for agents made by `langchain.agents.create_agent`: policies, and calls that could not be read."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
+from lookahead_agent.chat.messages import answers_to_unreadable
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.policy import PolicyLike, as_policy
 
 try:
-    from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
 except ImportError as error:
     raise MissingExtraError("the middleware needs langchain: pip install 'lookahead-agent[agents]'") from error
 
@@ -78,3 +79,60 @@ class LookaheadPolicyMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any]:
         """`wrap_model_call` for agents that run in an event loop."""
         return await handler(self._with_policy(request))
+
+
+class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Tells the model which of its tool calls could not be read, and lets it try again.
+
+    Without it such an agent ends with an empty answer, for LangChain reads `tool_calls` alone:
+
+        ```python
+        agent = create_agent(llm, tools, middleware=[InvalidToolCallMiddleware(max_retries=2)])
+        ```
+
+    Each such call is answered by a `ToolMessage` of the status "error" that says what was wrong. After `max_retries`
+    replies in a row without any call that could be read, the agent ends with a message that says so.
+
+    Args:
+        max_retries: How often in a row the model may try again, at least 0.
+
+    Raises:
+        ValueError: A negative number of retries.
+    """
+
+    def __init__(self, max_retries: int = 2) -> None:
+        super().__init__()
+        if max_retries < 0:
+            raise ValueError("max_retries is at least 0")
+        self.max_retries = max_retries
+
+    @hook_config(can_jump_to=["model", "end"])
+    def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
+        """Answer the calls that could not be read."""
+        reply = state["messages"][-1]
+        if not isinstance(reply, AIMessage) or not reply.invalid_tool_calls:
+            return None
+        told: list[AnyMessage] = [*answers_to_unreadable(reply)]
+        if reply.tool_calls:
+            return {"messages": told}
+        failures = _failures(state["messages"])
+        if failures <= self.max_retries:
+            return {"messages": told, "jump_to": "model"}
+        told.append(AIMessage(f"{failures} replies in a row had tool calls that could not be read; {told[-1].text}"))
+        return {"messages": told, "jump_to": "end"}
+
+    @hook_config(can_jump_to=["model", "end"])
+    async def aafter_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
+        """`after_model` for agents that run in an event loop."""
+        return self.after_model(state, runtime)
+
+
+def _failures(messages: Sequence[AnyMessage]) -> int:
+    """Replies in a row, up to the last message, whose calls could not be read."""
+    count = 0
+    for message in reversed(messages):
+        if isinstance(message, AIMessage) and message.invalid_tool_calls and not message.tool_calls:
+            count += 1
+        elif not (isinstance(message, ToolMessage) and message.status == "error"):
+            break
+    return count
