@@ -200,7 +200,12 @@ def build_plan_execute(
             meter.count(reply)
             made = [await _carry_out(state, call, by_name) for call in reply.tool_calls]
             made += [
-                _result(state, call.get("name") or "", {}, ToolOutcome(unreadable(call), failed=True))
+                _result(
+                    state,
+                    call.get("name") or "",
+                    {},
+                    ToolOutcome(f"no tool was called: {unreadable(call)}", failed=True),
+                )
                 for call in reply.invalid_tool_calls
             ]
         if not made:
