@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
-from lookahead_agent.engines.memory import kills_for_memory, memory
+from lookahead_agent.engines.memory import SHARED, kills_for_memory, memory
 
 ADVICE = (
     "lower kv_cache_memory_bytes, max_model_len or max_num_seqs in engine_args (gpu_memory_utilization on a GPU), take "
@@ -40,6 +40,8 @@ class Deaths:
         if _KILLED in codes:
             return _killed()
         signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
+        if "SIGBUS" in signals:
+            return f"its process found {SHARED} full (SIGBUS): make it larger (--shm-size=1g for a container)"
         if signals:
             return f"its process was ended by {signals[0]}"
         return (

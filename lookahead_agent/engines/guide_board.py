@@ -13,14 +13,20 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lookahead_agent.engines.leftovers import made_and_locked, remove_leftovers
+from lookahead_agent.engines.memory import SHARED
+from lookahead_agent.errors import EngineStartError
+
 Ids = npt.NDArray[np.int32]
 
+_PREFIX = "lookahead-guides-"
 LINES = 128
 """Draft requests that a board has room for; more of them at once go without."""
 ROOM = 1024
@@ -49,14 +55,8 @@ class GuideBoard:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        shared = Path("/dev/shm")
-        place = folder or (shared if shared.is_dir() and os.access(shared, os.W_OK) else None)
-        handle, name = tempfile.mkstemp(prefix="lookahead-guides-", dir=place)
-        try:
-            os.ftruncate(handle, LINES * (_TOKENS + ROOM) * 4)
-        finally:
-            os.close(handle)
-        self.path = Path(name)
+        self._lock_of_file: int | None
+        self.path, self._lock_of_file = _made([folder] if folder is not None else [SHARED, Path(tempfile.gettempdir())])
         """The file that the target's process opens."""
         self._cells = _opened(self.path)
         self._free = list(range(LINES))
@@ -75,6 +75,9 @@ class GuideBoard:
     def forget_file(self) -> None:
         """Remove the file's name; whoever has opened it keeps it. May be called again."""
         self.path.unlink(missing_ok=True)
+        if self._lock_of_file is not None:
+            os.close(self._lock_of_file)
+            self._lock_of_file = None
 
     def take(self) -> int | None:
         """The number of a free line; None if there is none."""
@@ -194,6 +197,30 @@ class ReadLine:
         self.prompt_sum = int(cells[_PROMPT_SUM])
         self.origin = int(cells[_ORIGIN])
         self.token_ids: Ids = cells[_TOKENS : _TOKENS + length]
+
+
+def _made(folders: Sequence[Path]) -> tuple[Path, int]:
+    """A file with room for a board in the first folder that has it, and its lock."""
+    for folder in folders:
+        try:
+            remove_leftovers(folder, _PREFIX)
+            return made_and_locked(partial(_file_in, folder))
+        except OSError as error:
+            reason = f"{folder}: {error.strerror}"
+    raise EngineStartError(f"no file of shared memory can be made in {reason}")
+
+
+def _file_in(folder: Path) -> str:
+    handle, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+    try:
+        # Not by its length alone: where there is no room for it, writing to it would end this process.
+        os.posix_fallocate(handle, 0, LINES * (_TOKENS + ROOM) * 4)
+    except OSError:
+        os.unlink(name)
+        raise
+    finally:
+        os.close(handle)
+    return name
 
 
 def _opened(path: Path) -> Ids:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import psutil
 
+SHARED = Path("/dev/shm")
+"""Memory that processes share by files, on Linux."""
+_SHARED_BYTES = 240 << 20
+"""Free bytes without which vLLM makes no queue between its processes, although it uses kilobytes of them."""
 _GROUP = Path("/sys/fs/cgroup")
 _COUNTERS = (_GROUP / "memory.events", Path("/proc/vmstat"))
 
@@ -42,3 +48,26 @@ def _number(file: Path) -> int | None:
         return int(file.read_text(encoding="ascii"))
     except (OSError, ValueError):  # not there, or "max"
         return None
+
+
+def no_shared_memory(folder: Path = SHARED) -> str | None:
+    """Why vLLM's processes cannot exchange what they have to by shared memory; None: they can, or one cannot tell.
+
+    Args:
+        folder: Where the system keeps it.
+    """
+    if os.uname().sysname != "Linux":
+        return None
+    advice = "start the container with --shm-size=1g or --ipc=host, or mount a tmpfs there"
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return f"there is no {folder}, in which vLLM's processes share memory: {advice}"
+    if not os.access(folder, os.W_OK):
+        return f"{folder}, in which vLLM's processes share memory, cannot be written: {advice}"
+    if free < _SHARED_BYTES:
+        return (
+            f"{folder}, in which vLLM's processes share memory, has {free >> 20} MiB free, and vLLM asks for "
+            f"{_SHARED_BYTES >> 20}: {advice}"
+        )
+    return None

@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_WITHOUT_A_CORE = "LOOKAHEAD_AGENT_WAIT_WITHOUT_A_CORE"
 """Environment variable of the processes of engines on a CPU: see `worker_main`."""
+PARENT = "LOOKAHEAD_AGENT_PARENT"
+"""Environment variable of vLLM's processes: the number of the process that has started them."""
 
 
 _staying: set[int] = set()

@@ -11,19 +11,23 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import util
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE, kill_processes, worker_processes
+from lookahead_agent.engines.leftovers import made_and_locked, remove_leftovers
+from lookahead_agent.engines.processes import PARENT, WAIT_WITHOUT_A_CORE, kill_processes, worker_processes
 from lookahead_agent.errors import EngineError
 
 _SPAWN: Callable[..., int] = util.spawnv_passfds
+_SOCKETS = "la-sockets"
+"""How a folder of sockets is named: as short as "lookahead-", and as nothing else."""
 _LONGEST_FOLDER = 50
 """Characters: with a folder of ours and vLLM's name of a socket behind it, that is what a socket's address holds."""
 
@@ -159,12 +163,14 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "VLLM_RPC_BASE_PATH": _folder_of_sockets(),
+        PARENT: str(os.getpid()),
         # Python's tracker frees what killed processes leave, and would say so.
         "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
     }
     if on_cpu:
         quiet[WAIT_WITHOUT_A_CORE] = "1"
-    wanted = {name: value for name, value in quiet.items() if name not in os.environ}
+    # What a parent of this process has set, if it is itself such a worker, is not meant for its own workers.
+    wanted = {name: value for name, value in quiet.items() if name == PARENT or name not in os.environ}
     os.environ.update(wanted)
     if "VLLM_LOGGING_LEVEL" in wanted:
         logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -177,12 +183,16 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
 
 @cache
 def _folder_of_sockets() -> str:
-    """Where vLLM's processes meet; removed with all that is in it when this process ends, for vLLM leaves it there."""
+    """Where vLLM's processes meet; removed with all that is in it when this process ends, for vLLM leaves it there.
+
+    A process that is killed leaves it, too: the next one removes it.
+    """
     if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
         return tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="lookahead-")
+    remove_leftovers(Path(tempfile.gettempdir()), _SOCKETS)
+    folder, _ = made_and_locked(partial(tempfile.mkdtemp, prefix=_SOCKETS))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return str(folder)
 
 
 @contextmanager

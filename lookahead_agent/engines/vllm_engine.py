@@ -24,6 +24,7 @@ from lookahead_agent.engines.deaths import Deaths
 from lookahead_agent.engines.garbage import collection_paused
 from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
+from lookahead_agent.engines.memory import no_shared_memory
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.quantizations import modules_of
@@ -116,6 +117,8 @@ class VLLMEngine:
 
     def __init__(self, config: VLLMConfig) -> None:
         require_vllm()
+        if runs_on_cpu() and (problem := no_shared_memory()) is not None:
+            raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
         self._config = config
         self._running: set[str] = set()
         self._starting: set[asyncio.Future[Any]] = set()
@@ -410,6 +413,8 @@ def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float |
 def _start_failure(config: VLLMConfig, error: Exception, deaths: Deaths) -> str:
     if (killed := deaths.explain_start(str(error))) is not None:
         return f"vLLM could not start {config.model.name}: {killed}"
+    if (problem := no_shared_memory()) is not None:
+        return f"vLLM could not start {config.model.name}: {problem}"
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return (
         f"vLLM could not start {config.model.name}: {reason[-1]} "

@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from lookahead_agent.engines.processes import WAIT_WITHOUT_A_CORE
+from lookahead_agent.engines.processes import PARENT, WAIT_WITHOUT_A_CORE
 
 _NAP = 0.0005
 """Seconds."""
@@ -31,8 +32,16 @@ _NAP = 0.0005
 
 def _end_with(parent: int) -> None:
     """Kill this process as soon as `parent` has ended, also if it was killed and could not say goodbye."""
-    select.select([os.pidfd_open(parent)], [], [])
+    with suppress(ProcessLookupError):  # it has ended already
+        select.select([os.pidfd_open(parent)], [], [])
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _parent() -> int:
+    """Who has started this process: the environment's word, for one that was killed meanwhile is nobody's parent."""
+    parent = int(os.environ.get(PARENT) or os.getppid())
+    os.environ[PARENT] = str(os.getpid())  # for those that this one will start
+    return parent
 
 
 def _end_quietly_without_parent() -> None:
@@ -95,7 +104,7 @@ if __name__ == "__mp_main__":
         logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", category=FutureWarning)
     if hasattr(os, "pidfd_open"):
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_end_with, args=(_parent(),), daemon=True).start()
     if WAIT_WITHOUT_A_CORE in os.environ:
         _end_without_looking_for_garbage()
         _wait_without_a_core()
