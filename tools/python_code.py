@@ -2,8 +2,8 @@
 
 The code has Python's standard library and an empty folder. It cannot reach the network, start programs, or see the
 files and the environment of the agent; its time, memory, output and files are limited. What stands between it and the
-machine is `lookahead_agent.isolation`: bubblewrap, namespaces made by ourselves, or Landlock, whichever is there;
-docs/tools.md says what each keeps out.
+machine is `lookahead_agent.isolation`: bubblewrap, namespaces made by ourselves, or Landlock, whichever is there.
+Behind Landlock the code can write no files. docs/tools.md says what each keeps out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def make_python_tool(limits: PythonLimits | None = None, isolation: Isolation = 
 
 
 def _tool(limits: PythonLimits | None, isolation: Isolation) -> BaseTool:
-    unusual = {"auto": "There is nothing here to isolate it with.", "none": "It is not isolated."}
+    unusual = {
+        "auto": "There is nothing here to isolate it with.",
+        "none": "It is not isolated.",
+        "landlock": "It is isolated by landlock, and can write no files.",
+    }
     kept = unusual.get(isolation, f"It is isolated by {isolation}.")
 
     description = f"Run Python code (standard library, no network) and return what it prints. Use print(). {kept}"

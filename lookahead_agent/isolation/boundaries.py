@@ -16,8 +16,8 @@ Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
   memory, and a filter of system calls.
 - "namespaces": the same, made by ourselves; Linux lets users do that, or root has to run it.
 - "landlock": Linux's Landlock (6.2 or newer) and a stricter filter of system calls: there is no network, no other
-  program, and no file but Python's library and one empty folder, but the code sees the machine's process numbers, and
-  can tell by `stat` whether a file exists.
+  program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
+  machine's name and process numbers, and can tell by `stat` whether a file exists.
 - "none": **no boundary**. The code runs with all rights of the user who runs the agent: it can read and write that
   user's files, use the network and start programs. Only its time, memory, output and size of files are limited. For
   code that you would run yourself, and for machines that are boundaries already (a container or virtual machine with
@@ -33,7 +33,7 @@ def available() -> dict[Isolation, str | None]:
 
     Each is tried once in a process, by running a program that does nothing (some hundredths of a second).
     """
-    return {name: _problem(name) for name in _BY_STRENGTH}
+    return {name: _failure(name) for name in _BY_STRENGTH}
 
 
 def choose(isolation: Isolation) -> Isolation:
@@ -65,8 +65,16 @@ def choose(isolation: Isolation) -> Isolation:
     )
 
 
+def _failure(name: Isolation) -> str | None:
+    try:
+        return _problem(name)
+    except IsolationError as error:
+        return str(error)
+
+
 @cache
 def _problem(name: Isolation) -> str | None:
+    """As `available`; IsolationError for what may be otherwise next time, which is not kept."""
     from lookahead_agent.isolation.python import PythonLimits, start
 
     if not sys.platform.startswith("linux"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 _ENTRY = 4096
 """Bytes that a file or folder counts at least: an empty one takes room too."""
+_LONGEST_NAME = 4000
+"""Bytes of a folder's name, from the counted folder on. Linux takes 4,095."""
 FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -18,13 +21,15 @@ def size(folder: Path, enough: int) -> int:
 
     Args:
         folder: The folder.
-        enough: Counting ends once there is more.
+        enough: Counting ends once there is more. Folders that are nested deeper than a name can tell count as more.
     """
     total = 0
-    with opened(folder) as base:
+    with suppress(FileNotFoundError), opened(folder) as base:
         left = ["."]
         while left and total <= enough:
             name = left.pop()
+            if len(os.fsencode(name)) > _LONGEST_NAME:
+                return enough + 1
             with suppress(OSError), opened(name, base) as descriptor, os.scandir(descriptor) as entries:
                 for entry in entries:
                     found = entry.stat(follow_symlinks=False)
@@ -37,27 +42,36 @@ def size(folder: Path, enough: int) -> int:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it; nobody writes to it any more.
+    """Remove a folder with all that is in it, however deep; nobody writes to it any more.
 
     Raises:
         OSError: Something in it cannot be removed.
     """
+    os.chmod(folder, 0o700)  # its owner may have closed it
     with opened(folder) as base:
-        folders, left = [], ["."]
+        names = itertools.filterfalse(set(os.listdir(base)).__contains__, map(str, itertools.count()))
+        left = _emptied(base)
         while left:
             name = left.pop()
-            folders.append(name)
-            # Its owner may have closed it.
-            os.chmod(name, 0o700, dir_fd=base)
-            with opened(name, base) as descriptor, os.scandir(descriptor) as entries:
-                for entry in list(entries):
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(f"{name}/{entry.name}")
-                    else:
-                        os.unlink(entry.name, dir_fd=descriptor)
-        for name in reversed(folders[1:]):
+            with opened(name, base) as descriptor:
+                for inner in _emptied(descriptor):
+                    # Moved up, so that no name grows longer and no more than two folders are open.
+                    left.append(next(names))
+                    os.rename(inner, left[-1], src_dir_fd=descriptor, dst_dir_fd=base)
             os.rmdir(name, dir_fd=base)
     os.rmdir(folder)
+
+
+def _emptied(folder: int) -> list[str]:
+    """Remove all but the folders in it, which are opened to their owner. Returns their names."""
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        if is_folder:
+            os.chmod(name, 0o700, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+    return [name for name, is_folder in found if is_folder]
 
 
 @contextmanager

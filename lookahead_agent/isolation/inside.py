@@ -14,6 +14,7 @@ import os
 import resource
 import struct
 import sys
+from contextlib import suppress
 from typing import Any
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
@@ -22,9 +23,11 @@ NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 KEPT_BY_REMOUNT = 2 | 4 | 8 | 1024 | 2048  # nosuid, nodev, noexec, noatime, nodiratime: locked in a user namespace
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 8, 22, 24, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
+PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 38, 41
 CAP_DAC_READ_SEARCH = 2
-NOBODY = 65534
+HOST = b"isolated"
+"""The machine's name, as the code is told it."""
 STOPPED = 201
 """Exit status: the code was killed."""
 NO_BOUNDARY = 202
@@ -46,25 +49,51 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
     call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
 
 
-def new_namespaces() -> int:
-    """Leave the machine's namespaces. Returns the user that the code is to have."""
+def other_users() -> bool:
+    """Whether this process may become other users: root can, but not where a user namespace has root alone."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        return os.geteuid() == 0 and sum(int(line.split()[2]) for line in file) > 1
+
+
+def become_another(kept: int = 0) -> None:
+    """Become a user who has nothing else, for the kernel counts threads by user.
+
+    Args:
+        kept: What stays of root's capabilities.
+    """
+    call("prctl", PR_SET_KEEPCAPS, int(kept != 0), 0, 0, 0)
+    os.setgroups([])
+    number = int.from_bytes(os.urandom(4), "big")
+    # Beyond all users that are given out; a container may have 65,536 of them only.
+    for user in (1 << 30 | number >> 2, 50_000 + number % 10_000):
+        with suppress(OSError):
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+            break
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own files in /proc are its own again
+
+
+def new_namespaces(plan: dict[str, Any]) -> None:
+    """Leave the machine's namespaces."""
     rest = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
-    user, group = os.geteuid(), os.getegid()
-    if user == 0 and libc.unshare(rest) == 0:
-        return NOBODY
-    call("unshare", NEWUSER | rest)
-    for name, line in (("setgroups", "deny"), ("uid_map", f"1000 {user} 1"), ("gid_map", f"1000 {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(line)
-    return 1000
+    if not other_users() or libc.unshare(rest) != 0:
+        if other_users():
+            os.chmod(plan["folder"], 0o755)
+            become_another()
+        user, group = os.geteuid(), os.getegid()
+        call("unshare", NEWUSER | rest)
+        for name, line in (("setgroups", "deny"), ("uid_map", f"1000 {user} 1"), ("gid_map", f"1000 {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(line)
+    call("sethostname", HOST, len(HOST))
 
 
-def new_root(plan: dict[str, Any], user: int) -> None:
+def new_root(plan: dict[str, Any]) -> None:
     """A root that has what may be read, and a folder of the code's own in memory."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = plan["folder"]
     mount("tmpfs", root, "tmpfs", MS_NOSUID, "size=1m,mode=755")
-    for path in [*plan["readable"], "/dev/null", "/dev/zero", "/dev/urandom"]:
+    for path in [*plan["readable"], "/dev/null", "/dev/urandom"]:
         there = root + path
         if os.path.isdir(path):
             os.makedirs(there, exist_ok=True)
@@ -80,7 +109,7 @@ def new_root(plan: dict[str, Any], user: int) -> None:
             kept = os.statvfs(path).f_flag & KEPT_BY_REMOUNT
             mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
     os.makedirs(root + plan["inside"])
-    own_folder(plan, root + plan["inside"], user)
+    own_folder(plan, root + plan["inside"])
     os.chdir(root)
     call("pivot_root", b".", b".")
     call("umount2", b".", MNT_DETACH)
@@ -88,9 +117,10 @@ def new_root(plan: dict[str, Any], user: int) -> None:
     os.chdir(plan["inside"])
 
 
-def own_folder(plan: dict[str, Any], path: str, user: int) -> None:
-    """The code's own folder, in memory."""
-    options = f"size={plan['files']},nr_inodes=4096,mode=700,uid={user},gid={user}"
+def own_folder(plan: dict[str, Any], path: str) -> None:
+    """The code's own folder, in memory: the kernel counts all that it holds, with and without names."""
+    # Without a size there would be no limit.
+    options = f"size={max(1, plan['files'])},nr_inodes=4096,huge=never,mode=777"
     mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
@@ -100,30 +130,38 @@ def capabilities(kept: int = 0) -> None:
     call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))
 
 
-def no_longer_root(user: int, kept: int = 0) -> None:
+def no_longer_root(kept: int = 0) -> None:
     """Become a user who may do nothing, but for some capabilities."""
     if os.geteuid() == 0:
         for capability in range(64):
             if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
                 break  # beyond the last that this kernel has
-        call("prctl", PR_SET_KEEPCAPS, int(kept != 0), 0, 0, 0)
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
+        become_another(kept)
     capabilities(kept)
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def in_new_process() -> None:
+def ends_with_parent(parent: int) -> None:
+    """Be killed when the parent ends, also if nobody could tidy up any more; a change of user forgets it."""
+    call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before
+        os._exit(STOPPED)
+
+
+def in_new_process(parent: int) -> None:
     """Go on in the first process of the new namespace; this one waits and ends as that one does."""
     child = os.fork()
     if child:
+        ends_with_parent(parent)
         _, status = os.waitpid(child, 0)
         os._exit(STOPPED if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
 def landlock(plan: dict[str, Any]) -> None:
-    """Close all files but what may be read and the own folder, see landlock(7)."""
+    """Close all files but what may be read, see landlock(7).
+
+    There is no folder to write to: Landlock counts no files, so they could fill the disk.
+    """
     create, add, restrict = 444, 445, 446
     version = libc.syscall(create, None, 0, 1)
     if version < 3:
@@ -135,10 +173,8 @@ def landlock(plan: dict[str, Any]) -> None:
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
     execute, write, read, listing = 1, 2, 4, 8
-    # No devices and sockets; and nothing is moved into another folder, so that none is nested without end.
-    own = every & ~((1 << 6) | (1 << 9) | (1 << 11) | (1 << 13) | (1 << 15))
     rules = [(path, execute | read | (listing if os.path.isdir(path) else 0)) for path in plan["readable"]]
-    rules += [(plan["folder"], own), ("/dev/null", read | write), ("/dev/urandom", read)]
+    rules += [("/dev/null", read | write), ("/dev/urandom", read)]
     for path, allowed in rules:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if libc.syscall(add, ruleset, 1, struct.pack("<Qi", allowed, descriptor), 0) != 0:
@@ -162,6 +198,24 @@ def limits(plan: dict[str, Any]) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         resource.setrlimit(limit, (value, value))
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program that takes dumps would be given one in spite of the limit
+    # Of a great page that is partly given back all stays, and only the rest of it counts.
+    call("prctl", PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+
+def threads(plan: dict[str, Any]) -> None:
+    """A number of threads and timers; raises OSError where the kernel does not hold this user to the threads."""
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (64, 64))  # which counts timers
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, plan["threads"]))
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        resource.setrlimit(resource.RLIMIT_NPROC, (plan["threads"], plan["threads"]))
+        return
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    raise OSError("the kernel does not count this user's threads")
 
 
 def filtered(program: bytes) -> None:
@@ -178,28 +232,30 @@ def filtered(program: bytes) -> None:
 def confined(plan: dict[str, Any]) -> None:
     """Go behind the boundary."""
     kind = plan["isolation"]
+    # bwrap has a process between, and ends that one itself.
+    parent = os.getppid() if kind == "bubblewrap" else plan["agent"]
+    ends_with_parent(parent)
     if kind == "namespaces":
-        user = new_namespaces()
-        in_new_process()
-        new_root(plan, user)
-        no_longer_root(user)
-        # After the change of user, which would forget it.
-        call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
+        new_namespaces(plan)
+        in_new_process(parent)
+        parent = 0  # it has no number here
+        ends_with_parent(parent)
+        new_root(plan)
+        no_longer_root()
     elif kind == "landlock":
-        if os.geteuid() == 0:
-            os.chown(plan["folder"], NOBODY, NOBODY)
         # Folders above Python's library may be closed to others; what it may read is Landlock's to say.
-        no_longer_root(NOBODY, 1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
-        call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
+        no_longer_root(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
         landlock(plan)
     elif kind == "bubblewrap":
-        own_folder(plan, plan["inside"], NOBODY)
+        own_folder(plan, plan["inside"])
         os.chdir(plan["inside"])
-        no_longer_root(NOBODY)
-    if kind != "none":
-        assert os.geteuid() != 0
+        no_longer_root()
+    ends_with_parent(parent)
     limits(plan)
-    if plan["filter"]:
+    if kind != "none":
+        if 0 in os.getresuid():
+            raise OSError("the code would be root")
+        threads(plan)
         filtered(base64.b64decode(plan["filter"]))
 
 
@@ -223,7 +279,7 @@ def main() -> None:
     """Everything."""
     try:
         confined(json.loads(sys.argv[1]))
-    except (OSError, AssertionError) as error:
+    except OSError as error:
         print(f"no boundary: {error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(NO_BOUNDARY)

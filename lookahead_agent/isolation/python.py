@@ -20,7 +20,7 @@ from lookahead_agent.errors import IsolationError
 from lookahead_agent.isolation import folders
 from lookahead_agent.isolation.boundaries import Isolation, choose
 from lookahead_agent.isolation.child import Finished, program_text, run_child
-from lookahead_agent.isolation.inside import NO_BOUNDARY, NOBODY
+from lookahead_agent.isolation.inside import HOST, NO_BOUNDARY, other_users
 from lookahead_agent.isolation.seccomp import system_call_filter
 
 _INSIDE = "/own"
@@ -38,7 +38,8 @@ class PythonLimits:
         seconds: Wall-clock time, Python's start included.
         memory: Address space in bytes.
         output: Bytes of what it prints.
-        files: Bytes that its files may come to. They are in memory, beside `memory`, but for "landlock" and "none".
+        files: Bytes that its files may come to. They are in memory, beside `memory`. Behind "landlock" it has none, and
+            with "none" those on disk in its own folder count.
     """
 
     seconds: float = 10
@@ -51,6 +52,7 @@ class _Plan(TypedDict):
     """What `inside.py` is told."""
 
     isolation: Isolation
+    agent: int
     readable: list[str]
     folder: str
     inside: str
@@ -66,13 +68,14 @@ def run_isolated(code: str, limits: PythonLimits | None = None, isolation: Isola
     """Run code, and return what it prints on both streams.
 
     Args:
-        code: Python. It has the standard library, no arguments, and an empty folder to write to.
+        code: Python. It has the standard library, no arguments, and an empty folder to write to; behind "landlock" it
+            can write no files.
         limits: What it may use.
         isolation: What stands between it and this machine, see `Isolation`.
 
     Raises:
         ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
-        IsolationError: There is no such boundary here.
+        IsolationError: There is no such boundary here, or no process could be started.
     """
     limits = limits or PythonLimits()
     finished = start(code, limits, choose(isolation))
@@ -100,35 +103,47 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
         code: Python.
         limits: What it may use.
         isolation: Not "auto".
+
+    Raises:
+        IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
-    given = code.encode(errors="replace")
-    folder = tempfile.mkdtemp(prefix="isolated-")
     try:
-        own_disk = isolation in ("bubblewrap", "namespaces")
-        plan = _Plan(
-            isolation=isolation,
-            readable=list(_readable()),
-            folder=os.path.realpath(folder),
-            inside=_INSIDE if own_disk else folder,
-            seconds=limits.seconds,
-            memory=limits.memory,
-            file=min(_LARGEST_FILE, limits.files),
-            files=limits.files,
-            threads=_threads(isolation),
-            filter=_filter(isolation),
-        )
-        home = plan["inside"]
-        return run_child(
-            [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", program_text("inside"), json.dumps(plan)],
-            given,
-            seconds=limits.seconds,
-            output=limits.output,
-            environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
-            folder=Path("/") if own_disk else Path(folder),
-            files=None if own_disk else limits.files,
-        )
-    finally:
-        folders.remove(Path(folder))
+        if isolation not in ("namespaces", "none"):
+            return _run(code, limits, isolation, "/")
+        folder = Path(tempfile.mkdtemp(prefix="isolated-")).resolve()  # to mount the new root at, or to run in
+        try:
+            return _run(code, limits, isolation, str(folder))
+        finally:
+            with suppress(FileNotFoundError):  # without a boundary, the code may have removed it
+                folders.remove(folder)
+    except OSError as error:
+        raise IsolationError(f"the code could not be run: {error}") from error
+
+
+def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str) -> Finished:
+    home = {"none": folder, "landlock": "/"}.get(isolation, _INSIDE)
+    plan = _Plan(
+        isolation=isolation,
+        agent=os.getpid(),
+        readable=list(_readable()),
+        folder=folder,
+        inside=home,
+        seconds=limits.seconds,
+        memory=limits.memory,
+        file=min(_LARGEST_FILE, limits.files),
+        files=limits.files,
+        threads=_threads(isolation),
+        filter=_filter(isolation),
+    )
+    return run_child(
+        [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", program_text("inside"), json.dumps(plan)],
+        code.encode(errors="replace"),
+        seconds=limits.seconds,
+        output=limits.output,
+        environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
+        folder=Path(folder) if isolation == "none" else Path("/"),
+        files=limits.files if isolation == "none" else None,
+    )
 
 
 def _bubblewrap(plan: _Plan) -> list[str]:
@@ -138,12 +153,21 @@ def _bubblewrap(plan: _Plan) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
         raise IsolationError("bwrap is not installed any more")
-    who = ["--unshare-user", "--unshare-all", "--uid", "65534", "--gid", "65534", "--die-with-parent"]
-    reads = [word for path in plan["readable"] for word in ("--ro-bind", path, path)]
-    devices = [word for path in ("/dev/null", "/dev/zero", "/dev/urandom") for word in ("--dev-bind", path, path)]
+    kept = ["CAP_SYS_ADMIN"]
+    who = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if other_users():
+        # It becomes a user of its own: the kernel counts no threads of root, whatever root is called inside.
+        kept += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]
+    else:
+        who += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    who += ["--hostname", HOST.decode(), "--die-with-parent"]
+    bound = [("--ro-bind", path) for path in plan["readable"]]
+    bound += [("--dev-bind", path) for path in ("/dev/null", "/dev/urandom")]
+    # By itself, bwrap makes folders above them that are closed to others.
+    there = [word for kind, path in bound for word in ("--dir", os.path.dirname(path), kind, path, path)]
     # It mounts the folder itself, for bwrap sets no limit to the number of files, and then gives that up.
-    own = ["--dir", plan["inside"], "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
-    return [program, *who, *reads, *devices, *own, "--remount-ro", "/", "--"]
+    own = ["--dir", plan["inside"], "--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name))]
+    return [program, *who, *there, *own, "--remount-ro", "/", "--"]
 
 
 def _filter(isolation: Isolation) -> str:
@@ -162,9 +186,9 @@ def _threads(isolation: Isolation) -> int:
     """How many threads the user who runs the code may have, for the kernel counts by user."""
     if isolation == "none":
         return resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    if isolation != "landlock":
+    if isolation != "landlock" or os.geteuid() == 0:
         return _THREADS  # a user of its own
-    user = NOBODY if os.geteuid() == 0 else os.geteuid()
+    user = os.geteuid()
     others = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # it has ended meanwhile

@@ -1,7 +1,15 @@
-"""The system calls that isolated code may not make, as a filter for Linux's seccomp.
+"""The system calls that isolated code may make, as a filter for Linux's seccomp.
 
-Classic BPF over `struct seccomp_data`, see seccomp(2). What is refused is named here; a call that is newer than this
-list does not exist for the code (ENOSYS), nor does any of another architecture's (the process is killed).
+Classic BPF over `struct seccomp_data`, see seccomp(2). A call that is not listed is refused (EPERM). A call that is
+newer than this list does not exist for the code (ENOSYS), and a call of another architecture kills the process.
+
+Four kinds of calls are left out on purpose:
+
+- calls that reach other programs, processes and networks;
+- calls that change the machine;
+- calls that slow down or spy on whoever uses the same files (leases, locks, watches, dropped caches);
+- calls that hold memory which no limit counts (`splice`, `vmsplice`, `memfd_create`, `sendmsg`, `mmap` of shared memory
+  without a file).
 """
 
 from __future__ import annotations
@@ -9,109 +17,166 @@ from __future__ import annotations
 import errno
 import platform
 import struct
-from dataclasses import dataclass
+
+_Line = tuple[int, int, int, int]
 
 _LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-_CLONE_THREAD = 0x00010000
-_AF_UNIX = 1
-_PR_SET_PDEATHSIG = 1
-_AT_FDCWD = 0xFFFFFF9C
+_KILL, _ERRNO = 0x80000000, 0x00050000
+_ALLOWED: _Line = (_RETURN, 0, 0, 0x7FFF0000)
+_REFUSED: _Line = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+_UNKNOWN: _Line = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
+_DONE: _Line = (_RETURN, 0, 0, _ERRNO | 0)
+"""The call succeeds and is not made."""
+
 _X32 = 0x40000000
-_CLONE3 = 435
 _NEWEST = 456  # futex_requeue, Linux 6.7
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+"""Of an architecture: its column below, and its identity in seccomp."""
 
-# Programs, processes and other processes; networks; namespaces and mounts; the kernel; memory that no limit counts.
-# Calls since Linux 5.1 have the same number on every architecture.
-_NEVER_ANYWHERE = {
-    "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
-    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434,
-    "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447,
-    "process_mrelease": 448,
-}  # fmt: skip
-_NEVER = {
-    "x86_64": {
-        "fork": 57, "vfork": 58, "execve": 59, "execveat": 322,
-        "setsid": 112, "setpgid": 109, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
-
-
-        "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "accept4": 288,
-        "shmget": 29, "shmat": 30, "shmctl": 31, "shmdt": 67, "semget": 64, "semop": 65, "semctl": 66,
-        "semtimedop": 220,
-        "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240, "mq_unlink": 241,
-        "unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161,
-
-        "bpf": 321, "perf_event_open": 298, "userfaultfd": 323,
-        "io_setup": 206, "add_key": 248, "request_key": 249, "keyctl": 250,
-        "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320,
-        "reboot": 169, "swapon": 167, "swapoff": 168, "sethostname": 170, "setdomainname": 171, "settimeofday": 164,
-        "adjtimex": 159, "clock_settime": 227, "clock_adjtime": 305, "acct": 163, "quotactl": 179,
-        "syslog": 103, "iopl": 172, "ioperm": 173, "personality": 135, "modify_ldt": 154, "uselib": 134,
-        "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "fanotify_mark": 301,
-        "memfd_create": 319, "migrate_pages": 256, "move_pages": 279, "lookup_dcookie": 212,
-    },
-    "aarch64": {
-        "execve": 221, "execveat": 281,
-        "setsid": 157, "setpgid": 154, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
-
-
-        "socket": 198, "connect": 203, "accept": 202, "bind": 200, "listen": 201, "accept4": 242,
-        "shmget": 194, "shmat": 196, "shmctl": 195, "shmdt": 197, "semget": 190, "semop": 193, "semctl": 191,
-        "semtimedop": 192, "msgget": 186, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180, "mq_unlink": 181,
-        "unshare": 97, "setns": 268, "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51,
-
-        "bpf": 280, "perf_event_open": 241, "userfaultfd": 282,
-        "io_setup": 0, "add_key": 217, "request_key": 218, "keyctl": 219,
-        "init_module": 105, "finit_module": 273, "delete_module": 106, "kexec_load": 104, "kexec_file_load": 294,
-        "reboot": 142, "swapon": 224, "swapoff": 225, "sethostname": 161, "setdomainname": 162, "settimeofday": 170,
-        "adjtimex": 171, "clock_settime": 112, "clock_adjtime": 266, "acct": 89, "quotactl": 60,
-        "syslog": 116, "personality": 92,
-        "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262, "fanotify_mark": 263,
-        "memfd_create": 279, "migrate_pages": 238, "move_pages": 239, "lookup_dcookie": 18,
-    },
+# Each with its number on x86_64 and on aarch64; None: that architecture lacks it.
+_CALLS: dict[str, tuple[int | None, int | None]] = {
+    # Memory; `mmap` and `madvise` are below.
+    "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "msync": (26, 227),
+    # Reading, and writing to what is open.
+    "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "openat": (257, 56),
+    "creat": (85, None), "close_range": (436, 436), "stat": (4, None), "fstat": (5, 80), "lstat": (6, None),
+    "newfstatat": (262, 79), "statx": (332, 291), "lseek": (8, 62), "pread64": (17, 67), "pwrite64": (18, 68),
+    "readv": (19, 65), "writev": (20, 66), "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286),
+    "pwritev2": (328, 287), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
+    "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "readlink": (89, None),
+    "readlinkat": (267, 78), "statfs": (137, 43), "fstatfs": (138, 44), "getxattr": (191, 8), "lgetxattr": (192, 9),
+    "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13),
+    # Waiting.
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
+    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
+    "epoll_pwait2": (441, 441), "eventfd": (284, None), "eventfd2": (290, 19), "signalfd": (282, None),
+    "signalfd4": (289, 74), "timerfd_create": (283, 85), "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87),
+    # Time.
+    "pause": (34, None), "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113),
+    "clock_getres": (229, 114), "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153),
+    "getitimer": (36, 102), "setitimer": (38, 103), "alarm": (37, None), "timer_create": (222, 107),
+    "timer_settime": (223, 110), "timer_gettime": (224, 108), "timer_getoverrun": (225, 109),
+    "timer_delete": (226, 111),
+    # Signals that come, threads, and the end.
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128), "futex": (202, 98), "futex_waitv": (449, 449), "set_tid_address": (218, 96),
+    "set_robust_list": (273, 99), "rseq": (334, 293), "sched_yield": (24, 124), "exit": (60, 93),
+    "exit_group": (231, 94), "wait4": (61, 260), "waitid": (247, 95),
+    # Questions about itself and the machine.
+    "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175),
+    "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158), "getresuid": (118, 148),
+    "getresgid": (120, 150), "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156),
+    "capget": (125, 90), "uname": (63, 160), "sysinfo": (99, 179), "getrlimit": (97, 163), "setrlimit": (160, 164),
+    "getrusage": (98, 165), "getrandom": (318, 278), "getcpu": (309, 168), "sched_getaffinity": (204, 123),
+    "sched_getparam": (143, 121), "sched_getscheduler": (145, 120), "sched_get_priority_max": (146, 125),
+    "sched_get_priority_min": (147, 126), "sched_rr_get_interval": (148, 127), "getpriority": (140, 141),
+    # Pairs of sockets; `socketpair`, `sendto` and `recvfrom` are below.
+    "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
 }  # fmt: skip
 
-# What Landlock leaves open: other processes of the user, and the owners, modes and times of the user's files. And what
-# would make its folder, which is on disk, deeper than can be looked at.
-_NEVER_IN_LANDLOCK_ANYWHERE = {"fchmodat2": 452}
-_NEVER_IN_LANDLOCK = {
-    "x86_64": {
-        "kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
-        "chmod": 90, "fchmod": 91, "fchmodat": 268, "chown": 92, "fchown": 93, "lchown": 94,
-        "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "setxattr": 188,
-        "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199,
-        "inotify_init": 253, "inotify_init1": 294, "inotify_add_watch": 254, "setpriority": 141, "ioprio_set": 251,
-        "sched_setaffinity": 203, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setattr": 314, "mknod": 133,
-        "mknodat": 259, "flock": 73, "chdir": 80, "fchdir": 81,
-    },
-    "aarch64": {
-        "kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240,
-        "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "utimensat": 88, "setxattr": 5,
-        "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "inotify_init1": 26,
-        "inotify_add_watch": 27, "setpriority": 140, "ioprio_set": 30, "sched_setaffinity": 122, "sched_setparam": 118,
-        "sched_setscheduler": 119, "sched_setattr": 274, "mknodat": 33, "flock": 32,
-        "chdir": 49, "fchdir": 50,
-    },
+# What changes files, and signals to processes: where a filesystem and process numbers of its own bound them.
+_CALLS_OF_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
+    "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47),
+    "copy_file_range": (326, 285), "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None),
+    "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None),
+    "link": (86, None), "linkat": (265, 37), "unlink": (87, None), "unlinkat": (263, 35), "symlink": (88, None),
+    "symlinkat": (266, 36), "mknod": (133, None), "mknodat": (259, 33), "umask": (95, 166), "chmod": (90, None),
+    "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """Of an architecture: its identity in seccomp, and the calls whose arguments decide."""
+def _loaded(argument: int) -> _Line:
+    """The low half of an argument.
 
-    audit: int
-    clone: int
-    socketpair: int
-    prctl: int
-    prlimit64: int
-    mkdirat: int
+    The kernel reads these arguments as 32 bits itself, or their high half is none of what is tested.
+    """
+    return (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)
 
 
-_ARCHITECTURES = {
-    "x86_64": _Numbers(0xC000003E, clone=56, socketpair=53, prctl=157, prlimit64=302, mkdirat=258),
-    "aarch64": _Numbers(0xC00000B7, clone=220, socketpair=199, prctl=167, prlimit64=261, mkdirat=34),
-}
+def _without(argument: int, bits: int, verdict: _Line = _REFUSED) -> list[_Line]:
+    """A verdict where one of these bits is set; else what follows."""
+    return [_loaded(argument), (_ANY_BIT, 0, 1, bits), verdict]
+
+
+def _only(argument: int, values: tuple[int, ...], otherwise: _Line = _REFUSED) -> list[_Line]:
+    """Allowed where the argument is one of these values."""
+    return [_loaded(argument), *(line for value in values for line in ((_EQUAL, 0, 1, value), _ALLOWED)), otherwise]
+
+
+_STREAM, _NONBLOCK, _CLOEXEC = 1, 0o4000, 0o2000000
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 1, 0x20, 0x40000
+_CLONE_THREAD, _FLAGS_OF_THREADS = 0x10000, 0x7D0F00  # what glibc and musl start a thread with
+_MSG_OOB, _MSG_DONTWAIT, _MSG_NOSIGNAL = 1, 0x40, 0x4000
+_EVERY_BIT = 0xFFFFFFFF
+
+# Calls whose arguments decide.
+_DEPENDING: tuple[tuple[tuple[int, int], list[_Line]], ...] = (
+    # Threads, but no processes.
+    (
+        (56, 220),
+        [*_without(0, _EVERY_BIT ^ _FLAGS_OF_THREADS), (_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSED, _ALLOWED],
+    ),
+    # glibc then takes clone, whose flags a filter can read.
+    ((435, 435), [_UNKNOWN]),
+    # Memory that is shared and has no file stays whole for one page of it that is mapped, and only that page counts.
+    # Great pages are the machine's.
+    (
+        (9, 222),
+        [
+            *_without(3, _MAP_HUGETLB),
+            (_ANY_BIT, 1, 0, _MAP_ANONYMOUS),
+            _ALLOWED,
+            (_ANY_BIT, 0, 1, _MAP_SHARED),
+            _REFUSED,
+            _ALLOWED,
+        ],
+    ),
+    # Nothing that merges its pages with others' or puts files' pages out of memory.
+    ((28, 233), _only(2, (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17))),
+    # Event loops wake themselves with a pair of streams, which cannot be sent anywhere else.
+    (
+        (53, 199),
+        [
+            *_without(1, _EVERY_BIT ^ (_STREAM | _NONBLOCK | _CLOEXEC)),
+            (_ANY_BIT, 1, 0, _STREAM),
+            _REFUSED,
+            *_only(0, (1,)),  # AF_UNIX
+        ],
+    ),
+    # No address, in either half of the pointer.
+    (
+        (44, 206),
+        [
+            *_without(3, _EVERY_BIT ^ (_MSG_DONTWAIT | _MSG_NOSIGNAL)),
+            *_without(4, _EVERY_BIT),
+            (_LOAD, 0, 0, _ARGUMENTS + 8 * 4 + 4),
+            (_EQUAL, 1, 0, 0),
+            _REFUSED,
+            _ALLOWED,
+        ],
+    ),
+    ((45, 207), [*_without(3, _MSG_OOB), _ALLOWED]),
+    # F_SETLK, F_SETLKW: such locks never stand in the way of their own process, so they are not needed, and a real one
+    # would stop others who lock the same library. Then F_DUPFD to F_GETLK, F_DUPFD_QUERY, F_DUPFD_CLOEXEC and
+    # F_GETPIPE_SZ: no leases, no watches, no signals, no greater pipes.
+    (
+        (72, 25),
+        [_loaded(1), (_EQUAL, 1, 0, 6), (_EQUAL, 0, 1, 7), _DONE, *_only(1, (0, 1, 2, 3, 4, 5, 1027, 1030, 1032))],
+    ),
+    # FIOCLEX, FIONCLEX, FIONBIO, FIONREAD, and the questions of `isatty`: TCGETS, TCGETS2, TIOCGWINSZ.
+    (
+        (16, 29),
+        _only(1, (0x5451, 0x5450, 0x5421, 0x541B, 0x5401, 0x802C542A, 0x5413), (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)),
+    ),
+    # PR_SET_NAME, PR_GET_NAME.
+    ((157, 167), _only(0, (15, 16))),
+    # Limits of its own only.
+    ((302, 261), _only(0, (0,))),
+)
 
 
 def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes | None:
@@ -125,56 +190,24 @@ def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes |
         None for an architecture whose calls are not known here.
     """
     machine = machine or platform.machine()
-    if machine not in _ARCHITECTURES:
+    if machine not in _MACHINES:
         return None
-    numbers = _ARCHITECTURES[machine]
-    never = _NEVER_ANYWHERE | _NEVER[machine]
-    if landlock:
-        never |= _NEVER_IN_LANDLOCK_ANYWHERE | _NEVER_IN_LANDLOCK[machine]
-    refuse = _ERRNO | errno.EPERM
+    column, identity = _MACHINES[machine]
+    calls = _CALLS if landlock else _CALLS | _CALLS_OF_NAMESPACES
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, numbers.audit),
+        (_EQUAL, 1, 0, identity),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
-        # glibc then takes clone, whose flags a filter can read.
-        *_when(_CLONE3, [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]),
         (_ABOVE, 0, 1, _NEWEST),
-        (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
-        # Threads, but no processes.
-        *_when(numbers.clone, _argument(0, _ANY_BIT, _CLONE_THREAD, refuse)),
-        # Event loops wake themselves with a pair; it leads nowhere else.
-        *_when(numbers.socketpair, _argument(0, _EQUAL, _AF_UNIX, refuse)),
-        # Its parent's death stays its own.
-        *_when(numbers.prctl, _argument(0, _EQUAL, _PR_SET_PDEATHSIG, _ALLOW, otherwise=refuse)),
-        # Folders by their names from the own folder only: so none is deeper than a name is long.
-        *(_when(numbers.mkdirat, _argument(0, _EQUAL, _AT_FDCWD, refuse)) if landlock else ()),
-        # Limits of its own only.
-        *_when(numbers.prlimit64, _argument(0, _EQUAL, 0, refuse)),
-        *(line for number in never.values() for line in _when(number, [(_RETURN, 0, 0, refuse)])),
-        (_RETURN, 0, 0, _ALLOW),
+        _UNKNOWN,
     ]
+    for numbers in calls.values():
+        if (number := numbers[column]) is not None:
+            program += [(_EQUAL, 0, 1, number), _ALLOWED]
+    for choices, lines in _DEPENDING:
+        program += [(_EQUAL, 0, len(lines), choices[column]), *lines]
+    program.append(_REFUSED)
     return b"".join(struct.pack("<HBBI", *line) for line in program)
-
-
-_Line = tuple[int, int, int, int]
-
-
-def _when(number: int, lines: list[_Line]) -> list[_Line]:
-    """Lines that end in a verdict, for one call."""
-    return [(_EQUAL, 0, len(lines), number), *lines]
-
-
-def _argument(index: int, test: int, value: int, refused: int, otherwise: int = _ALLOW) -> list[_Line]:
-    """`otherwise` where the low half of an argument passes a test, else `refused`.
-
-    The kernel reads these arguments as 32 bits itself, or their high half is none of what is tested.
-    """
-    return [
-        (_LOAD, 0, 0, _ARGUMENTS + 8 * index),
-        (test, 1, 0, value),
-        (_RETURN, 0, 0, refused),
-        (_RETURN, 0, 0, otherwise),
-    ]

@@ -2,10 +2,30 @@
 """Python that wants out, or to take more than its share; each prints ESCAPED where it got what it wanted.
 
 `{secret}` is a file that anybody may read, `{open}` a folder that anybody may write to, `{port}` a port that somebody listens at,
-`{victim}` a process of the same user, `{agent}` the process that runs the tool.
+`{socket}` a socket for datagrams that anybody may write to, `{victim}` a process of the same user, `{agent}` the process that runs the tool.
 """
 
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+MAPS = LIBC + (
+    "P, N = ctypes.c_void_p, ctypes.c_size_t\n"
+    "libc.mmap.restype, libc.mmap.argtypes = P, [P, N, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]\n"
+    "libc.munmap.argtypes, libc.madvise.argtypes = [P, N], [P, N, ctypes.c_int]\n"
+    "libc.vmsplice.argtypes = [ctypes.c_int, P, N, ctypes.c_uint]\n"
+    "def mapped(size, flags): a = libc.mmap(None, size, 3, flags, -1, 0); assert a != 2**64 - 1; return a\n"
+)
+# Starts a thread that pauses, without the C library and without a stack.
+RAW_THREAD = "b838000000bf000f010031f631d24d31d24d31c00f054885c07401c3b8220000000f05ebf7"
+
+# Chains of folders, each moved to the end of the next, with 8 MiB at every end.
+DEEPER = """
+import os
+chain = ['x' * 200] * 18
+for n in range(9):
+    for k in range(1, 19): os.mkdir('/'.join(chain[:k]))
+    with open('/'.join(chain) + '/f', 'wb') as f: f.write(bytes(8 << 20))
+    if n: os.rename('end', '/'.join(chain) + '/n')
+    os.rename('x' * 200, 'end')
+"""
 
 ESCAPES = {
     "read a file": "print('ESCAPED' if open('{secret}').read() else '')",
@@ -108,6 +128,48 @@ ESCAPES = {
     "type into the terminal": "import fcntl, termios\nfcntl.ioctl(open('/dev/tty'), termios.TIOCSTI, b'x')\nprint('ESCAPED')",
     "the machine's name": "import socket\nsocket.sethostname('escaped')\nprint('ESCAPED')",
     "the machine's clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)\nprint('ESCAPED')",
+    "send a descriptor over a pair's datagrams": "import array, os, socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    "b.sendmsg([b'x'], [(1, 1, array.array('i', [0]))], 0, '{socket}')\nprint('ESCAPED')",
+    "send over a pair's datagrams": "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    "a.sendto(b'x', '{socket}')\nprint('ESCAPED')",
+    "send over a pair's packets": "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\nprint('ESCAPED')",
+    "descriptors in flight": "import array, socket\na, b = socket.socketpair()\na.sendmsg([b'x'], [(1, 1, array.array('i', [0]))])\nprint('ESCAPED')",
+    "bytes out of band": "import socket\na, b = socket.socketpair()\na.send(b'x', socket.MSG_OOB)\nprint('ESCAPED')",
+    "greater buffers of a pair": "import socket\na, b = socket.socketpair()\na.setsockopt(1, 7, 1 << 20)\nprint('ESCAPED')",
+    "hold up who writes to the library": "import fcntl, os\nfcntl.fcntl(os.open(os.__file__, 0), 1024, 0)\nprint('ESCAPED')",
+    "lock the library": "import fcntl, os\nfcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_EX)\nprint('ESCAPED')",
+    "lock the library by descriptor": "import fcntl, os, struct\nfcntl.fcntl(os.open(os.__file__, 0), 37, struct.pack('hhqqi4x', 0, 0, 0, 0, 0))\n"
+    "print('ESCAPED')",
+    "watch the library": LIBC
+    + "if libc.inotify_add_watch(libc.inotify_init(), os.path.dirname(os.__file__).encode(), 4095) >= 0: print('ESCAPED')",
+    "be told of changes": "import fcntl, os\nfcntl.fcntl(os.open(os.path.dirname(os.__file__), 0), 1026, 1)\nprint('ESCAPED')",
+    "have others signalled": "import fcntl, os\nfcntl.fcntl(os.pipe()[0], 8, {victim})\nprint('ESCAPED')",
+    "have others signalled by ioctl": "import fcntl, socket, struct\na, b = socket.socketpair()\nfcntl.ioctl(a, 0x8901, struct.pack('i', {victim}))\nprint('ESCAPED')",
+    "who has read the library": LIBC
+    + "if libc.syscall(451, os.open(os.__file__, 0), (ctypes.c_uint64 * 2)(0, 1), (ctypes.c_uint64 * 5)(), 0) == 0: print('ESCAPED')",
+    "drop the library from memory": "import os\nos.posix_fadvise(os.open(os.__file__, 0), 0, 0, os.POSIX_FADV_DONTNEED)\nprint('ESCAPED')",
+    "write out all disks": LIBC + "if libc.syscall(162) == 0: print('ESCAPED')",
+    "merge pages with others'": MAPS + "if libc.madvise(mapped(1 << 20, 0x22), 1 << 20, 12) == 0: print('ESCAPED')",
+    "be dumped": LIBC + "if libc.prctl(4, 1, 0, 0, 0) == 0: print('ESCAPED')",
+    "great pages again": LIBC + "if libc.prctl(41, 0, 0, 0, 0) == 0: print('ESCAPED')",
+    "the machine's great pages": MAPS
+    + "try: mapped(2 << 20, 0x40022)\nexcept AssertionError: assert ctypes.get_errno() == 12\nprint('ESCAPED')",
+    "memory that is left to one page of it": MAPS
+    + "for _ in range(9):\n  a = mapped(1 << 25, 0x21)\n  ctypes.memset(a, 1, 1 << 25)\n  libc.munmap(a + 4096, (1 << 25) - 4096)\nprint('ESCAPED')",
+    "memory in a descriptor": "import os\nd = os.memfd_create('x')\nos.truncate(d, 1 << 20)\nprint('ESCAPED')",
+    "memory in pipes": MAPS
+    + "if libc.vmsplice(os.pipe()[1], (ctypes.c_uint64 * 2)(mapped(4096, 0x22), 4096), 1, 0) > 0: print('ESCAPED')",
+    "files in pipes": "import os\nos.splice(os.open(os.__file__, 0), os.pipe()[1], 4096)\nprint('ESCAPED')",
+    "files sent to pipes": "import os\nos.sendfile(os.pipe()[1], os.open(os.__file__, 0), 0, 4096)\nprint('ESCAPED')",
+    "pipes in pipes": LIBC
+    + "(r, w), (s, v) = os.pipe(), os.pipe()\nos.write(w, b'x')\nif libc.tee(r, v, 1, 0) > 0: print('ESCAPED')",
+    "greater pipes": "import fcntl, os\nfcntl.fcntl(os.pipe()[1], 1031, 1 << 20)\nprint('ESCAPED')",
+    "more threads than it may": "import ctypes, mmap\nm = mmap.mmap(-1, 4096, flags=2, prot=7)\nm.write(bytes.fromhex('"
+    + RAW_THREAD
+    + "'))\n"
+    "f = ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(m)))\nif all(f() > 0 for _ in range(80)): print('ESCAPED', flush=True)",
+    "timers": LIBC
+    + "if all(libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0 for _ in range(80)): print('ESCAPED')",
     "say that there is no boundary": "import os\nprint('no boundary: ', flush=True)\nos._exit(202)",
 }
 
@@ -143,10 +205,13 @@ EXHAUSTIONS = {
     "folders in folders by descriptors": "import os\nd = os.open('.', 0)\nwhile True:\n  os.mkdir('d', dir_fd=d)\n  e = os.open('d', 0, dir_fd=d)\n  "
     "os.close(d)\n  d = e",
     "folders in folders by moving": "import os\nos.mkdir('c')\nwhile True:\n  os.mkdir('n')\n  os.rename('c', 'n/c')\n  os.rename('n', 'c')",
+    "folders deeper than names go": DEEPER,
     "folders as deep as names go": "import os\nfor n in range(1, 2040): os.mkdir('d/' * n)\nraise SystemExit('as deep as that')",
     "folders that nobody may look into": "import os\nos.mkdir('d', 0o300)\nos.mkdir('d/e', 0o700)\nopen('d/e/f', 'w').write('x')\nos.mkdir('g', 0)\n"
     "raise SystemExit('closed')",
     "attributes of files": "import os\nopen('f', 'w')\nn = 0\nwhile True:\n  n += 1\n  os.setxattr('f', f'user.{n}', bytes(4000))",
+    "files without names, kept by a page": "import mmap, os\nx = []\nwhile True:\n  d = os.open('f', os.O_RDWR | os.O_CREAT)\n  os.unlink('f')\n  "
+    "os.write(d, bytes(4 << 20))\n  x.append(mmap.mmap(d, 4096))\n  os.close(d)",
     "files without names": "import os, tempfile\nwhile True:\n  f = tempfile.TemporaryFile()\n  f.write(bytes(1 << 20))\n  f.flush()\n  os.dup(f.fileno())",
     "break the interpreter": "import ctypes\nctypes.string_at(0)",
 }

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
 import shutil
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -25,6 +30,7 @@ from lookahead_agent.isolation import (
     available,
     boundaries,
     choose,
+    folders,
     run_isolated,
 )
 from lookahead_agent.isolation.seccomp import system_call_filter
@@ -42,6 +48,21 @@ UNTIL_IT_IS_ENDED = {
 }  # fmt: skip
 
 
+REAL = (
+    "read a file", "read it by way of folders above", "read it over a symbolic link", "list the folder",
+    "read it with the C library", "start a program", "start Python again", "start a shell", "become a program",
+    "spawn", "fork", "clone", "send a datagram", "connect to an abstract socket", "open by handle",
+    "outlive the agent", "a user namespace", "read a process's environment",
+    "send a descriptor over a pair's datagrams", "send over a pair's datagrams", "send over a pair's packets",
+    "descriptors in flight", "bytes out of band", "greater buffers of a pair", "hold up who writes to the library",
+    "lock the library", "lock the library by descriptor", "watch the library", "be told of changes",
+    "have others signalled", "have others signalled by ioctl", "drop the library from memory",
+    "write out all disks", "be dumped", "great pages again", "memory that is left to one page of it",
+    "memory in a descriptor", "memory in pipes", "files in pipes", "files sent to pipes", "pipes in pipes",
+    "greater pipes", "timers",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Outside:
     """What code must not reach."""
@@ -49,10 +70,22 @@ class Outside:
     secret: Path
     open: Path
     port: int
+    datagrams: socket.socket
     victim: psutil.Process
     listener: socket.socket
     mode: int
     nice: int
+
+    def places(self) -> dict[str, object]:
+        """What the texts of `ESCAPES` name."""
+        return {
+            "secret": self.secret,
+            "open": self.open,
+            "port": self.port,
+            "socket": self.datagrams.getsockname(),
+            "victim": self.victim.pid,
+            "agent": os.getpid(),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +98,10 @@ def outside() -> Iterator[Outside]:
     (folder / "secret").write_text("hidden")
     (folder / "secret").chmod(0o666)
     listener, abstract = socket.socket(), socket.socket(socket.AF_UNIX)
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagrams.bind(str(folder / "datagrams"))
+    datagrams.setblocking(False)
+    (folder / "datagrams").chmod(0o777)
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     abstract.bind(f"\0lookahead-test-{port}")
@@ -74,12 +111,13 @@ def outside() -> Iterator[Outside]:
     sleeper = subprocess.Popen(["sleep", "600"], user=65534 if os.geteuid() == 0 else None)
     try:
         victim = psutil.Process(sleeper.pid)
-        yield Outside(folder / "secret", folder / "open", port, victim, listener, 0o666, victim.nice())
+        yield Outside(folder / "secret", folder / "open", port, datagrams, victim, listener, 0o666, victim.nice())
     finally:
         sleeper.kill()
         sleeper.wait()
         listener.close()
         abstract.close()
+        datagrams.close()
         shutil.rmtree(folder)
 
 
@@ -122,8 +160,7 @@ def test_this_machine_has_a_boundary() -> None:
 @pytest.mark.parametrize("name", ESCAPES)
 def test_nothing_gets_out(name: str, isolation: Isolation, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hidden")
-    where = {"secret": outside.secret, "open": outside.open, "port": outside.port}
-    said = attempt(ESCAPES[name].format(**where, victim=outside.victim.pid, agent=os.getpid()), isolation)
+    said = attempt(ESCAPES[name].format(**outside.places()), isolation)
     assert "ESCAPED" not in said
     assert outside.secret.read_text() == "hidden"
     assert outside.secret.stat().st_mode & 0o777 == outside.mode
@@ -132,23 +169,58 @@ def test_nothing_gets_out(name: str, isolation: Isolation, outside: Outside, mon
     assert outside.victim.nice() == outside.nice
     with pytest.raises(BlockingIOError):
         outside.listener.accept()
+    with pytest.raises(BlockingIOError):
+        outside.datagrams.recv(1)
     assert shared_objects() == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "read a file", "read it by way of folders above", "read it over a symbolic link", "list the folder",
-        "read it with the C library", "start a program", "start Python again", "start a shell", "become a program",
-        "spawn", "fork", "clone", "send a datagram", "connect to an abstract socket", "open by handle",
-        "outlive the agent", "a user namespace", "read a process's environment",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", REAL)
 def test_the_attempts_are_real(name: str, outside: Outside) -> None:
     """Without a boundary these get what they want: what the test above sees is the boundary."""
-    where = {"secret": outside.secret, "open": outside.open, "port": outside.port}
-    code = ESCAPES[name].format(**where, victim=outside.victim.pid, agent=os.getpid())
-    assert "ESCAPED" in attempt(code, "none")
+    assert "ESCAPED" in attempt(ESCAPES[name].format(**outside.places()), "none")
+    with contextlib.suppress(BlockingIOError):
+        outside.datagrams.recv(1)  # not to be found by other tests
+
+
+def test_nothing_gets_out_of_what_an_ordinary_user_runs(
+    outside: Outside, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Users have no boundaries of root's making; Landlock is there for everybody."""
+    repository = Path(__file__).parents[2]
+    names = [*REAL, "files without names, kept by a page", "folders deeper than names go", "many files"]
+    arguments = ["-B", "-m", "tests.unit.escapes_as_user", json.dumps(outside.places(), default=str), *names]
+    if os.geteuid() == 0:
+        # Python and this repository may be in folders that are closed to others: the user is given them elsewhere.
+        seen = Path(tempfile.mkdtemp(prefix="lookahead-user-"))
+        python, code = seen / "python", seen / "code"
+        for folder in (seen, python, code):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
+        steps = f"""
+            mount --bind {shlex.quote(sys.base_prefix)} {python} &&
+            mount --bind {shlex.quote(str(repository))} {code} &&
+            cd {code} && exec setpriv --reuid 54321 --regid 54321 --clear-groups "$@"
+        """
+        interpreter = python / Path(os.path.realpath(sys.executable)).relative_to(sys.base_prefix)
+        command = ["unshare", "--mount", "sh", "-c", steps, "sh", str(interpreter), *arguments]
+    else:
+        command = [sys.executable, *arguments]
+    try:
+        done = subprocess.run(command, cwd=repository, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    finally:
+        if os.geteuid() == 0:
+            for folder in (code, python, seen):
+                folder.rmdir()
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert isinstance(said["landlock"], dict) or available()["landlock"] is not None
+    for isolation, attempts in said.items():
+        assert isinstance(attempts, str) or not [name for name, text in attempts.items() if "ESCAPED" in text], (
+            isolation
+        )
+    with pytest.raises(BlockingIOError):
+        outside.datagrams.recv(1)
+    assert outside.secret.read_text() == "hidden"
 
 
 @pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
@@ -180,30 +252,89 @@ def running() -> list[str]:
 @pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
 def test_honest_code_runs(isolation: Isolation) -> None:
     assert attempt("import math\nprint(sum(range(10)), math.pi)", isolation) == "45 3.141592653589793\n"
-    assert attempt("open('own.txt', 'w').write('x')\nprint(open('own.txt').read())", isolation) == "x\n"
     assert attempt("import sys\nsys.exit()", isolation) == ""
-    assert attempt("import tempfile\nwith tempfile.TemporaryFile() as f: print(f.write(b'ab'))", isolation) == "2\n"
     assert attempt("print('ü ✓')", isolation) == "ü ✓\n"
     whole = """
 import asyncio, collections, csv, ctypes, dataclasses, datetime, decimal, fractions, functools, hashlib, heapq, io
-import itertools, json, lzma, random, re, sqlite3, ssl, statistics, string, textwrap, threading, unicodedata
-import zlib, zoneinfo
+import itertools, json, lzma, os, platform, random, re, shutil, signal, socket, sqlite3, ssl, statistics, string
+import sys, textwrap, threading, time, unicodedata, zlib, zoneinfo
 from concurrent.futures import ThreadPoolExecutor
 
 async def twice(x):
     await asyncio.sleep(0.001)
     return 2 * x
 
-print(asyncio.run(twice(2)), *ThreadPoolExecutor(4).map(abs, [-1, -2]))
-c = sqlite3.connect('own.db')
+async def echo():
+    one, other = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=one)
+    writer.write(b'there\\n')
+    there, back = await asyncio.open_connection(sock=other)
+    answer = await there.readline()
+    writer.close()
+    back.close()
+    return answer.decode().strip()
+
+print(asyncio.run(twice(2)), asyncio.run(asyncio.to_thread(abs, -3)), *ThreadPoolExecutor(4).map(abs, [-1, -2]))
+print(asyncio.run(echo()), sys.stdout.isatty(), platform.system(), shutil.get_terminal_size().lines > 0)
+c = sqlite3.connect(':memory:')
 c.execute('create table t(x)')
 c.execute('insert into t values (3)')
-c.commit()
 print(c.execute('select * from t').fetchall(), random.SystemRandom().random() < 1, datetime.date(2026, 1, 1))
-with open('a.csv', 'w', newline='') as f: csv.writer(f).writerow([1, 2])
-print(open('a.csv').read().strip(), hashlib.sha256(b'').hexdigest()[:4])
+woken = []
+signal.signal(signal.SIGALRM, lambda *_: woken.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+while not woken: time.sleep(0.001)
+print(zoneinfo.ZoneInfo('Europe/Berlin').key, hashlib.sha256(b'').hexdigest()[:4], os.cpu_count() > 0)
 """
-    assert attempt(whole, isolation) == "4 1 2\n[(3,)] True 2026-01-01\n1,2 e3b0\n"
+    assert attempt(whole, isolation) == (
+        "4 3 1 2\nthere False Linux True\n[(3,)] True 2026-01-01\nEurope/Berlin e3b0 True\n"
+    )
+
+
+FILES = """
+import csv, fcntl, mmap, os, pathlib, shutil, shelve, sqlite3, tempfile
+with tempfile.TemporaryFile() as f: print(f.write(b'ab'))
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name, 'a', 'b')
+    folder.mkdir(parents=True)
+    (folder / 'f').write_text('x')
+    shutil.copy2(folder / 'f', 'g')
+    shutil.copytree(name, 'copy')
+shutil.make_archive('z', 'gztar', 'copy')
+shutil.move('g', 'h')
+shutil.rmtree('copy')
+os.chmod('h', 0o600)
+os.symlink('h', 'l')
+for mode in ('delete', 'wal'):
+    one, other = sqlite3.connect('own.db'), sqlite3.connect('own.db')
+    one.execute(f'pragma journal_mode={mode}')
+    one.execute('create table if not exists t(x)')
+    one.execute('insert into t values (1)')
+    one.commit()
+    print(other.execute('select count(*) from t').fetchall())
+    try: one.execute('begin exclusive'), other.execute('pragma busy_timeout=0'), other.execute('begin exclusive')
+    except sqlite3.OperationalError as error: print(error)
+    one.rollback()
+with shelve.open('s') as s: s['a'] = 1
+with open('a.csv', 'w', newline='') as f:
+    fcntl.lockf(f, fcntl.LOCK_EX)
+    csv.writer(f).writerow([1, 2])
+with open('a.csv', 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[0:1] = b'9'
+print(open('a.csv').read().strip())
+"""
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces", "none"], indirect=True)
+def test_honest_code_has_files(isolation: Isolation) -> None:
+    locked = "database is locked"
+    assert attempt(FILES, isolation) == f"2\n[(1,)]\n{locked}\n[(2,)]\n{locked}\n9,2\n"
+
+
+@pytest.mark.parametrize("isolation", ["landlock"], indirect=True)
+def test_landlock_has_no_files_because_it_counts_none(isolation: Isolation) -> None:
+    assert "PermissionError in line 1" in attempt("open('own.txt', 'w').write('x')", isolation)
+    assert "No usable temporary directory" in attempt("import tempfile\ntempfile.TemporaryFile()", isolation)
+    assert "can write no files" in make_python_tool(isolation=isolation).description
 
 
 @pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
@@ -216,10 +347,153 @@ def test_errors_say_what_and_where(isolation: Isolation) -> None:
     assert attempt("raise SystemExit('no')", isolation) == "the code failed:\nno\n"
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
 def test_every_run_has_a_folder_of_its_own(isolation: Isolation) -> None:
     attempt("open('x', 'w').write('x')", isolation)
     assert attempt("import os\nprint(os.listdir('.'))", isolation) == "[]\n"
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
+def test_files_are_none_or_as_many_as_are_allowed(isolation: Isolation) -> None:
+    """The kernel counts them, without names and behind one page of a map too."""
+    for name in (
+        "many files",
+        "files without names",
+        "files without names, kept by a page",
+        "folders deeper than names go",
+    ):
+        assert "[Errno 28] No space left on device" in attempt(EXHAUSTIONS[name], isolation), name
+    none = attempt("open('f', 'wb', buffering=0).write(b'x')", isolation, replace(SHORT, files=0))
+    assert "File too large" in none
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
+def test_the_machines_name_is_not_told(isolation: Isolation) -> None:
+    assert (
+        attempt("import os, socket\nprint(os.uname().nodename, socket.gethostname())", isolation)
+        == "isolated isolated\n"
+    )
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_what_the_kernel_says_of_it(isolation: Isolation) -> None:
+    """No great pages, which would hold more than they count; and as root, each run is a user of its own."""
+    with ThreadPoolExecutor(2) as runs:
+        slept = [runs.submit(attempt, "import time\ntime.sleep(1.5)", isolation) for _ in range(2)]
+        filtered = eventually(lambda: found if len(found := [s for s in statuses() if s["Seccomp"] == "2"]) > 1 else [])
+        assert [run.result() for run in slept] == ["", ""]
+    for status in filtered:
+        assert (status["THP_enabled"], status["NoNewPrivs"]) == ("0", "1")
+    if os.geteuid() == 0:
+        assert len({status["Uid"] for status in filtered}) == len(filtered)
+        assert not any("0" in status["Uid"].split() for status in filtered)
+
+
+def statuses() -> list[dict[str, str]]:
+    """What /proc says of the processes that this one has started."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+            found.append({name: value.strip() for name, value in (line.split(":", 1) for line in lines)})
+    return found
+
+
+Found = TypeVar("Found")
+
+
+def eventually(look: Callable[[], list[Found]], seconds: float = 30) -> list[Found]:
+    """What is looked for, once it is there."""
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES if os.geteuid() == 0 else BOUNDARIES[:2], indirect=True)
+def test_runs_do_not_use_up_each_others_threads(isolation: Isolation) -> None:
+    code = """
+import threading, time
+threads = [threading.Thread(target=time.sleep, args=(0.5,)) for _ in range(40)]
+for thread in threads: thread.start()
+print(len(threads))
+"""
+    limits = replace(SHORT, seconds=20, memory=4 << 30)
+    with ThreadPoolExecutor(4) as runs:
+        assert list(runs.map(lambda _: attempt(code, isolation, limits), range(4))) == ["40\n"] * 4
+
+
+@pytest.mark.parametrize("seconds", [0, 0.02, 1])
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
+def test_code_ends_with_an_agent_that_is_killed(isolation: Isolation, seconds: float, tmp_path: Path) -> None:
+    """While it goes behind the boundary, and once it is there."""
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, isolation],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        eventually(lambda: below(agent.pid))
+        time.sleep(seconds)
+        started = eventually(lambda: below(agent.pid))
+    finally:
+        agent.kill()
+        agent.wait()
+    assert psutil.wait_procs(started, timeout=20)[1] == []
+
+
+AGENT = """
+import sys
+from lookahead_agent.isolation import PythonLimits, run_isolated
+run_isolated("import time; time.sleep(300)", PythonLimits(seconds=300), sys.argv[1])
+"""
+
+
+def below(pid: int) -> list[psutil.Process]:
+    """The processes that one has started, and theirs."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("isolation", ["namespaces", "none"], indirect=True)
+def test_where_no_folder_can_be_made(isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(IsolationError, match=r"the code could not be run: .*No such file"):
+        run_isolated("print(1)", SHORT, isolation)
+    assert "the code could not be run" in make_python_tool(isolation=isolation).invoke({"code": "print(1)"})
+
+
+@pytest.mark.parametrize(
+    "name", ["folders deeper than names go", "folders that nobody may look into", "folders in folders"]
+)
+def test_a_folder_on_disk_is_counted_and_goes_away(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = attempt(EXHAUSTIONS[name], "none")
+    assert said.startswith("the code wrote more" if name != "folders that nobody may look into" else "the code failed")
+    assert os.listdir(tmp_path) == []
+    assert attempt("import os\nos.rmdir(os.getcwd())", "none") == ""
+
+
+def test_folders_deeper_than_names_go(tmp_path: Path) -> None:
+    """They count as more than enough, and go away with few descriptors and no recursion."""
+    top = tmp_path / "top"
+    top.mkdir()
+    (top / "0").mkdir()
+    (top / "link").symlink_to(tmp_path)
+    descriptor = os.open(top, os.O_RDONLY)
+    for name in ["0", "x" * 255] * 600:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=descriptor)
+        below = os.open(name, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.mkdir("closed", 0, dir_fd=descriptor)
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.close(descriptor)
+    (tmp_path / "kept").write_text("x")
+    assert folders.size(top, 1 << 40) > 1 << 40
+    folders.remove(top)
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 def test_without_a_boundary_only_amounts_are_limited(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Attempts of `escapes.py` by a process of an ordinary user: `python -m tests.unit.escapes_as_user PLACES NAME ...`.
+
+It needs no packages. It prints a JSON object: of each boundary why it cannot be used, or what each attempt has said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from lookahead_agent.isolation import PythonLimits, available, run_isolated
+from tests.unit.escapes import ESCAPES, EXHAUSTIONS
+
+LIMITS = PythonLimits(seconds=3, memory=256 << 20, output=2000, files=16 << 20)
+
+
+def main(places: dict[str, Any], names: list[str]) -> None:
+    """Everything."""
+    assert os.geteuid() != 0
+    said: dict[str, Any] = {}
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        places |= {"victim": victim.pid, "agent": os.getpid()}
+        for isolation, problem in available().items():
+            said[isolation] = problem
+            if problem is None:
+                said[isolation] = {}
+                for name in names:
+                    code = ESCAPES[name].format(**places) if name in ESCAPES else EXHAUSTIONS[name]
+                    try:
+                        said[isolation][name] = run_isolated(code, LIMITS, isolation)
+                    except ValueError as error:
+                        said[isolation][name] = str(error)
+        assert victim.poll() is None
+        victim.kill()
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])
