@@ -26,12 +26,17 @@ QUESTION = "How many replies of the policy exact were right, and what does the p
 
 def load_measurements(database: Path) -> None:
     """Put the rows of the measurements into a table."""
-    with closing(sqlite3.connect(database)) as connection, connection:
+    measured = DOCS / "measurements" / "verifiers-gsm8k-30.jsonl"
+    with (
+        closing(sqlite3.connect(database)) as connection,
+        connection,
+        measured.open(encoding="utf-8", newline="\n") as rows,
+    ):
         connection.execute(
             "CREATE TABLE replies (policy TEXT, problem TEXT, is_right INTEGER, seconds REAL, tokens INTEGER, "
             "steps INTEGER, accepted_steps INTEGER)"
         )
-        for line in (DOCS / "measurements" / "verifiers-gsm8k-30.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in rows:
             row = json.loads(line)
             figures = row["lookahead"]
             values = (row["policy"], row["id"], row["right"], row["seconds"], len(row["token_ids"]))

@@ -10,7 +10,7 @@ async def main() -> None:
     with ChatLookahead(policy="balanced", temperature=0, max_tokens=60) as llm:
         questions = [f"What is {number} * 12?" for number in range(3, 7)]
         for reply in await asyncio.gather(*(llm.ainvoke(question) for question in questions)):
-            print(reply.text.strip().splitlines()[-1])
+            print(reply.text.strip().split("\n")[-1])
 
 
 if __name__ == "__main__":

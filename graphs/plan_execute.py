@@ -285,7 +285,7 @@ def parse_plan(text: str) -> list[str]:
     for mark in (r"\d+[.)]", r"[-*•]"):
         items: list[str] = []
         after_blank = False
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if item := re.match(rf"\s*{mark}\s+(.*\S)", line):
                 items.append(item[1])
             elif items and line.strip():

@@ -247,7 +247,7 @@ def _calls(parsed: Any) -> list[PlannedCall]:
 def _calculations(plan: str, calculator: BaseTool) -> list[PlannedCall]:
     """The calls of a plan of which every line is a calculation; none of any other."""
     reader = PlanReader()
-    lines = [reader.calculation(line) for line in plan.splitlines() if line.strip()]
+    lines = [reader.calculation(line) for line in plan.split("\n") if line.strip()]
     known = [line for line in lines if line is not None]
     if len(known) < len(lines) or [number for number, _ in known] != list(range(1, len(known) + 1)):
         return []

@@ -6,7 +6,6 @@ that a benchmark reads.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.errors import ConfigurationError, DownloadError, MissingExtraError
+from lookahead_agent.jsonl import line_of
 from lookahead_agent.models.cache import writable, write_whole
 
 Row = Mapping[str, Any]
@@ -107,7 +107,7 @@ def fetch_dataset(name: str, file: Path, load: Callable[[Dataset], Iterable[Row]
     dataset = DATASETS[name]
     converted = [dataset.convert(row) for row in (load or _from_hub)(dataset)]
     problems = [problem for problem in converted if problem is not None]
-    lines = [json.dumps({"id": f"{name}-{number}", **problem}) + "\n" for number, problem in enumerate(problems)]
+    lines = [line_of({"id": f"{name}-{number}", **problem}) for number, problem in enumerate(problems)]
     with writable(file):
         write_whole(file, "".join(lines))
     return len(problems)

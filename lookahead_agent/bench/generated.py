@@ -6,10 +6,11 @@ anew; a test checks that it is the one that ships.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from lookahead_agent.jsonl import line_of
 
 COUNT = 60
 SEED = 2025
@@ -96,7 +97,7 @@ def problems(count: int = COUNT, seed: int = SEED) -> Iterator[dict[str, str]]:
 
 def write(file: Path) -> None:
     """Write them to a JSON Lines file."""
-    file.write_text("".join(json.dumps(row) + "\n" for row in problems()), encoding="utf-8")
+    file.write_text("".join(map(line_of, problems())), encoding="utf-8")
 
 
 if __name__ == "__main__":

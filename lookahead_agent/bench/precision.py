@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -16,6 +15,7 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.jsonl import read_lines, read_value
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress
@@ -61,7 +61,7 @@ def read_solutions(file: Path, limit: int | None = None) -> list[Solution]:
         ConfigurationError: The file cannot be read, or none has one.
     """
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [read_value(line) for line in read_lines(file) if line.strip()]
         found = [
             Solution(str(row.get("id", number)), str(row["question"]), str(row["solution"]))
             for number, row in enumerate(rows, 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import read_lines, read_value
 
 OWN = "own"
 """The problem set that ships with the package: see `generated.py`."""
@@ -30,7 +30,7 @@ class Problem:
     @property
     def fingerprint(self) -> str:
         """Equal for equal questions and answers."""
-        return hashlib.sha256(f"{self.question}\0{self.answer}".encode()).hexdigest()[:12]
+        return hashlib.sha256(f"{self.question}\0{self.answer}".encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[Problem]:
@@ -45,7 +45,7 @@ def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[P
         ConfigurationError: A line that is not a problem, two with one id, or no problem at all.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_lines(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     problems: dict[str, Problem] = {}
@@ -53,12 +53,12 @@ def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[P
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = read_value(line)
             answer = row.get("answer")
             problem = Problem(
                 str(row.get("id", number)), str(row["question"]), str(answer) if answer is not None else None
             )
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{file}, line {number} is no problem with a question: {error!r}") from error
         if problem.id in problems:
             raise ConfigurationError(f"{file}, line {number}: there is another problem with the id {problem.id!r}")

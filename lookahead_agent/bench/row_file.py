@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import append_line, end_at_whole_line, read_lines, read_value
 
 Row = dict[str, Any]
 
@@ -38,49 +38,55 @@ class RowFile:
         Raises:
             ConfigurationError: Another process writes to it, or nobody may.
         """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=0):
+        with ExitStack() as held:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(FileLock(f"{self.path}.lock", timeout=0))
                 self.rows = list(_read(self.path))
-                _end_at_whole_line(self.path)
-                yield self
-        except Timeout:
-            raise ConfigurationError(
-                f"another run writes to {self.path}: wait for it, or choose another file"
-            ) from None
-        except OSError as error:
-            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}") from error
+                if self.path.is_file():
+                    with self.path.open("r+b") as file:
+                        end_at_whole_line(file)
+            except Timeout:
+                raise ConfigurationError(
+                    f"another run writes to {self.path}: wait for it, or choose another file"
+                ) from None
+            except OSError as error:
+                raise ConfigurationError(f"{self.path} cannot be written: {error.strerror or error}") from error
+            yield self
 
     def append(self, row: Row) -> None:
-        """Write a row; it is in the file when this returns."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        """Write a row; it is in the file when this returns.
+
+        Raises:
+            ConfigurationError: It cannot be written; the rows before it are kept.
+        """
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                append_line(file, row)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.path} cannot be written: {error.strerror or error}. The {len(self.rows)} rows before are kept: "
+                "run the same again to go on"
+            ) from error
         self.rows.append(row)
 
 
 def _read(path: Path) -> Iterator[Row]:
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):  # not there yet, or a device
         return
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        *whole, _ = read_lines(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    whole, _, _ = text.rpartition("\n")
-    for number, line in enumerate(whole.splitlines(), 1):
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not UTF-8: is it a file of results?") from error
+    for number, line in enumerate(whole, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = read_value(line)
+        except ValueError as error:
             raise ConfigurationError(f"{path}, line {number} is not JSON: is it a file of results?") from error
         if not isinstance(row, dict):
             raise ConfigurationError(f"{path}, line {number} is no row of results")
         yield row
-
-
-def _end_at_whole_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)

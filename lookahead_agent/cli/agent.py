@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -126,25 +128,26 @@ def agent(
                 _show_run(graph.stream(start, config, stream_mode=["messages", "updates"]), quiet)
             seconds = time.monotonic() - started
         state = graph.get_state(config).values
-    if as_json:
-        result = {
-            "answer": state["answer"],
-            "plan": state["plan"],
-            "nodes": figures.nodes(),
-            "seconds": seconds,
-            "loading_seconds": loading,
-            "at_once": dict(zip(("replies", "several"), figures.at_once(), strict=True)),
-            "results": state.get("results", []),
-            "thread": thread_id,
-        }
-        typer.echo(json.dumps(result))
-        return
-    show.print("\nAnswer:", style="bold", end="")
-    show.print(f" {state['answer']}\n", soft_wrap=True)
-    show.print(_table(figures.nodes()))
-    some, several = figures.at_once()
-    together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
-    show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
+        # Shown before the recorder is closed, which may find the disk full.
+        if as_json:
+            result = {
+                "answer": state["answer"],
+                "plan": state["plan"],
+                "nodes": figures.nodes(),
+                "seconds": seconds,
+                "loading_seconds": loading,
+                "at_once": dict(zip(("replies", "several"), figures.at_once(), strict=True)),
+                "results": state.get("results", []),
+                "thread": thread_id,
+            }
+            typer.echo(json.dumps(result))
+            return
+        show.print("\nAnswer:", style="bold", end="")
+        show.print(f" {state['answer']}\n", soft_wrap=True)
+        show.print(_table(figures.nodes()))
+        some, several = figures.at_once()
+        together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
+        show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
 
 
 def _policies(given: dict[str, str], depth: int | None) -> dict[str, VerifierPolicy]:
@@ -162,15 +165,25 @@ def _recorded(file: Path | None, live: bool) -> Iterator[list[TraceRecorder]]:
     if file is None:
         yield [TraceRecorder()] if live else []
         return
+
+    def refused(error: OSError) -> ConfigurationError:
+        return ConfigurationError(f"{file} cannot be written: {error.strerror or error}")
+
+    if file.suffix == ".html" and not os.access(file.parent, os.W_OK):  # found out before a model is loaded
+        raise refused(OSError(errno.EACCES, f"{file.parent} is no folder that may be written to"))
     try:
-        with TraceRecorder(file if file.suffix == ".jsonl" else None) as recorder:
-            try:
-                yield [recorder]
-            finally:
-                if file.suffix == ".html":
-                    write_page(timeline(recorder.rows), file)
+        recorder = TraceRecorder(file if file.suffix == ".jsonl" else None)
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
+        raise refused(error) from error
+    with recorder:
+        try:
+            yield [recorder]
+        finally:
+            if file.suffix == ".html":
+                try:
+                    write_page(timeline(recorder.rows), file)
+                except OSError as error:
+                    raise refused(error) from error
 
 
 def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> dict[str, str] | None:

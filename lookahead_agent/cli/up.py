@@ -110,8 +110,8 @@ def _start(words: list[str]) -> int:
             raise
     if pid is None:
         process.wait()
-        said = log_path().read_text(errors="replace").strip().splitlines()
-        reason = said[-1].removeprefix("Error: ") if said else f"exit status {process.returncode}"
+        said = log_path().read_text(encoding="utf-8", errors="replace").strip().split("\n")
+        reason = said[-1].removeprefix("Error: ") if said[-1] else f"exit status {process.returncode}"
         raise EngineStartError(f"the engines did not start: {reason} (all that they said: {log_path()})")
     leave_running(pid)
     return pid

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from lookahead_agent.engines.server_sent_events import events
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -171,8 +172,8 @@ class Servers:
             begun = False
             try:
                 with self.replicas.working(replica):
-                    async with aclosing(self._events(replica, path, body)) as events:
-                        async for event in events:
+                    async with aclosing(self._events(replica, path, body)) as come:
+                        async for event in come:
                             begun = True
                             yield event
                 return
@@ -219,7 +220,7 @@ class Servers:
         self.replicas.answered(replica)
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineError(f"{self._name(replica)} answered with something that is not JSON") from error
 
     async def _events(self, replica: Replica, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
@@ -229,11 +230,10 @@ class Servers:
                     await response.aread()
                 self._check(replica, response)
                 self.replicas.answered(replica)
-                async for line in response.aiter_lines():
-                    data = line.removeprefix("data:").strip()
-                    if not line.startswith("data:") or not data:
+                async for data in events(response.aiter_bytes()):
+                    if not data.strip():
                         continue
-                    if data == "[DONE]":
+                    if data.strip() == "[DONE]":
                         return
                     event = json.loads(data)
                     if isinstance(event, dict) and "error" in event:
@@ -241,7 +241,7 @@ class Servers:
                     yield event
         except httpx.HTTPError as error:
             raise self._unreachable(replica, error) from error
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineError(f"{self._name(replica)} sent something that is not JSON") from error
 
     def _name(self, replica: Replica) -> str:

@@ -192,7 +192,7 @@ def _threads(isolation: Isolation) -> int:
     others = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # it has ended meanwhile
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            fields = dict(line.split(":", 1) for line in status.read_text(errors="replace").split("\n") if ":" in line)
             others += int(fields["Threads"]) if int(fields["Uid"].split()[0]) == user else 0
     return _THREADS + others
 

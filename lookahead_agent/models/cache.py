@@ -214,7 +214,9 @@ def write_whole(file: Path, text: str) -> None:
         return
     unfinished = file.with_name(f"{file.name}.unfinished")
     while True:
-        with unfinished.open("ab") as out:
+        if unfinished.is_symlink():  # nobody else chooses what is overwritten
+            unfinished.unlink(missing_ok=True)
+        with os.fdopen(os.open(unfinished, _UNFINISHED, 0o666), "wb") as out:
             fcntl.flock(out, fcntl.LOCK_EX)
             if not (unfinished.exists() and os.path.samestat(os.fstat(out.fileno()), unfinished.stat())):
                 continue  # whoever had it has finished it meanwhile
@@ -227,6 +229,9 @@ def write_whole(file: Path, text: str) -> None:
                 unfinished.unlink(missing_ok=True)
                 raise
             return
+
+
+_UNFINISHED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def sha256_of(path: Path, task: Task | None = None) -> str:

@@ -34,7 +34,7 @@ async def receive(reader: asyncio.StreamReader) -> Frame | None:
         return None
     except ConnectionError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"a frame that is not JSON: {error}") from None
     if not isinstance(frame, dict):
         raise EngineError("a frame that is no JSON object")
@@ -48,8 +48,8 @@ def send(writer: asyncio.StreamWriter, frame: Frame) -> None:
         ConfigurationError: It holds what JSON cannot say, or is too long.
     """
     try:
-        content = json.dumps(frame, ensure_ascii=False).encode()
-    except TypeError as error:
+        content = json.dumps(frame).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{error}: use_running=False takes engines of this process") from None
     if len(content) > LONGEST:
         raise ConfigurationError(f"{len(content)} bytes are too long: use_running=False takes engines of this process")

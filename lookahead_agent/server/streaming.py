@@ -96,7 +96,7 @@ class EventStream(Response):
     async def _send_events(self, send: Send) -> None:
         try:
             async for event in self._events:
-                await self._send_data(send, json.dumps(event, ensure_ascii=False))
+                await self._send_data(send, json.dumps(event))
         except Exception as error:
             status, body = error_body(error)
             self._on_failure(status)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
 import time
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -15,6 +16,9 @@ from langchain_core.outputs import LLMResult
 from lookahead_agent.agents.figures import replies
 from lookahead_agent.chat.step_callbacks import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import append_line, end_at_whole_line, read_lines, read_value
+
+logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
@@ -37,8 +41,9 @@ class TraceRecorder(BaseCallbackHandler):
         self.rows: list[Row] = []
         self._started = time.time()
         self._lock = threading.Lock()
-        # It stays open from one callback to the next.
-        self._file: TextIO | None = open(path, "a", encoding="utf-8") if path is not None else None  # noqa: SIM115
+        self._path = path
+        self._file = _opened(Path(path)) if path is not None else None
+        self._failure: OSError | None = None
         self._add({"type": "trace", "version": _VERSION, "started": self._started})
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -63,22 +68,48 @@ class TraceRecorder(BaseCallbackHandler):
     def _add(self, row: Row) -> None:
         with self._lock:
             self.rows.append(row)
-            if self._file is not None:
-                self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                self._file.flush()
+            if self._file is not None and self._failure is None:
+                try:
+                    append_line(self._file, row)
+                except OSError as error:  # told once, by `close`: a callback's errors end no run
+                    self._failure = error
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file.
+
+        Raises:
+            ConfigurationError: The disk was full, or the file could not be written for another reason; all rows from
+                then on are missing in it.
+        """
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise ConfigurationError(
+                f"{self._path} cannot be written: {failure.strerror or failure}. The trace ends where this happened"
+            ) from failure
 
     def __enter__(self) -> TraceRecorder:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except ConfigurationError as error:
+            if kind is None:
+                raise
+            logger.warning("%s", error)  # the run's own error goes first
+
+
+def _opened(path: Path) -> FileIO:
+    """A file to append rows to; what an interruption left of a row at its end is taken off."""
+    if path.is_file():
+        with path.open("r+b") as before:
+            end_at_whole_line(before)
+    # It stays open from one callback to the next.
+    return open(path, "ab", buffering=0)
 
 
 def read_trace(path: str | Path) -> list[Row]:
@@ -88,14 +119,16 @@ def read_trace(path: str | Path) -> list[Row]:
         ConfigurationError: It is no such file, or one of a newer version.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_lines(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = read_value(line)
+        except ValueError as error:
             if number == len(lines):
                 break
             raise ConfigurationError(f"{path}, line {number} is not JSON: is it a trace?") from error

@@ -16,6 +16,7 @@ PACKAGE = Path(lookahead_agent.__file__).parent
 ROOMS = [
     "errors",
     "plain_text",
+    "jsonl",
     "progress",
     "models",
     "isolation",
