@@ -218,7 +218,11 @@ def write_whole(file: Path, text: str) -> None:
             unfinished.unlink(missing_ok=True)
         with os.fdopen(os.open(unfinished, _UNFINISHED, 0o666), "wb") as out:
             fcntl.flock(out, fcntl.LOCK_EX)
-            if not (unfinished.exists() and os.path.samestat(os.fstat(out.fileno()), unfinished.stat())):
+            try:
+                still = os.path.samestat(os.fstat(out.fileno()), unfinished.stat())
+            except FileNotFoundError:
+                still = False
+            if not still:
                 continue  # whoever had it has finished it meanwhile
             try:
                 out.truncate(0)

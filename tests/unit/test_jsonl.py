@@ -310,6 +310,6 @@ def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     texts = [str(number) * 50_000 for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda text: write_whole(file, text), texts * 5))
+        list(pool.map(lambda text: write_whole(file, text), texts * 50))
     assert file.read_text() in texts
     assert list(tmp_path.iterdir()) == [file]
