@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Annotated
 
 import psutil
@@ -38,7 +37,7 @@ def status(as_json: AsJson = False) -> None:
         return
     table = Table.grid(padding=(0, 2))
     table.add_row("models", told["models"])
-    table.add_row("process", f"{told['pid']}, for {_ago(told['since'])}, {told['memory_bytes'] / 2**30:.1f} GiB")
+    table.add_row("process", f"{told['pid']}, for {_lasting(told['seconds'])}, {told['memory_bytes'] / 2**30:.1f} GiB")
     table.add_row("replies", f"{told['replies']} written, {told['running']} running")
     table.add_row("engines", told["reason"])
     table.add_row("log", told["log"])
@@ -74,6 +73,6 @@ def _memory(pid: int) -> int:
     return total
 
 
-def _ago(since: float) -> str:
-    minutes = int(time.time() - since) // 60
+def _lasting(seconds: float) -> str:
+    minutes = int(seconds) // 60
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

@@ -79,8 +79,20 @@ def is_private(path: Path) -> bool:
 
 def same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end of a Unix socket is this user's; yes, where the system cannot tell."""
+    peer = _peer(connection)
+    return peer is None or peer[1] == os.getuid()  # without a word, the folder's permissions are what there is
+
+
+def process_at(connection: socket.socket) -> int | None:
+    """The number of the process at the other end of a Unix socket; None where the system cannot tell."""
+    peer = _peer(connection)
+    return peer[0] if peer is not None else None
+
+
+def _peer(connection: socket.socket) -> tuple[int, int] | None:
+    """Process and user at the other end."""
     if not hasattr(socket, "SO_PEERCRED"):
-        return True  # the folder's permissions are what there is
+        return None
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", told)
-    return bool(user == os.getuid())
+    process, user, _ = struct.unpack("3i", told)
+    return process, user

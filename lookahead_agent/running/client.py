@@ -8,7 +8,7 @@ from langchain_core.messages import AIMessage
 
 from lookahead_agent.errors import EngineError
 from lookahead_agent.replies.request import Emit
-from lookahead_agent.running.connection import connected
+from lookahead_agent.running.connection import connected, first_answer
 from lookahead_agent.running.frames import receive, send
 from lookahead_agent.running.wire import ReplyOrder, error_from_frame, event_from_frame, order_to_frame
 
@@ -29,7 +29,7 @@ async def reply_of_running(order: ReplyOrder, emit: Emit) -> AIMessage | None:
             return None
         reader, writer = connection
         send(writer, order_to_frame(order))
-        first = await receive(reader)
+        first = await first_answer(connection)
         if first is None or "accepted" not in first:
             running = "they are stopping" if first is None else f"they are {first.get('refused')}"
             logger.warning("the engines that run in the background are not these, but others are started: %s", running)

@@ -30,7 +30,7 @@ async def receive(reader: asyncio.StreamReader) -> Frame | None:
         frame = json.loads(await reader.readexactly(length))
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise EngineError("the connection ended within a frame") from None
+            raise EngineError("the process at the other end ended in the middle of what it sent") from None
         return None
     except ConnectionError:
         return None

@@ -48,7 +48,7 @@ class Keeper:
         self._engines = engines
         self._about = about
         self._grace = grace
-        self._since = time.time()
+        self._started = time.monotonic()
         self._replies = 0
         self._running: set[asyncio.Task[AIMessage]] = set()
         self._stopping = asyncio.Event()
@@ -111,7 +111,7 @@ class Keeper:
             **self._about(),
             "version": __version__,
             "pid": os.getpid(),
-            "since": self._since,
+            "seconds": time.monotonic() - self._started,
             "replies": self._replies,
             "running": len(self._running),
         }

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from langchain_core.tools import tool
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.calls import Calls
 from lookahead_agent.engines import background
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.replies.call_options import CallOptions
 from lookahead_agent.replies.request import Emit
@@ -195,6 +197,51 @@ def test_nobody_there() -> None:
     with listening():  # in place of what was left
         os.chmod(socket_path().parent, 0o755)
         assert not is_private(socket_path()), "others could have put it there"
+
+
+def test_a_keeper_that_does_not_answer_is_named_with_how_to_end_it(client: ChatLookahead) -> None:
+    with listening() as listener:
+        listener.listen()  # and nobody accepts, as of a process that is stopped
+        with pytest.raises(
+            EngineError, match=rf"\({os.getpid()}\) has not answered for 0.2 s: `kill -9 {os.getpid()}`"
+        ):
+            background.run(ask_keeper("status", patience=0.2))
+
+
+KEEPER = """
+import os, sys
+from lookahead_agent.engines import background
+from lookahead_agent.running.address import listening
+from lookahead_agent.running.keeper import Keeper
+from lookahead_agent.testing import scripted_chat
+
+llm = scripted_chat("One word after another.\\n\\n" * 500, policy="off")
+about = lambda: {"engines": sys.argv[1], "models": "these", "reason": "so", "context_length": 7}
+keeper = Keeper(llm.calls.carry_out, sys.argv[1], about)
+with listening() as listener:
+    background.run(keeper.serve(listener, lambda: print("ready", flush=True)))
+"""
+
+
+def test_a_keeper_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_nothing_in_the_way(
+    client: ChatLookahead,
+) -> None:
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KEEPER, client.access.digest], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", "the socket that a killed keeper has left is not in the way"
+        reply = client.stream("?", max_tokens=10_000)
+        assert next(reply).text
+        process.kill()
+        with pytest.raises(EngineError, match=r"ended (while they wrote|in the middle)"):
+            list(reply)
+        process.communicate()
+        assert background.run(ask_keeper("status")) is None
+        assert socket_path().exists()
+    with pytest.raises(LookaheadError):
+        client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
 
 
 def test_bad_frames_end_their_connection_only(client: ChatLookahead) -> None:

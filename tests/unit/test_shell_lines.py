@@ -66,7 +66,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 async def _ended_keeper(order: str) -> dict[str, Any]:
-    return {"models": "a pair", "pid": 1 << 22, "since": 0, "replies": 1, "running": 0, "reason": "fastest"}
+    return {"models": "a pair", "pid": 1 << 22, "seconds": 61.0, "replies": 1, "running": 0, "reason": "fastest"}
 
 
 @pytest.mark.parametrize("line", lines("lookahead-agent"))
