@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookahead_agent.engines import background
+from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.models.catalogue import ModelSet, RecommendedSampling
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import VerifierPolicy, as_policy
@@ -19,7 +20,7 @@ from lookahead_agent.runtime.runtime import Runtime
 
 
 class EngineUser:
-    """Stands for a chat model and its copies among the users of their engines.
+    """Stands for a chat model among the users of its engines; each copy has one of its own.
 
     Attributes:
         tool_parsers: What reads their tool calls, by name.
@@ -62,6 +63,29 @@ class EngineAccess:
             return "given engines"
         models = self.runtime.models
         return models.target.hub_id + (f" with {models.draft.hub_id}" if models.draft is not None else "")
+
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer; starts no engine.
+
+        Raises:
+            ModelError: It could not be fetched.
+        """
+        if self.given is not None:
+            return self.given.target.tokenizer
+        assert self.runtime is not None
+        return self.runtime.tokenizer()
+
+    @property
+    def target_name(self) -> str | None:
+        """The target's name; None of given engines."""
+        return self.runtime.models.target.name if self.runtime is not None else None
+
+    def known_context_length(self) -> int | None:
+        """Most tokens of prompt and reply together, as far as one knows without starting or asking anything."""
+        if self.given is not None:
+            return self.given.target.context_length
+        assert self.runtime is not None
+        return self.runtime.known_context_length()
 
     @property
     def _catalogued(self) -> ModelSet | None:

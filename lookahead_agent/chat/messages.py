@@ -220,11 +220,21 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
             raise ConfigurationError("the last message calls tools: append a message with the result of each call")
         if not converted[-1]["content"] and thinking_of(last):
             raise ConfigurationError("the last message is all thinking, which no template continues: leave it out")
-    while converted and converted[-1]["role"] == "assistant" and not converted[-1]["content"]:
-        converted.pop()  # there is nothing to continue
-    if not converted:
+    return begun(converted)
+
+
+def begun(converted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of a template without empty ones of the model's own at the end, which begin no reply.
+
+    Raises:
+        ConfigurationError: Nothing is left.
+    """
+    left = list(converted)
+    while left and left[-1]["role"] == "assistant" and not left[-1]["content"] and not left[-1].get("tool_calls"):
+        left.pop()
+    if not left:
         raise ConfigurationError("there is no message to reply to")
-    return converted
+    return left
 
 
 def thinking_of(message: BaseMessage) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -21,14 +23,15 @@ from lookahead_agent.certificates.watching import SHARE
 from lookahead_agent.chat.calls import Calls
 from lookahead_agent.chat.engine_access import EngineAccess, EngineUser
 from lookahead_agent.chat.fields import EngineFields, SamplingFields, ServerFields
-from lookahead_agent.chat.messages import from_openai
+from lookahead_agent.chat.messages import begun, from_openai, template_messages
+from lookahead_agent.chat.profile import profile_of
 from lookahead_agent.chat.reply_message import as_chunk
 from lookahead_agent.chat.saving import Saving
 from lookahead_agent.chat.step_callbacks import StepEvents
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.token_speculation import guesses_by_draft_model
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
@@ -93,7 +96,9 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
     `policy_for` tells which policy a call gets, and its `explain()` why.
 
     Engines start at the first call (or with `start`), are shared with other models of the same configuration, and are
-    shut down by `close`, when the model is collected, or at exit.
+    shut down by `close`, when the model is collected, or at exit. A copy (`copy.copy`, `copy.deepcopy`, `model_copy`)
+    is another model of that configuration: closing either leaves the other its engines. `pickle` writes fields down,
+    keys included, and makes the model again from them, whose engines start at its first call.
 
     Thinking, of models that think apart, is no part of a message's text: `content_blocks` shows it as a block of type
     "reasoning". Custom events `lookahead_step` (`astream_events`, or `stream_mode="custom"` with `stream_steps=True`)
@@ -154,8 +159,14 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
     @model_validator(mode="after")
     def _check(self) -> ChatLookahead:
         policies = self._every_policy()
-        if self.engines is not None:
-            return self
+        if self.engines is None:
+            self._arrange(policies)
+        if self.profile is None:
+            self.profile = profile_of(self.access, self.max_tokens)
+        return self
+
+    def _arrange(self, policies: Sequence[VerifierPolicy]) -> None:
+        """Find the runtime of the engines that the fields describe."""
         check_tool_parser(self.tool_parser)
         remote = self.remote_models(
             {
@@ -194,7 +205,6 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         steps = [policy.commands_steps or ("target" in remote and policy.speculates) for policy in policies]
         self._runtime = Runtime.shared(spec, expects_draft=any(steps))
         self._runtime.use(self._user)
-        return self
 
     def _every_policy(self) -> list[VerifierPolicy]:
         """The model's policies, its own and those of nodes; raises PolicyError if one does not exist."""
@@ -217,6 +227,38 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
     def close(self) -> None:
         """Shut down the engines, unless another model uses them; a later call starts them again."""
         self.access.leave()
+
+    def __copy__(self) -> Self:
+        return self._with_own_user(super().__copy__())
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        # Engines are resources, and LangChain's caches, limiters and callbacks are shared by what uses them.
+        for shared in (self.engines, self._runtime, self._user, self.cache, self.rate_limiter, self.callbacks):
+            memo[id(shared)] = shared
+        return self._with_own_user(super().__deepcopy__(memo))
+
+    def _with_own_user(self, copied: Self) -> Self:
+        """A copy that uses the engines on its own behalf, so that closing one leaves the other its engines."""
+        copied.__dict__.pop("_serialized", None)
+        copied._user = EngineUser()
+        if copied._runtime is not None:
+            copied._runtime.use(copied._user)
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The fields say which engines are meant; another process finds or starts them.
+        fields = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
+        for name, value in fields.items():
+            try:
+                if value is not None and name == "engines":
+                    raise TypeError("engines belong to their process")
+                pickle.dumps(value)
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise ConfigurationError(
+                    f"{name} cannot be pickled ({error}): pickle a model without it, and give it where it is read again"
+                ) from error
+        return _made_of, (type(self), fields)
 
     def __enter__(self) -> ChatLookahead:
         return self
@@ -251,6 +293,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
             "top_k": self.top_k,
             "seed": self.seed,
             "max_tokens": self.max_tokens,
+            "stop": self.stop,
         }
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
@@ -266,15 +309,56 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
             raise ConfigurationError(f"this is no input of a chat model: {error}") from error
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
+        params = super()._get_ls_params(stop=[stop] if isinstance(stop, str) else stop, **kwargs)
         params["ls_provider"] = "lookahead"
         params["ls_model_name"] = kwargs.get("model", self.model)
         return params
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        # LangChain keeps what it has written down of a model, also for copies of it with other fields.
+        self.__dict__.pop("_serialized", None)
         # Nodes of different policies must not have each other's replies from a cache.
-        policy = self.calls.policy_of(CallOptions.read({**kwargs, "stop": stop}))[0]
+        policy = self.calls.policy_of(self._options(stop, kwargs))[0]
         return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
+
+    # Counting tokens
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text by the target's tokenizer, without special tokens around it; starts no engine.
+
+        Raises:
+            ModelError: The tokenizer could not be fetched.
+            ConfigurationError: The text has a lone surrogate.
+        """
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        check_encodable(text, "the text")
+        return self.access.tokenizer().encode(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """How many tokens the prompt of these messages has, by the target's chat template; starts no engine.
+
+        Equal to the `input_tokens` of a reply to them. Of messages that are no prompt by themselves, such as a part of
+        a conversation that begins with a tool's result, the texts are counted.
+
+        Args:
+            messages: The messages; none at all have no tokens.
+            tools: As of `bind_tools`.
+
+        Raises:
+            ModelError: The tokenizer could not be fetched.
+            ConfigurationError: A message has content that is not text, or a tool is no function.
+        """
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages, tools)
+        converted = template_messages(messages) if messages else []
+        tokenizer, offered = self.access.tokenizer(), openai_tools(tools or ())
+        if not converted and not offered:
+            return 0
+        try:
+            return len(tokenizer.chat_prompt(begun(converted), offered))
+        except ConfigurationError:
+            return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *offered))
 
     def policy_for(
         self, node: str | None = None, *, policy: PolicyLike | None = None, configurable: PolicyLike | None = None
@@ -499,7 +583,17 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
         options: dict[str, Any],
     ) -> ChatRequest:
-        return self.calls.request(messages, CallOptions.read({**options, "stop": stop}), run_manager=run_manager)
+        return self.calls.request(messages, self._options(stop, options), run_manager=run_manager)
+
+    @staticmethod
+    def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:
+        # LangChain itself reads `stream`, which says whether `invoke` streams, and passes it on.
+        return CallOptions.read({**{name: options[name] for name in options.keys() - {"stream"}}, "stop": stop})
+
+
+def _made_of(kind: type[ChatLookahead], fields: dict[str, Any]) -> ChatLookahead:
+    """A model from its fields; what `pickle` calls."""
+    return kind(**fields)
 
 
 def _result(item: Piece | AIMessage) -> ChatResult:

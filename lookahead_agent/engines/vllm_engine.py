@@ -74,6 +74,10 @@ class VLLMConfig:
         return repr(self)
 
 
+CPU_CONTEXT = 8192
+"""Tokens of prompt and reply for which an engine on a CPU keeps room, unless max_model_len says how many."""
+
+
 def require_vllm() -> None:
     """Check that vLLM is installed without importing it.
 
@@ -360,7 +364,7 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
             # The CPU default of 128 would make every step begin with up to 127 tokens of prefill again.
             "block_size": 32,
             "kv_cache_memory_bytes": 1 << 30,
-            "max_model_len": min(8192, _trained_context(config.model)),
+            "max_model_len": min(CPU_CONTEXT, trained_context(config.model)),
             "max_num_seqs": 32,
             "max_num_batched_tokens": 2048,
         }
@@ -376,9 +380,10 @@ def _without_folders(value: Any) -> Any:
     return value
 
 
-def _trained_context(model: Path) -> int:
+def trained_context(model: Path) -> int:
+    """Tokens that a model was trained for, by the configuration in its folder."""
     stated = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
-    return int(stated) if stated else 8192
+    return int(stated) if stated else CPU_CONTEXT
 
 
 def _sampling_params(sampling: Sampling, room: int) -> Any:

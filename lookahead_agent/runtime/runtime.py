@@ -24,8 +24,15 @@ from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared import POOL
 from lookahead_agent.engines.token_speculation import guesses_by_draft_model
-from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_engine import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
+from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
+from lookahead_agent.engines.vllm_engine import (
+    CPU_CONTEXT,
+    VLLMConfig,
+    as_arguments,
+    require_vllm,
+    runs_on_cpu,
+    trained_context,
+)
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError, ModelError
 from lookahead_agent.machine.choice import Precision
 from lookahead_agent.models import ResolvedSet, fetch, fetch_tokenizer
@@ -143,6 +150,8 @@ class Runtime:
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._held: list[VLLMConfig] = []
         self._holding = threading.Lock()
+        self._tokenizing = threading.Lock()
+        self._tokenizer: Tokenizer | None = None
         self._closings = 0
         self._connections: list[_Closable] = []
         # The finalizers must not keep the runtime alive, so they get the lists and not a method.
@@ -184,6 +193,36 @@ class Runtime:
     def running(self) -> EngineSet | None:
         """The engines, if they have been started."""
         return self._engines
+
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer, without its engine.
+
+        Raises:
+            ModelError: It could not be fetched.
+        """
+        if self._engines is not None:
+            return self._engines.target.tokenizer
+        with self._tokenizing:
+            if self._tokenizer is None:
+                self._tokenizer = HFTokenizer(fetch_tokenizer(self._spec.models.target, self.progress))
+            return self._tokenizer
+
+    def known_context_length(self) -> int | None:
+        """Most tokens of prompt and reply together, as far as one knows without starting engines or asking servers."""
+        if self._engines is not None:
+            return self._engines.target.context_length
+        given = self._spec.target_arguments.get("max_model_len")
+        if isinstance(given, int) and given > 0:
+            return given
+        models = self._spec.models
+        folder = Path(models.target.hub_id)
+        if models.catalogued is not None:
+            trained = models.catalogued.context_length
+        elif folder.is_dir():
+            trained = trained_context(folder)
+        else:
+            return CPU_CONTEXT if self._spec.runs_here("target") and runs_on_cpu() else None
+        return min(CPU_CONTEXT, trained) if self._spec.runs_here("target") and runs_on_cpu() else trained
 
     @asynccontextmanager
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:

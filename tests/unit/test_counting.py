@@ -1,0 +1,231 @@
+"""Tokens counted by the target's own tokenizer, the model's profile, and what else LangChain gives by default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import get_usage_metadata_callback
+from langchain_core.messages import (
+    AIMessage,
+    HumanMessage,
+    InvalidToolCall,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    trim_messages,
+)
+from langchain_core.tools import tool
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.errors import ConfigurationError
+from tests.unit.chat import scripted_chat
+from tests.unit.test_messages import END, IN_TURN, STRICT, WHOLE, _tokenizer, chat_with
+
+TOOLS = "{% for t in tools or [] %}tool {{ t | tojson }}|{% endfor %}"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder without weights: nothing that is counted may load a model."""
+    folder = tmp_path_factory.mktemp("model")
+    _tokenizer(folder, TOOLS + WHOLE)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    return folder
+
+
+@pytest.fixture
+def tokenizer(folder: Path) -> HFTokenizer:
+    return HFTokenizer(folder)
+
+
+CALL = AIMessage("", tool_calls=[ToolCall(name="add", args={"a": 1, "b": 2}, id="1")])
+CONVERSATIONS: list[list[Any]] = [
+    [HumanMessage("größe 東京 12345678")],
+    [SystemMessage("Be brief."), HumanMessage("hi")],
+    [HumanMessage("hi"), CALL, ToolMessage("3", tool_call_id="1")],
+    [HumanMessage("hi"), AIMessage("It is")],
+    [HumanMessage("hi"), AIMessage("")],
+    [HumanMessage("hi"), AIMessage("a", additional_kwargs={"reasoning_content": "Hm."}), HumanMessage("ho")],
+    [
+        HumanMessage("hi"),
+        AIMessage("", invalid_tool_calls=[InvalidToolCall(name="add", args="{", id="1", error=None)]),
+        ToolMessage("not JSON", tool_call_id="1"),
+    ],
+]
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, [add]])
+def test_a_prompt_has_as_many_tokens_as_were_counted(
+    tokenizer: HFTokenizer, messages: list[Any], tools: list[Any] | None
+) -> None:
+    llm, _ = chat_with(tokenizer)
+    reply = (llm.bind_tools(tools) if tools else llm).invoke(messages)
+    assert isinstance(reply, AIMessage)
+    assert reply.usage_metadata is not None
+    assert llm.get_num_tokens_from_messages(messages, tools=tools) == reply.usage_metadata["input_tokens"]
+
+
+def test_tokens_are_counted_without_engines_and_offline(
+    folder: Path, tokenizer: HFTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    text = "pandas.DataFrame.groupby(['größe'])  # 東京"
+    for llm in (
+        ChatLookahead(model=str(folder), policy="off", token_speculation="none"),
+        ChatLookahead(model="served", base_url="http://127.0.0.1:1/v1", tokenizer=str(folder), policy="off"),
+    ):
+        assert llm.get_token_ids(text) == tokenizer.encode(text)
+        assert llm.get_num_tokens(text) == len(tokenizer.encode(text))
+        counted = llm.get_num_tokens_from_messages([HumanMessage(text)])
+        assert counted == len(tokenizer.chat_prompt([{"role": "user", "content": text}]))
+        assert llm.access.running is None
+    with pytest.raises(ConfigurationError, match="lone surrogate"):
+        llm.get_num_tokens("\ud83d")
+
+
+def test_a_callers_own_counting_goes_first() -> None:
+    llm = scripted_chat("a", custom_get_token_ids=lambda text: [1] * len(text))
+    assert llm.get_num_tokens("abc") == 3
+    assert llm.get_num_tokens_from_messages([HumanMessage("abc")]) == len("Human: abc")
+
+
+def test_messages_are_trimmed(tokenizer: HFTokenizer) -> None:
+    llm, _ = chat_with(tokenizer)
+    messages: list[Any] = [
+        SystemMessage("Be brief."),
+        HumanMessage("a " * 50),
+        AIMessage("b " * 50),
+        CALL,
+        ToolMessage("3", tool_call_id="1"),
+        HumanMessage("c"),
+        AIMessage("d"),
+        HumanMessage("e"),
+    ]
+    everything = llm.get_num_tokens_from_messages(messages)
+    assert trim_messages(messages, max_tokens=everything, token_counter=llm) == messages
+    kept = trim_messages(messages, max_tokens=80, token_counter=llm, include_system=True, start_on="human")
+    assert [message.text for message in kept] == ["Be brief.", "c", "d", "e"]
+    assert llm.get_num_tokens_from_messages(kept) <= 80
+    first = trim_messages(messages, max_tokens=150, token_counter=llm, strategy="first")
+    assert [message.text for message in first[:2]] == ["Be brief.", "a " * 50]
+    assert len(first) == 2
+
+
+@pytest.mark.parametrize("template", [STRICT, IN_TURN, "{{ raise_exception('never') }}" + END])
+def test_parts_of_conversations_are_counted_whatever_the_template_says(tmp_path: Path, template: str) -> None:
+    llm, _ = chat_with(_tokenizer(tmp_path, template))
+    parts: list[list[Any]] = [
+        [SystemMessage("a" * 50)],
+        [AIMessage("a" * 50)],
+        [ToolMessage("a" * 50, tool_call_id="1")],
+        [HumanMessage("a" * 50), HumanMessage("a")],
+        [CALL, HumanMessage("a" * 50)],
+    ]
+    for part in parts:
+        assert llm.get_num_tokens_from_messages(part) >= 50
+    assert llm.get_num_tokens_from_messages([HumanMessage("a"), CALL]) > 0
+    assert llm.get_num_tokens_from_messages([]) == 0
+    assert llm.get_num_tokens_from_messages([], tools=[add]) > 10
+
+
+def test_the_profile_says_what_the_model_can(folder: Path) -> None:
+    llm = ChatLookahead(model=str(folder), policy="off", max_tokens=100)
+    assert llm.profile is not None
+    assert llm.profile["max_input_tokens"] == 4096
+    assert llm.profile["max_output_tokens"] == 100
+    assert llm.profile["tool_calling"] is True
+    assert llm.profile["structured_output"] is True
+    assert llm.profile["image_inputs"] is False
+    assert llm.profile["reasoning_output"] is False
+    assert llm.profile["name"] == folder.name
+    small = ChatLookahead(model=str(folder), policy="off", engine_args={"max_model_len": 512})
+    assert small.profile is not None
+    assert small.profile["max_input_tokens"] == 512
+    own = ChatLookahead(model=str(folder), policy="off", profile={"max_input_tokens": 7})
+    assert own.profile == {"max_input_tokens": 7}
+    thinks = ChatLookahead(model="qwen3-8b", base_url="http://t/v1", policy="off")
+    assert thinks.profile is not None
+    assert thinks.profile["reasoning_output"] is True
+    assert thinks.profile["max_input_tokens"] == 32768
+    assert llm.access.running is None
+
+
+def test_the_profile_follows_the_template(tmp_path: Path) -> None:
+    for template, calls, reasons in (
+        (WHOLE, False, False),
+        (TOOLS + WHOLE + "{# </think> #}", True, True),
+    ):
+        folder = tmp_path / str(calls)
+        folder.mkdir()
+        _tokenizer(folder, template)
+        (folder / "config.json").write_text("{}")
+        profile = ChatLookahead(model=str(folder), policy="off").profile
+        assert profile is not None
+        assert (profile["tool_calling"], profile["reasoning_output"]) == (calls, reasons)
+        given, _ = chat_with(HFTokenizer(folder))
+        assert given.profile is not None
+        assert (given.profile["tool_calling"], given.profile["reasoning_output"]) == (calls, reasons)
+
+
+def test_an_agent_summarises_at_a_fraction_of_the_context() -> None:
+    asked: list[str] = []
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        return "SUMMARY" if "context" in prompt.lower() else "Yes."
+
+    llm = scripted_chat(reply, policy="off", profile={"max_input_tokens": 400})
+    summing = SummarizationMiddleware(llm, trigger=("fraction", 0.5), keep=("messages", 1))
+    agent: Any = create_agent(llm, [], middleware=[summing])
+    history = [HumanMessage("word " * 100), AIMessage("word " * 100), HumanMessage("word " * 100), AIMessage("b")]
+    state = agent.invoke({"messages": [*history, HumanMessage("And?")]})
+    assert state["messages"][-1].text == "Yes."
+    assert len(state["messages"]) < 5
+    default = scripted_chat(reply, policy="off")
+    assert SummarizationMiddleware(default, trigger=("fraction", 0.8)) is not None
+
+
+# What else the base classes give
+
+
+def test_a_cache_knows_copies_with_other_fields_apart() -> None:
+    llm = scripted_chat("First. END Second.", policy="off", cache=InMemoryCache())
+    assert llm.invoke("q").text == "First. END Second."
+    assert llm.model_copy(update={"max_tokens": 1}).invoke("q").text != "First. END Second."
+    assert llm.invoke("q", stop="END").text == "First. "
+    llm.stop = "END"  # type: ignore[assignment]
+    assert llm.invoke("q").text == "First. "
+
+
+async def test_used_tokens_are_told(tokenizer: HFTokenizer) -> None:
+    llm = scripted_chat("It is 4.", policy="off")
+    calls: list[Callable[[], Any]] = [lambda: llm.invoke("q"), lambda: list(llm.stream("q"))]
+    for call in calls:
+        with get_usage_metadata_callback() as told:
+            call()
+        assert told.usage_metadata[llm.model]["output_tokens"] > 0
+    with get_usage_metadata_callback() as told:
+        await llm.ainvoke("q")
+    assert told.usage_metadata[llm.model]["total_tokens"] > 0
+
+
+def test_whether_invoke_streams_can_be_said_at_a_call() -> None:
+    llm = scripted_chat("It is 4.", policy="off")
+    assert llm.invoke("q", stream=True).text == "It is 4."
+    assert llm.invoke("q", stream=False).text == "It is 4."
+    assert len(list(scripted_chat("It is 4.", policy="off", disable_streaming=True).stream("q"))) == 1
