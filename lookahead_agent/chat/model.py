@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -17,7 +17,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from lookahead_agent.certificates.watching import SHARE
 from lookahead_agent.chat.calls import Calls
@@ -39,7 +39,7 @@ from lookahead_agent.replies.call_options import CallOptions
 from lookahead_agent.replies.offered_tools import chosen_tools, forced, openai_tools
 from lookahead_agent.replies.policy_choice import NodePath, check_policies
 from lookahead_agent.replies.request import ChatRequest, Emit, Piece
-from lookahead_agent.replies.structured_output import Method, parsed, schema_format, text_parser, tool_parser
+from lookahead_agent.replies.structured_output import Form, FormParser, Method, parsed
 from lookahead_agent.replies.tool_parsers import check_tool_parser
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
@@ -420,18 +420,19 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
 
     def with_structured_output(
         self,
-        schema: dict[str, Any] | type | None = None,
+        schema: Any = None,
         *,
         method: Method = "json_schema",
         include_raw: bool = False,
         strict: bool | None = None,
         **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+    ) -> Runnable[LanguageModelInput, Any]:
         """Have replies in the form of a schema.
 
         Args:
-            schema: A Pydantic class (replies are its instances), a TypedDict, a JSON schema or an OpenAI function
-                (replies are dicts). May be None with "json_mode".
+            schema: A Pydantic class, a dataclass or another type, such as an enum or `list[int]` (replies are its
+                instances); a TypedDict, a JSON schema or an OpenAI function (replies are what JSON makes of them). May
+                be None with "json_mode".
             method: "json_schema": tokens that do not fit the schema are never chosen (guided decoding);
                 "function_calling": by a required tool call; "json_mode": any JSON object, which the prompt must
                 describe.
@@ -442,22 +443,21 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         Raises:
             ConfigurationError: No schema, or none that can be read.
         """
+        if method not in get_args(Method):
+            raise ConfigurationError(f"method is {', '.join(get_args(Method))}, not {method!r}")
         if schema is None and method != "json_mode":
             raise ConfigurationError(f"the method {method!r} needs a schema")
-        form: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
-        if method == "function_calling":
-            assert schema is not None
-            bound = self.bind_tools([schema], tool_choice="any", **form, **kwargs)
-            return parsed(bound, tool_parser(schema), include_raw=include_raw)
-        if method == "json_mode":
-            response_format: dict[str, Any] = {"type": "json_object"}
-        elif method == "json_schema":
-            assert schema is not None
-            response_format = schema_format(schema)
+        form = Form.of(schema) if schema is not None else None
+        # LangChain reads a tool as it is, and not every JSON schema.
+        described = form.tool if form is not None else None
+        kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": described}
+        if form is not None and method == "function_calling":
+            bound = self.bind_tools([form.tool], tool_choice=form.name, **kwargs)
+        elif form is not None and method == "json_schema":
+            bound = self.bind(response_format=form.response_format, **kwargs)
         else:
-            raise ConfigurationError(f"method is json_schema, function_calling or json_mode, not {method!r}")
-        bound = self.bind(response_format=response_format, **form, **kwargs)
-        return parsed(bound, text_parser(schema), include_raw=include_raw)
+            bound = self.bind(response_format={"type": "json_object"}, **kwargs)
+        return parsed(bound, FormParser(form=form, called=method == "function_calling"), include_raw=include_raw)
 
     def _generate(
         self,

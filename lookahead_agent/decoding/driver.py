@@ -171,7 +171,15 @@ class _Driver:
         return target.guides(self._request.prompt_ids)
 
     def _segmentation(self, engine: Engine) -> Segmentation:
-        regions = self._request.regions
+        regions, sampling = self._request.regions, self._request.sampling
+        if sampling.structured is not None:
+            # One step, and so one request: the constraint is on the reply, and every request begins it anew.
+            return Segmentation(
+                delimiter=None,
+                max_step_tokens=sampling.max_tokens,
+                stop=sampling.stop,
+                eos_ids=engine.tokenizer.eos_ids,
+            )
         return Segmentation(
             delimiter=self._settings.delimiter,
             max_step_tokens=self._settings.max_step_tokens,
@@ -180,7 +188,7 @@ class _Driver:
             action_markers=regions.action_markers
             + ((regions.thinking.close,) if regions.thinking and regions.answer_from_target else ()),
             boundary=regions.thinking.close if regions.thinking else None,
-            stop=self._request.sampling.stop,
+            stop=sampling.stop,
             eos_ids=engine.tokenizer.eos_ids,
         )
 

@@ -81,7 +81,7 @@ class Segmentation:
 
     Attributes:
         delimiter: Text, or pattern, that ends a step once the step has other text than white space. Inside a fenced
-            code block or a LaTeX display it does not.
+            code block or a LaTeX display it does not. None: no text does.
         max_step_tokens: Length limit of one step in tokens.
         step_tokens: Tokens of every step, whatever they say, but for the reply's budget; None: steps end by their text.
         action_markers: Texts that open an action region.
@@ -91,7 +91,7 @@ class Segmentation:
         eos_ids: Token ids that end the reply.
     """
 
-    delimiter: str | re.Pattern[str] = "\n\n"
+    delimiter: str | re.Pattern[str] | None = "\n\n"
     max_step_tokens: int = 256
     step_tokens: int | None = None
     action_markers: tuple[str, ...] = ()
@@ -101,9 +101,9 @@ class Segmentation:
     eos_ids: Collection[int] = ()
 
     @cached_property
-    def find(self) -> Finder:
+    def find(self) -> Finder | None:
         """What finds the delimiter."""
-        return delimiter_finder(self.delimiter)
+        return delimiter_finder(self.delimiter) if self.delimiter is not None else None
 
     @property
     def lookback(self) -> int:
@@ -216,14 +216,17 @@ class Segmenter:
         return (self._before + self._text).find(marker, max(0, seen - len(marker) + 1)) >= 0
 
     def _delimited(self) -> bool:
+        find, delimiter = self._rules.find, self._rules.delimiter
+        if find is None or delimiter is None:
+            return False
         begins = len(self._text) - len(self._text.lstrip())
         try:
-            for match in self._rules.find(self._text, max(begins, self._delimited_from)):
+            for match in find(self._text, max(begins, self._delimited_from)):
                 if open_block(self._line + self._text[: match.start()], self._block) is None:
                     return True
                 self._delimited_from = match.end()
         except TimeoutError:
-            raise _too_slow(self._rules.delimiter) from None
+            raise _too_slow(delimiter) from None
         return False
 
     def _step(self, end: StepEnd) -> Step:

@@ -24,7 +24,7 @@ class Sampling:
         allowed_token_ids: The only tokens that may be generated; None: all.
         prompt_logprobs: Whether the first delta tells the log-probabilities of the prompt's own tokens. vLLM computes
             the whole prompt anew for that: it reads nothing from the prefix cache.
-        structured: Constraint on the output in the engine's own terms, such as `{"json": schema}`; None: free text.
+        structured: Constraint on the whole output, `{"json": schema}` or `{"json_object": True}`; None: free text.
     """
 
     max_tokens: int
@@ -116,6 +116,19 @@ class Guides(Protocol):
 
     def close(self) -> None:
         """Forget the reply's lines."""
+        ...
+
+
+@runtime_checkable
+class ChecksSampling(Protocol):
+    """An engine that can tell before it generates whether it takes a request's parameters."""
+
+    async def check(self, sampling: Sampling) -> None:
+        """Check parameters.
+
+        Raises:
+            ConfigurationError: The engine does not take them; the message has the reason.
+        """
         ...
 
 

@@ -24,6 +24,7 @@ from lookahead_agent.engines.deaths import Deaths
 from lookahead_agent.engines.garbage import collection_paused
 from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
+from lookahead_agent.engines.json_schema import composes
 from lookahead_agent.engines.memory import no_shared_memory
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
@@ -205,6 +206,7 @@ class VLLMEngine:
             ConfigurationError: vLLM cannot do what `sampling` asks, such as a JSON schema that it does not support.
             EngineError: vLLM failed.
         """
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         room = self._context_length - len(prompt_ids)
@@ -227,6 +229,8 @@ class VLLMEngine:
                 if self._closed:
                     raise EngineError(_SHUT_DOWN)
                 completion = output.outputs[0]
+                if completion.finish_reason not in (None, "stop", "length"):
+                    raise _ended(completion.finish_reason, sampling, self._config.model.name)
                 logprobs = None
                 if completion.logprobs is not None:
                     logprobs = tuple(
@@ -238,11 +242,35 @@ class VLLMEngine:
         except (EngineDeadError, EngineGenerateError) as error:
             reason = await asyncio.to_thread(self._why, error)
             raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
-        except ValueError as error:
+        except (VLLMClientError, ValueError) as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
         finally:
             self._running.discard(request_id)
             await outputs.aclose()
+
+    async def check(self, sampling: Sampling) -> None:
+        """Check that vLLM takes these parameters; see `ChecksSampling`.
+
+        Raises:
+            ConfigurationError: It does not, as where it does not support a JSON schema; with vLLM's reason.
+        """
+        from vllm.exceptions import VLLMClientError
+
+        if self._closed:
+            raise EngineError(_SHUT_DOWN)
+        config = self._llm.vllm_config
+        verify = _sampling_params(sampling, self._context_length).verify
+        try:
+            # In a thread: vLLM makes a grammar of the schema to find out.
+            await asyncio.to_thread(
+                verify,
+                config.model_config,
+                config.speculative_config,
+                config.structured_outputs_config,
+                self._llm.get_tokenizer(),
+            )
+        except (VLLMClientError, ValueError) as error:
+            raise ConfigurationError(f"vLLM refuses the request: {error}") from error
 
     def _why(self, error: Exception) -> str:
         """Why a request failed: what became of vLLM's processes, or else what vLLM says."""
@@ -352,6 +380,9 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "generation_config": "vllm",
+        # One backend for all requests: "auto" would compile each by the backend that the first one chose. This one
+        # compiles a string of 1,000 letters or an enum of 10,000 in milliseconds, where xgrammar takes seconds.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
     if runs_on_cpu():
         arguments |= {
@@ -388,7 +419,7 @@ def trained_context(model: Path) -> int:
 
 def _sampling_params(sampling: Sampling, room: int) -> Any:
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
         max_tokens=min(sampling.max_tokens, room),
@@ -400,11 +431,31 @@ def _sampling_params(sampling: Sampling, room: int) -> Any:
         logprobs=sampling.logprobs,
         prompt_logprobs=0 if sampling.prompt_logprobs else None,
         allowed_token_ids=list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
-        structured_outputs=StructuredOutputsParams(**sampling.structured) if sampling.structured else None,
+        structured_outputs=_structured_outputs(sampling.structured),
         # The decoder makes text itself; only vLLM's own stop strings need it there.
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def _structured_outputs(structured: Mapping[str, Any] | None) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
+
+    if structured is None:
+        return None
+    schema = structured.get("json")
+    if isinstance(schema, dict) and not composes(schema):
+        # Properties that nobody has named are seldom wanted, and a small model writes them without end.
+        return StructuredOutputsParams(json=process_for_additional_properties(schema))
+    return StructuredOutputsParams(**structured)
+
+
+def _ended(reason: str, sampling: Sampling, model: str) -> Exception:
+    """Why vLLM ended a request by itself."""
+    if sampling.structured is not None and reason == "error":
+        return ConfigurationError(f"vLLM cannot hold the reply of {model} to its form (its log says why): simplify it")
+    return EngineError(f"vLLM ended a request to {model} ({reason}); its log says why")
 
 
 def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float | None, ...] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, lookahead
 from lookahead_agent.decoding.regions import PROMPT_TAIL, Regions
-from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.protocol import ChecksSampling, Sampling
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.machine.choice import right_of
@@ -19,8 +19,9 @@ from lookahead_agent.machine.observed import Observed
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.replies.request import ChatReply, ChatRequest, Emit, Piece
+from lookahead_agent.replies.structured_output import constraint, is_call, is_json
 from lookahead_agent.replies.thinking import ThinkingSplitter
-from lookahead_agent.replies.tool_calls import ContentStream, ParsedReply, call_constraint, parse_constrained
+from lookahead_agent.replies.tool_calls import ContentStream, ParsedReply, parse_constrained
 from lookahead_agent.replies.tool_parsers import ToolParser
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.modes import Mode, ModeChoice
@@ -160,13 +161,11 @@ class ChatCall:
         return right_of((len(reply.token_ids) - 1) / (passes - 1), arranged.guesses)
 
     async def _in_its_form(self, prompt: list[int], sampling: Sampling) -> ChatReply:
-        request = self._request
-        if self._forced:
-            several = request.options.parallel_tool_calls is True
-            return await self._constrained(prompt, sampling, call_constraint(self._tools, several=several))
-        if (structured := request.options.structured) is not None:
-            return await self._constrained(prompt, sampling, structured)
-        return await self._free(prompt, sampling)
+        structured = self._request.options.structured
+        if structured is None:
+            return await self._free(prompt, sampling)
+        # A text that ends replies may well be in a string of the form, which would be no form without its end.
+        return await self._constrained(prompt, replace(sampling, structured=structured, stop=()))
 
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request = self._request
@@ -209,19 +208,21 @@ class ChatCall:
         content.finish(parsed.content)
         return self._complete(parsed, parts.thinking, len(prompt), [written])
 
-    async def _constrained(self, prompt: list[int], sampling: Sampling, structured: dict[str, Any]) -> ChatReply:
+    async def _constrained(self, prompt: list[int], sampling: Sampling) -> ChatReply:
         """A reply in a given form: all the target's, but for the thinking before it."""
-        tokenizer = self._engines.target.tokenizer
+        target = self._engines.target
+        tokenizer = target.tokenizer
         thoughts: list[Reply] = []
         thinking = ""
         if self._thinking is not None and not self._thinking.closed_by(self._end_of(prompt)):
+            if isinstance(target, ChecksSampling):
+                await target.check(sampling)  # or the thinking would be for nothing
             opened = list(prompt)
             if not self._thinking.opened_by(self._end_of(prompt)):
                 opened += tokenizer.encode(f"{self._thinking.open}\n")
             parts = self._splitter(True, self._silent)
-            stop = (*sampling.stop, self._thinking.close)
-            regions = Regions(thinking=self._thinking)
-            thought = await self._write(opened, replace(sampling, stop=stop), regions, parts.push, speculate=True)
+            free = replace(sampling, structured=None, stop=(self._thinking.close,))
+            thought = await self._write(opened, free, Regions(thinking=self._thinking), parts.push, speculate=True)
             parts.finish()
             thoughts, thinking = [thought], parts.thinking
             left = sampling.max_tokens - len(thought.token_ids)
@@ -232,13 +233,29 @@ class ChatCall:
             sampling = replace(sampling, max_tokens=left)
         else:
             prompt_after = prompt
-        stop = () if self._forced else sampling.stop
-        answer = self._silent if self._forced else (lambda text: self._emit(Piece("answer", text)))
-        written = await self._write(
-            prompt_after, replace(sampling, structured=structured, stop=stop), Regions(), answer, speculate=False
-        )
-        parsed = await asyncio.to_thread(self._calls, written.text) if self._forced else ParsedReply(written.text)
+        # What may be a call is shown when it is complete.
+        answer = self._silent if self._tools else self._answer
+        written = await self._write(prompt_after, sampling, Regions(), answer, speculate=False)
+        text = written.text
+        parsed = await asyncio.to_thread(self._in_form, text) if self._tools else ParsedReply(text)
+        if self._tools and parsed.content:
+            self._answer(parsed.content)
+        if not parsed.tool_calls and written.finish_reason == "stop" and not is_json(text):
+            logger.warning("the target ended a reply before its form was complete: its engine does not hold to forms")
+            written = replace(written, finish_reason="length")
         return self._complete(parsed, thinking, len(prompt), [*thoughts, written])
+
+    def _in_form(self, text: str) -> ParsedReply:
+        """A reply that must be a call, or may be one instead of its form."""
+        if self._forced:
+            return self._calls(text)
+        form = constraint(self._request.options.response_format) or {}
+        if is_call(text, self._tools, form):
+            return parse_constrained(text)
+        return ParsedReply(text) if is_json(text) else self._parser.parse(text, self._tools)
+
+    def _answer(self, text: str) -> None:
+        self._emit(Piece("answer", text))
 
     def _calls(self, text: str) -> ParsedReply:
         parsed = parse_constrained(text)

@@ -17,9 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from lookahead_agent.engines.json_schema import check_schema
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.replies.offered_tools import chosen_tools, forced, openai_tools
-from lookahead_agent.replies.structured_output import constraint
+from lookahead_agent.replies.structured_output import call_constraint, call_or_form_constraint, constraint
 
 
 def _number(value: Any) -> Any:
@@ -126,8 +127,12 @@ class CallOptions(SamplingArguments):
 
     @property
     def structured(self) -> dict[str, Any] | None:
-        """The constraint that `response_format` puts on the reply, for `Sampling.structured`."""
-        return constraint(self.response_format)
+        """The constraint on the reply, for `Sampling.structured`: a call, the form, or either; None: free text."""
+        several = self.parallel_tool_calls is True
+        if self.tool_choice is not None:
+            return call_constraint(self.tools, several=several)
+        form = constraint(self.response_format)
+        return call_or_form_constraint(self.tools, form, several=several) if form is not None and self.tools else form
 
     @field_validator("tools", "response_format", "template_arguments", "node")
     @classmethod
@@ -139,8 +144,20 @@ class CallOptions(SamplingArguments):
     def _go_together(self) -> Self:
         if "tool_choice" in self.model_fields_set:
             self.tools, self.tool_choice = chosen_tools(self.tools, self.tool_choice), forced(self.tool_choice)
-        if self.tool_choice is not None and self.structured is not None:
+        if self.tool_choice is not None and constraint(self.response_format) is not None:
             raise ConfigurationError("a reply cannot be a tool call and in a response_format at once")
         if self.tool_choice is not None and not self.tools:
             raise ConfigurationError("a tool call is required, but there are no tools")
+        self._check_sizes()
         return self
+
+    def _check_sizes(self) -> None:
+        """Raises ConfigurationError: A schema is too large for a grammar; before one is copied, and of all together."""
+        form = constraint(self.response_format)
+        if form is not None and "json" in form:
+            check_schema(form["json"])
+        if form is not None or self.tool_choice is not None:
+            for tool in self.tools:
+                check_schema(tool["function"].get("parameters") or {})
+            if self.tools and (structured := self.structured) is not None and "json" in structured:
+                check_schema(structured["json"])

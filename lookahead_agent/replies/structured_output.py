@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial as bound
+from inspect import isfunction
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from langchain_core.exceptions import OutputParserException
-from langchain_core.output_parsers import (
-    BaseCumulativeTransformOutputParser,
-    BaseOutputParser,
-    JsonOutputKeyToolsParser,
-    JsonOutputParser,
-    PydanticOutputParser,
-    PydanticToolsParser,
-)
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.output_parsers import BaseCumulativeTransformOutputParser, BaseOutputParser, JsonOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.json import parse_json_markdown
-from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic.v1 import BaseModel as BaseModelV1
+from pydantic.v1 import ValidationError as ValidationErrorV1
+from typing_extensions import is_typeddict
 
+from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
 from lookahead_agent.errors import ConfigurationError
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
+
+_VALUE = "value"
+"""The argument of a call that stands for a schema whose values are no objects."""
+_LONGEST_NAME = 64
 
 
 def constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -40,68 +47,354 @@ def constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any] | No
         case {"type": "json_object"}:
             return {"json_object": True}
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return {"json": schema, "disable_any_whitespace": True}
+            return {"json": schema}
     raise ConfigurationError(
         'response_format is {"type": "text"}, {"type": "json_object"} or '
         '{"type": "json_schema", "json_schema": {"name": …, "schema": …}}'
     )
 
 
-def schema_format(schema: Mapping[str, Any] | type) -> dict[str, Any]:
-    """The `response_format` of a Pydantic class, a TypedDict, a JSON schema or an OpenAI function.
+def call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
+    """The constraint for a reply that is a call of one of these tools, or of `several` in a list."""
+    if several:
+        return {"json": {"type": "array", "items": {"anyOf": _calls(tools, "#/items/anyOf")}, "minItems": 1}}
+    return {"json": {"anyOf": _calls(tools, "#/anyOf")}}
 
-    Raises:
-        ConfigurationError: It is something else.
+
+def call_or_form_constraint(
+    tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any], *, several: bool
+) -> dict[str, Any]:
+    """The constraint for a reply that is such a call, or in a form.
+
+    Args:
+        tools: In OpenAI's format.
+        form: The constraint of the form.
+        several: Whether it may be a list of calls.
     """
+    if "json" not in form:
+        return dict(form)  # a call is an object too
+    choices = _calls(tools, "#/anyOf")
+    if several:
+        at = f"#/anyOf/{len(choices)}/items/anyOf"
+        choices.append({"type": "array", "items": {"anyOf": _calls(tools, at)}, "minItems": 1})
+    return {"json": {"anyOf": [*choices, relocated(form["json"], f"/anyOf/{len(choices)}")]}}
+
+
+def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
+    """The schema of a call of each tool.
+
+    Args:
+        tools: In OpenAI's format.
+        at: Where their list will stand, as a reference.
+    """
+    return [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                "arguments": relocated(
+                    tool["function"].get("parameters") or {"type": "object"},
+                    f"{at.removeprefix('#')}/{index}/properties/arguments",
+                ),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for index, tool in enumerate(tools)
+    ]
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is one whole JSON value."""
     try:
-        converted = convert_to_json_schema(schema)  # type: ignore[arg-type]
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"this is not a schema of structured output: {error}") from error
-    name = converted.get("title") or "answer"
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": converted}}
+        _loads(text)
+    except ValueError:
+        return False
+    return True
 
 
-def text_parser(schema: Mapping[str, Any] | type | None) -> BaseOutputParser[Any]:
-    """Reads a reply that is JSON."""
-    if isinstance(schema, type) and is_basemodel_subclass(schema):
-        return _WholeJsonParser(reader=PydanticOutputParser(pydantic_object=schema))
-    return _WholeJsonParser(reader=JsonOutputParser())
+def is_call(text: str, tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any]) -> bool:
+    """Whether a reply under `call_or_form_constraint` is a call, or a list of calls.
+
+    A form that describes the fields of a call itself is what is meant by them.
+    """
+    described = form.get("json", {}).get("properties")
+    if isinstance(described, Mapping) and {"name", "arguments"} <= described.keys():
+        return False
+    names = {tool["function"]["name"] for tool in tools}
+    try:
+        value = _loads(text)
+    except ValueError:
+        return False
+    calls = value if isinstance(value, list) and value else [value]
+    return all(
+        isinstance(call, dict)
+        and call.keys() == {"name", "arguments"}
+        and isinstance(call["name"], str)
+        and call["name"] in names
+        and isinstance(call["arguments"], dict)
+        for call in calls
+    )
 
 
-class _WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
-    """Reads JSON that is whole. LangChain's own completes what was cut off, and half an argument passes for a whole."""
+@dataclass(frozen=True)
+class Form:
+    """What a schema of structured output stands for.
 
-    reader: JsonOutputParser
+    Attributes:
+        name: Its name, which may be a tool's.
+        description: In words, for the model.
+        json_schema: As vLLM gets it.
+        read: Makes the result of a JSON value; raises ValueError if that is none.
+    """
+
+    name: str
+    description: str
+    json_schema: dict[str, Any]
+    read: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, schema: Any) -> Form:
+        """The form of a Pydantic class, a dataclass or another type, a TypedDict, a function, a tool, a JSON schema, or
+        a function or tool in OpenAI's format.
+
+        Raises:
+            ConfigurationError: It is something else.
+        """
+        try:
+            if isinstance(schema, Mapping):
+                return _form_of_mapping(schema)
+            if isinstance(schema, type) and issubclass(schema, BaseModelV1):
+                return _form(schema.schema(), schema.__name__, schema.parse_obj)
+            if is_typeddict(schema) and (described := _described(schema)) is not None:
+                return _form(described, "", _as_it_is)
+            if isinstance(schema, BaseTool) or isfunction(schema):
+                return _form(convert_to_json_schema(schema), "", _as_it_is)
+            adapter: TypeAdapter[Any] = TypeAdapter(schema)
+            read = bound(_validated, adapter)
+            return _form(adapter.json_schema(), getattr(schema, "__name__", ""), read)
+        except ConfigurationError:
+            raise
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+            PydanticUserError,
+            PydanticSchemaGenerationError,
+        ) as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ConfigurationError(f"this is not a schema of structured output: {reason[0]}") from error
+
+    @property
+    def response_format(self) -> dict[str, Any]:
+        """The form as OpenAI's `response_format`."""
+        return {"type": "json_schema", "json_schema": {"name": self.name, "schema": self.json_schema}}
+
+    @property
+    def tool(self) -> dict[str, Any]:
+        """A tool in OpenAI's format, a call of which has a value of the form as its arguments."""
+        function = {"name": self.name, "description": self.description, "parameters": self._parameters}
+        return {"type": "function", "function": function}
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        if self.is_object:
+            # Parameters say that they are an object, and do not refer to one that does.
+            return {key: value for key, value in self.json_schema.items() if key != "$ref"} | dict(self._root)
+        # Arguments are an object.
+        return {
+            "type": "object",
+            "properties": {_VALUE: relocated(self.json_schema, f"/properties/{_VALUE}")},
+            "required": [_VALUE],
+            "additionalProperties": False,
+        }
+
+    @property
+    def is_object(self) -> bool:
+        """Whether all its values are JSON objects."""
+        return self._root.get("type") == "object"
+
+    @property
+    def _root(self) -> Mapping[str, Any]:
+        """The schema, or the definition in it that it is, as of a class that refers to itself."""
+        match self.json_schema:
+            case {"$ref": str() as ref} if isinstance(found := target(self.json_schema, ref), Mapping):
+                return found
+        return self.json_schema
+
+    def of_arguments(self, arguments: Mapping[str, Any]) -> Any:
+        """The value in the arguments of a call of `tool`; raises KeyError if it is not there."""
+        return arguments if self.is_object else arguments[_VALUE]
+
+
+def _form(schema: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Form:
+    name = re.sub(r"[^a-zA-Z0-9_-]+", "_", str(schema.get("title") or name)).strip("_")[:_LONGEST_NAME]
+    description = schema.get("description")
+    return Form(name or "answer", description if isinstance(description, str) else "", schema, read)
+
+
+def _form_of_mapping(schema: Mapping[str, Any]) -> Form:
+    match schema:
+        case {"type": "json_schema", "json_schema": {"schema": dict() as inner, **rest}}:
+            return _form(inner, str(rest.get("name") or ""), _as_it_is)
+        case {"type": "function", "function": dict() as function} | ({"name": str()} as function):
+            given = (function.get(key) for key in ("parameters", "input_schema", "schema"))
+            parameters = next((found for found in given if found), {"type": "object"})
+            if not isinstance(parameters, dict):
+                raise TypeError("the parameters of a function are a JSON schema")
+            form = _form(parameters, "", _as_it_is)
+            return Form(
+                str(function["name"]), str(function.get("description") or form.description), parameters, _as_it_is
+            )
+    if schema and not schema.keys() & (KEYWORDS | {"title", "description"}):
+        raise ValueError(f"a JSON schema has none of the keys {', '.join(map(repr, schema))}")
+    return _form(dict(schema), "", _as_it_is)
+
+
+def _described(schema: Any) -> dict[str, Any] | None:
+    """The schema of a TypedDict with the descriptions in it, as LangChain reads it; None if it refers to itself."""
+    try:
+        return convert_to_json_schema(schema)
+    except RecursionError:
+        return None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
+    # As JSON: a strict model takes a date's text from nowhere else.
+    return adapter.validate_json(json.dumps(value))
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, strict=False, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+class FormParser(BaseCumulativeTransformOutputParser[Any]):
+    """Reads a reply in a form: its text, or the arguments of its call.
+
+    Only a whole value is a result. LangChain's own parsers complete what was cut off, and half an argument passes for a
+    whole; they are asked for what is known of a stream before its end.
+
+    Attributes:
+        form: The form; None: any JSON value.
+        called: Whether the value is in a call of the form's tool.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    form: Form | None = None
+    called: bool = False
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        if not partial:
-            _check_whole(result[0])
-        return self.reader.parse_result(result, partial=partial)
+        """The result of a reply; `partial`: of what has come of it, or None."""
+        generation = result[0]
+        value = self._called(generation, partial) if self.called else self._written(generation, partial)
+        if self.form is None or (partial and value is None):
+            return value
+        try:
+            return self.form.read(value)
+        except (ValidationError, ValidationErrorV1, ValueError, TypeError) as error:
+            if partial:
+                return None
+            name = self.form.name
+            written = json.dumps(value, ensure_ascii=False)
+            raise OutputParserException(
+                f"the reply is no {name}: {error}; it is {written}", llm_output=written
+            ) from error
 
     def parse(self, text: str) -> Any:
+        """The result of a whole text."""
         return self.parse_result([Generation(text=text)])
 
-    def get_format_instructions(self) -> str:
-        return self.reader.get_format_instructions()
+    def _written(self, generation: Generation, partial: bool) -> Any:
+        if partial:
+            return JsonOutputParser().parse_result([generation], partial=True)
+        try:
+            return parse_json_markdown(generation.text.strip(), parser=_loads)
+        except ValueError as error:
+            raise _unreadable(generation, f"is not JSON ({error})") from error
+
+    def _called(self, generation: Generation, partial: bool) -> Any:
+        message = generation.message if isinstance(generation, ChatGeneration) else None
+        calls = message.tool_calls if isinstance(message, AIMessage) else []
+        if partial and not calls:
+            return None
+        assert self.form is not None
+        for call in calls:
+            if call["name"] == self.form.name:
+                try:
+                    return self.form.of_arguments(call["args"])
+                except KeyError as error:
+                    raise _unreadable(generation, f"has no {error} in its call of {self.form.name}") from error
+        raise _unreadable(generation, f"has no whole call of {self.form.name}")
+
+    def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:
+        results = _Results(self)
+        for chunk in input:
+            yield from results.push(chunk)
+        yield from results.finish()
+
+    async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:
+        results = _Results(self)
+        async for chunk in input:
+            for result in results.push(chunk):
+                yield result
+        for result in results.finish():
+            yield result
 
 
-def _check_whole(generation: Generation) -> None:
-    """Raises OutputParserException: The reply is not one whole JSON value."""
-    try:
-        parse_json_markdown(generation.text.strip(), parser=bound(json.loads, strict=False))
-    except json.JSONDecodeError as error:
-        metadata = generation.message.response_metadata if isinstance(generation, ChatGeneration) else {}
-        cut = metadata.get("finish_reason") == "length"
-        why = "was cut off at max_tokens, which should be raised" if cut else f"is not JSON ({error})"
-        raise OutputParserException(f"the reply {why}", llm_output=generation.text) from error
+class _Results:
+    """The results of a stream: of what is known of it each time that tells more, and of the whole."""
+
+    def __init__(self, parser: FormParser) -> None:
+        self._parser = parser
+        self._whole: Any = None
+        self._last: Any = None
+        self._has_results = False
+
+    def push(self, chunk: str | BaseMessage) -> Iterator[Any]:
+        """Add a chunk."""
+        self._whole = chunk if self._whole is None else self._whole + chunk
+        result = self._parser.parse_result([self._generation], partial=True)
+        if result is not None and not self._is_last(result):
+            yield self._remember(result)
+
+    def finish(self) -> Iterator[Any]:
+        """The result of the whole; raises OutputParserException if it is none."""
+        if self._whole is not None:
+            result = self._parser.parse_result([self._generation])
+            if not self._is_last(result):
+                yield self._remember(result)
+
+    @property
+    def _generation(self) -> Generation:
+        if isinstance(self._whole, BaseMessage):
+            return ChatGeneration(message=self._whole)
+        return Generation(text=self._whole)
+
+    def _is_last(self, result: Any) -> bool:
+        # True and 1 are equal, and not the same.
+        return self._has_results and type(result) is type(self._last) and bool(result == self._last)
+
+    def _remember(self, result: Any) -> Any:
+        self._last, self._has_results = result, True
+        return result
 
 
-def tool_parser(schema: Mapping[str, Any] | type) -> BaseOutputParser[Any]:
-    """Reads a reply that is a call of the tool that a schema stands for."""
-    if isinstance(schema, type) and is_basemodel_subclass(schema):
-        return PydanticToolsParser(tools=[schema], first_tool_only=True)
-    name = convert_to_openai_tool(schema)["function"]["name"]
-    return JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+def _unreadable(generation: Generation, why: str) -> OutputParserException:
+    metadata = generation.message.response_metadata if isinstance(generation, ChatGeneration) else {}
+    if metadata.get("finish_reason") == "length":
+        why += ": it ended before its form did, as where max_tokens cut it off, which should be raised then"
+    return OutputParserException(f"the reply {why}", llm_output=generation.text)
 
 
 def parsed(llm: Runnable[Any, Any], parser: BaseOutputParser[Any], *, include_raw: bool) -> Runnable[Any, Any]:

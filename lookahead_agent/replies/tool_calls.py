@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import InvalidToolCall, ToolCall
-from langchain_core.utils.json_schema import dereference_refs
 
 from lookahead_agent.replies.thinking import held_back
 
@@ -124,25 +123,6 @@ def _add(parsed: ParsedReply, body: str) -> None:
         parsed.add_invalid(None, body, error)
     else:
         parsed.add(name, arguments, body)
-
-
-def call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
-    """Constraint for `Sampling.structured`: the reply is a call of one of these tools, or `several` in a list."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": dereference_refs(tool["function"].get("parameters") or {"type": "object"}),
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    one: dict[str, Any] = {"anyOf": calls}
-    schema = {"type": "array", "items": one, "minItems": 1} if several else one
-    return {"json": schema, "disable_any_whitespace": True}
 
 
 def parse_constrained(text: str) -> ParsedReply:

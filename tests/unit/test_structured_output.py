@@ -1,15 +1,25 @@
 from __future__ import annotations
 
-from typing import Any, TypedDict
+import copy
+import datetime
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypedDict, get_args
 
 import pytest
+import typing_extensions
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from langchain_core.exceptions import OutputParserException
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, RootModel, TypeAdapter
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.json_schema import relocated, subschemas
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.replies.structured_output import Form, Method
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 
@@ -140,3 +150,218 @@ def test_thinking_that_never_ends_has_no_answer() -> None:
     message = llm.invoke("?", response_format={"type": "json_object"})
     assert (message.text, message.response_metadata["finish_reason"]) == ("", "length")
     assert message.additional_kwargs["reasoning_content"].startswith("I think.")
+
+
+class City(BaseModel):
+    name: str
+    population: int
+
+
+PRETTY = '{\n\n"name": "Bonn\\n\\nEND",\n"population": 330\n}'
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("policy", ["off", "balanced", r"balanced:delimiter=/\n+/:depth=4", "exact:max_step_tokens=3"])
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_form_is_one_request_and_nothing_ends_it_before_its_end(
+    forced: bool, policy: str, temperature: float, seed: int | None
+) -> None:
+    written = f'{{"name": "City", "arguments": {PRETTY}}}' if forced else PRETTY
+    llm = scripted_chat(written, stop=["END"])
+    method: Any = "function_calling" if forced else "json_schema"
+    result: Any = llm.with_structured_output(City, method=method, include_raw=True).invoke(
+        "?", policy=policy, temperature=temperature, seed=seed
+    )
+    assert result["parsed"] == City(name="Bonn\n\nEND", population=330)
+    assert result["raw"].response_metadata["finish_reason"] == ("tool_calls" if forced else "stop")
+    (constraint,) = requested(llm)
+    assert constraint is not None
+    assert result["raw"].response_metadata["lookahead"]["steps"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "no", '{"number": 4', '{"number": 4} and so on', '{"number": NaN}', "[1,]"])
+@pytest.mark.parametrize("form", [{"type": "json_object"}, Form.of(Answer).response_format])
+def test_a_reply_that_is_not_json_has_not_stopped(text: str, form: dict[str, Any]) -> None:
+    message = scripted_chat(text).invoke("?", response_format=form)
+    assert (message.text, message.response_metadata["finish_reason"]) == (text, "length")
+    whole = scripted_chat(' {"number": 4}').invoke("?", response_format=form)
+    assert whole.response_metadata["finish_reason"] == "stop"
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Tree(BaseModel):
+    value: int
+    children: list[Tree] = []
+
+
+@dataclass
+class Point:
+    x: int
+    when: datetime.date
+
+
+class Numbers(RootModel[list[int]]):
+    pass
+
+
+class Inner(BaseModel):
+    color: Color
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(strict=True, title="An outer thing")
+    inner: Inner
+    day: datetime.date
+
+
+class Linked(typing_extensions.TypedDict, total=False):
+    next: Linked
+
+
+CASES: list[tuple[Any, str, Any]] = [
+    ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+    ({"enum": ["a", "b", 3, None]}, '"b"', "b"),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"a": 1}', {"a": 1}),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": {"type": "boolean"}}}, "false", False),
+    ({"type": "array", "items": {"$ref": "#"}}, "[[], [[]]]", [[], [[]]]),
+    ({}, '"x"', "x"),
+    (JSON_SCHEMA, '{"number": 4}', {"number": 4}),
+    (FUNCTION, '{"number": 4}', {"number": 4}),
+    ({"type": "function", "function": FUNCTION}, '{"number": 4}', {"number": 4}),
+    ({"name": "answer", "input_schema": JSON_SCHEMA}, '{"number": 4}', {"number": 4}),
+    (Answer, '{"number": 4}', Answer(number=4)),
+    (AnswerDict, '{"number": 4}', {"number": 4}),
+    (Linked, '{"next": {"next": {}}}', {"next": {"next": {}}}),
+    (Tree, '{"value": 1, "children": [{"value": 2}]}', Tree(value=1, children=[Tree(value=2)])),
+    (Numbers, "[1, 2]", Numbers([1, 2])),
+    (RootModel[dict[str, int]], '{"a": 1}', RootModel[dict[str, int]]({"a": 1})),
+    (Color, '"blue"', Color.BLUE),
+    (list[Color], '["blue"]', [Color.BLUE]),
+    (Point, '{"x": 1, "when": "2026-01-02"}', Point(1, datetime.date(2026, 1, 2))),
+    (
+        Outer,
+        '{"inner": {"color": "red"}, "day": "2026-01-02"}',
+        Outer(inner=Inner(color=Color.RED), day=datetime.date(2026, 1, 2)),
+    ),
+]
+
+
+@pytest.mark.parametrize("include_raw", [False, True])
+@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize(("schema", "text", "expected"), CASES)
+async def test_every_schema_in_every_method(
+    schema: Any, text: str, expected: Any, method: Any, include_raw: bool
+) -> None:
+    form = Form.of(schema)
+    written = text
+    if method == "function_calling":
+        arguments = text if form.is_object else f'{{"value": {text}}}'
+        written = f'{{"name": "{form.name}", "arguments": {arguments}}}'
+    llm = scripted_chat(written)
+    structured = llm.with_structured_output(schema, method=method, include_raw=include_raw)
+    results = [structured.invoke("?"), await structured.ainvoke("?")]
+    if include_raw:
+        streamed: dict[str, Any] = {}
+        for part in structured.stream("?"):
+            streamed |= part
+        results.append(streamed)
+    else:
+        results += [list(structured.stream("?"))[-1], [result async for result in structured.astream("?")][-1]]
+    for result in results:
+        value = result["parsed"] if include_raw else result
+        assert value == expected
+        assert type(value) is type(expected)
+    assert len(requested(llm)) == len(results)
+    for constraint in requested(llm):
+        if method == "json_schema":
+            assert constraint == {"json": form.json_schema}
+        if method == "json_mode":
+            assert constraint == {"json_object": True}
+
+
+def test_json_schemas_of_classes_are_pydantics() -> None:
+    for cls in (Answer, Tree, Numbers, Outer):
+        assert Form.of(cls).json_schema == cls.model_json_schema()
+    assert Form.of(dict[str, Tree]).json_schema == TypeAdapter(dict[str, Tree]).json_schema()
+    assert Form.of(JSON_SCHEMA).json_schema == JSON_SCHEMA
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+SCHEMAS = st.recursive(
+    st.sampled_from([{"type": kind} for kind in ("integer", "string", "boolean", "null", "number")])
+    | st.just({"$ref": "#/$defs/x"})
+    | st.just({"$ref": "#"})
+    | st.lists(JSON, min_size=1, max_size=4).map(lambda values: {"enum": values})
+    | JSON.map(lambda value: {"const": value}),
+    lambda inner: st.one_of(
+        inner.map(lambda items: {"type": "array", "items": items, "maxItems": 7}),
+        inner.map(lambda values: {"type": "object", "additionalProperties": values}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda choices: {"anyOf": choices}),
+        st.dictionaries(st.text(max_size=8), inner, max_size=3).map(
+            lambda named: {"type": "object", "properties": named, "required": list(named)}
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEMAS, SCHEMAS, JSON, st.sampled_from(get_args(Method)))
+def test_a_schema_reaches_the_engine_unchanged_and_a_value_comes_back(
+    schema: dict[str, Any], defined: dict[str, Any], value: Any, method: Any
+) -> None:
+    schema = schema | {"$defs": {"x": defined}}
+    before = copy.deepcopy(schema)
+    form = Form.of(schema)
+    if method == "function_calling" and form.is_object and not isinstance(value, dict):
+        value = {"is": value}
+    written = json.dumps(value)
+    if method == "function_calling":
+        written = json.dumps({"name": form.name, "arguments": value if form.is_object else {"value": value}})
+    llm = scripted_chat(lambda _: written)
+    assert llm.with_structured_output(schema, method=method).invoke("?") == value
+    (constraint,) = requested(llm)
+    assert schema == before
+    if method == "json_schema":
+        assert constraint == {"json": schema}
+    elif method == "function_calling":
+        at = "/anyOf/0/properties/arguments" + ("" if form.is_object else "/properties/value")
+        (call,) = constraint["json"]["anyOf"]
+        inner = call["properties"]["arguments"]
+        assert (inner if form.is_object else inner["properties"]["value"]) == relocated(schema, at)
+        assert "#/$defs" not in json.dumps(
+            [ref for part in subschemas(constraint["json"]) for ref in [part.get("$ref")]]
+        )
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("schema", [{"nonsense": 1}, 3, "text", {"name": "f", "parameters": [1]}, object()])
+def test_what_is_no_schema_is_refused_in_words(schema: Any, method: Any) -> None:
+    with pytest.raises(ConfigurationError, match="not a schema"):
+        scripted_chat("{}").with_structured_output(schema, method=method)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+async def test_a_stream_that_breaks_off_says_so_at_its_end(method: Any) -> None:
+    text = '{"number": 47' if method == "json_schema" else CALL[:-4] % "answer"
+    structured = scripted_chat(text).with_structured_output(JSON_SCHEMA, method=method)
+    with pytest.raises(OutputParserException):
+        list(structured.stream("?"))
+    with pytest.raises(OutputParserException):
+        [result async for result in structured.astream("?")]
+    with pytest.raises(OutputParserException):
+        structured.invoke("?")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookahead_agent.replies.tool_calls import MARKERS, ContentStream, call_constraint, parse_reply
+from lookahead_agent.replies.tool_calls import MARKERS, ContentStream, parse_reply
 
 TOOL = {
     "type": "function",
@@ -71,8 +71,3 @@ def test_the_stream_gives_back_what_was_no_call() -> None:
     stream.push("```json\n{}\n```")
     stream.finish("a < b, and <toolbox> ```json\n{}\n```")
     assert "".join(pieces) == "a < b, and <toolbox> ```json\n{}\n```"
-
-
-def test_constraint_names_the_tools() -> None:
-    schema = call_constraint([TOOL], several=False)["json"]
-    assert schema["anyOf"][0]["properties"]["name"] == {"const": "add"}

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookahead_agent.engines import ScriptedEngine
+from lookahead_agent.engines.json_schema import check_schema, composes, relocated, target
+from lookahead_agent.errors import ConfigurationError
+from tests.unit.chat import scripted_chat
+
+INTEGER = {"type": "integer"}
+
+
+def chain(levels: int, width: int) -> dict[str, Any]:
+    """A tree of references: small to write, and larger than the world if each is put in its place."""
+    defs: dict[str, Any] = {
+        f"L{level}": {
+            "type": "object",
+            "properties": {f"p{each}": {"$ref": f"#/$defs/L{level + 1}"} for each in range(width)},
+            "required": [f"p{each}" for each in range(width)],
+        }
+        for level in range(levels)
+    }
+    return {"$ref": "#/$defs/L0", "$defs": defs | {f"L{levels}": INTEGER}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = INTEGER
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def objects(names: str, *, required: bool = False) -> list[dict[str, Any]]:
+    return [
+        {"type": "object", "properties": {name: INTEGER}, **({"required": [name]} if required else {})}
+        for name in names
+    ]
+
+
+BOMBS: dict[str, tuple[Any, str]] = {
+    "bytes": ({"enum": ["x" * 300_000]}, "262,144 bytes"),
+    "enum": ({"enum": list(range(20_000))}, "10,000 values in enums"),
+    "enums": ({"anyOf": [{"enum": list(range(6_000))}, {"enum": list(range(6_000))}]}, "10,000 values in enums"),
+    "maxItems": ({"type": "array", "maxItems": 10**7}, "10,000 as its maxItems"),
+    "minItems": ({"type": "array", "minItems": 10**7}, "10,000 as its minItems"),
+    "items together": (
+        {"type": "object", "properties": {str(each): {"type": "array", "maxItems": 9_000} for each in range(3)}},
+        "20,000 as the sum",
+    ),
+    "maxLength": ({"type": "string", "maxLength": 2**31}, "as its maxLength"),
+    "maxProperties": ({"type": "object", "maxProperties": 2**70}, "as its maxProperties"),
+    "levels": (nested(70), "64 levels"),
+    "more levels than Python has": (nested(sys.getrecursionlimit()), "64 levels"),
+    "levels by references": (
+        {"$ref": "#/$defs/0", "$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}]} for n in range(1_000)}},
+        "600 levels",
+    ),
+    "objects": ({"type": "object", "properties": {str(n): INTEGER for n in range(5_000)}}, "4,000 objects"),
+    "optional": ({"type": "object", "properties": {str(n): INTEGER for n in range(401)}}, "400 optional"),
+    "alternatives": ({"anyOf": objects("".join(map(chr, range(500, 1_000))))}, "400 alternatives"),
+    "combined": ({"allOf": [{"anyOf": objects("ab")} for _ in range(6)]}, "50 alternatives that are combined"),
+    "combined by reference": (
+        {"allOf": [{"$ref": "#/$defs/x"}] * 6, "$defs": {"x": {"oneOf": objects("ab")}}},
+        "50 alternatives that are combined",
+    ),
+    "multipleOf": ({"type": "integer", "multipleOf": 1_000_003}, "multipleOf"),
+    "common multiple": ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "multipleOf"),
+    "not JSON": ({"enum": [{1}]}, "is JSON"),
+    "not a number": ({"const": float("nan")}, "is JSON"),
+}
+FINE: dict[str, dict[str, Any]] = {
+    "references": chain(12, 10),
+    "long enum": {"enum": list(range(9_000))},
+    "long text": {"type": "string", "minLength": 5, "maxLength": 10**9},
+    "nested lists": {"type": "array", "maxItems": 1000, "items": {"type": "array", "maxItems": 1000, "items": INTEGER}},
+    "refers to itself": {"type": "object", "properties": {"next": {"$ref": "#"}}},
+    "refers to nothing": {"$ref": "#/$defs/nothing"},
+    "refers in a circle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    "round multiple": {"multipleOf": 10**6},
+    "small multiple": {"multipleOf": 0.0001},
+    "many fields": {
+        "type": "object",
+        "properties": {str(n): INTEGER for n in range(1_500)},
+        "required": [*map(str, range(1_500))],
+    },
+    "alternatives": {"oneOf": objects("".join(map(chr, range(500, 690))), required=True)},
+    "keywords of other types": {"enum": 3, "required": 1, "properties": 2, "anyOf": {}, "maxItems": "x", "$ref": 7},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_schema_that_no_grammar_can_be_made_of_is_refused(name: str) -> None:
+    schema, bound = BOMBS[name]
+    with pytest.raises(ConfigurationError, match=bound):
+        check_schema(schema)
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_a_schema_within_bounds_is_taken(name: str) -> None:
+    check_schema(FINE[name])
+
+
+@pytest.mark.parametrize("name", sorted(BOMBS.keys() - {"not JSON", "not a number"}))
+@pytest.mark.parametrize("way", ["form", "call", "either"])
+def test_no_engine_sees_a_bomb(name: str, way: str) -> None:
+    llm = scripted_chat("{}")
+    bomb = BOMBS[name][0]
+    schema = bomb if "$defs" in bomb else {"type": "object", "properties": {"a": bomb}}
+    tool = {"type": "function", "function": {"name": "bomb", "description": "", "parameters": schema}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "bomb", "schema": schema}}
+    options: dict[str, Any] = {
+        "form": {"response_format": response_format},
+        "call": {"tools": [tool], "tool_choice": "required"},
+        "either": {"tools": [tool], "response_format": {"type": "json_object"}},
+    }[way]
+    with pytest.raises(ConfigurationError, match="JSON schema"):
+        llm.invoke("?", **options)
+    assert llm.engines is not None
+    assert isinstance(llm.engines.target, ScriptedEngine)
+    assert llm.engines.target.requests == []
+
+
+def test_references_are_never_put_in_place() -> None:
+    """Twelve levels of ten would be a schema of a million million integers."""
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": chain(12, 10)}}
+    llm = scripted_chat('{"name": "f", "arguments": {}}')
+    assert llm.invoke("?", tools=[tool], tool_choice="required").tool_calls[0]["name"] == "f"
+    assert llm.engines is not None
+    assert isinstance(llm.engines.target, ScriptedEngine)
+    (constraint,) = [sampling.structured for _, sampling in llm.engines.target.requests]
+    assert constraint is not None
+    assert len(json.dumps(constraint)) < 20_000
+    check_schema(constraint["json"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "composed"),
+    [
+        ({"type": "object", "properties": {"a": INTEGER}}, False),
+        ({"anyOf": objects("ab")}, False),
+        ({"allOf": objects("a")}, False),
+        ({"allOf": objects("ab")}, True),
+        ({"properties": {"a": INTEGER}, "anyOf": objects("b")}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b", "properties": {}}, "b": INTEGER}}, True),
+    ],
+)
+def test_an_object_described_in_several_places_is_known(schema: dict[str, Any], composed: bool) -> None:
+    assert composes(schema) is composed
+
+
+SCHEMAS = st.recursive(
+    st.sampled_from(
+        [INTEGER, {"$ref": "#"}, {"$ref": "#/$defs/~1 ~0%25"}, {"const": {"$ref": "#"}}, {"$ref": "#anchor"}]
+    ),
+    lambda inner: st.one_of(
+        inner.map(lambda items: {"type": "array", "items": items}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda choices: {"anyOf": choices}),
+        st.dictionaries(st.sampled_from(["a", "$ref", "items"]), inner, max_size=3).map(
+            lambda named: {"properties": named}
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SCHEMAS, SCHEMAS)
+def test_a_schema_within_another_refers_to_what_it_referred_to(schema: dict[str, Any], defined: dict[str, Any]) -> None:
+    schema = {**schema, "$defs": {"/ ~%": defined}}
+    outer = {"anyOf": [INTEGER, {"type": "array", "items": relocated(schema, "/anyOf/1/items")}]}
+
+    def same(inside: Any, alone: Any) -> None:
+        if isinstance(alone, dict):
+            assert inside.keys() == alone.keys()
+            for key, value in alone.items():
+                if key == "$ref" and isinstance(value, str) and value != "#anchor" and inside[key] != value:
+                    assert (target(outer, inside[key]) is None) == (target(schema, value) is None)
+                    assert inside[key] == "#/anyOf/1/items" + value[1:]
+                else:
+                    same(inside[key], value)
+        elif isinstance(alone, list):
+            assert len(inside) == len(alone)
+            for one, other in zip(inside, alone, strict=True):
+                same(one, other)
+        else:
+            assert inside == alone
+
+    inside = outer["anyOf"][1]["items"]  # type: ignore[index]
+    same(inside, schema)
+    assert target(outer, "#/anyOf/1/items") == inside
+    assert relocated(schema, "") == schema
