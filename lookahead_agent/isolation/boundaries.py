@@ -60,7 +60,8 @@ def choose(isolation: Isolation) -> Isolation:
     found = "; ".join(f"{name}: {problem}" for name, problem in available().items())
     raise IsolationError(
         "nothing here can keep a program inside: install bubblewrap (apt-get install bubblewrap, dnf install "
-        "bubblewrap), or run on Linux 6.2 or newer with Landlock; isolation='none' runs it with all your rights. "
+        "bubblewrap), or run on Linux 6.2 or newer with Landlock, where it can write no files; isolation='none' runs "
+        "it with all your rights. "
         f"What was tried: {found}"
     )
 

@@ -74,6 +74,7 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     files: int | None = None,
+    descriptors: Sequence[int] = (),
 ) -> Finished:
     """Run a program, and end it and all that it started when its time is over.
 
@@ -88,6 +89,7 @@ def run_child(
         folder: Where it runs.
         files: Bytes that `folder` may come to; None: that is not looked at. It is looked at twenty times a second, so a
             program can have written some more by then.
+        descriptors: Descriptors that it inherits.
 
     Raises:
         OSError: The program is not there.
@@ -101,6 +103,7 @@ def run_child(
         cwd=folder,
         env={"PATH": ""} if environment is None else environment,
         start_new_session=True,
+        pass_fds=descriptors,
     )
     try:
         printed, stopped = _talk(process, given, end, output, folder if files is not None else None, files or 0)

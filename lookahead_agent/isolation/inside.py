@@ -235,6 +235,9 @@ def confined(plan: dict[str, Any]) -> None:
     # bwrap has a process between, and ends that one itself.
     parent = os.getppid() if kind == "bubblewrap" else plan["agent"]
     ends_with_parent(parent)
+    if plan["cgroup"] is not None:
+        os.write(plan["cgroup"], b"0")
+        os.close(plan["cgroup"])
     if kind == "namespaces":
         new_namespaces(plan)
         in_new_process(parent)

@@ -10,7 +10,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TypedDict
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.isolation import folders
 from lookahead_agent.isolation.boundaries import Isolation, choose
+from lookahead_agent.isolation.cgroup import limited
 from lookahead_agent.isolation.child import Finished, program_text, run_child
 from lookahead_agent.isolation.inside import HOST, NO_BOUNDARY, other_users
 from lookahead_agent.isolation.seccomp import system_call_filter
@@ -26,6 +27,8 @@ from lookahead_agent.isolation.seccomp import system_call_filter
 _INSIDE = "/own"
 _LARGEST_FILE = 16 << 20
 _THREADS = 64
+_KERNEL_MEMORY = 64 << 20
+"""Bytes that the kernel may need for a run, where a cgroup counts them."""
 # Beside Python's own: what its extension modules are linked with, and the time zones.
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
@@ -53,6 +56,7 @@ class _Plan(TypedDict):
 
     isolation: Isolation
     agent: int
+    cgroup: int | None
     readable: list[str]
     folder: str
     inside: str
@@ -108,23 +112,30 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
     try:
-        if isolation not in ("namespaces", "none"):
-            return _run(code, limits, isolation, "/")
-        folder = Path(tempfile.mkdtemp(prefix="isolated-")).resolve()  # to mount the new root at, or to run in
-        try:
-            return _run(code, limits, isolation, str(folder))
-        finally:
-            with suppress(FileNotFoundError):  # without a boundary, the code may have removed it
-                folders.remove(folder)
+        with ExitStack() as stack:
+            folder = "/"
+            if isolation in ("namespaces", "none"):  # to mount the new root at, or to run in
+                folder = os.path.realpath(tempfile.mkdtemp(prefix="isolated-"))
+                stack.callback(_remove, Path(folder))
+            cgroup = None
+            if isolation != "none":
+                cgroup = stack.enter_context(limited(limits.memory + limits.files + _KERNEL_MEMORY))
+            return _run(code, limits, isolation, folder, cgroup)
     except OSError as error:
         raise IsolationError(f"the code could not be run: {error}") from error
 
 
-def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str) -> Finished:
+def _remove(folder: Path) -> None:
+    with suppress(FileNotFoundError):  # without a boundary, the code may have removed it
+        folders.remove(folder)
+
+
+def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgroup: int | None) -> Finished:
     home = {"none": folder, "landlock": "/"}.get(isolation, _INSIDE)
     plan = _Plan(
         isolation=isolation,
         agent=os.getpid(),
+        cgroup=cgroup,
         readable=list(_readable()),
         folder=folder,
         inside=home,
@@ -143,6 +154,7 @@ def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str) -> 
         environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
         folder=Path(folder) if isolation == "none" else Path("/"),
         files=limits.files if isolation == "none" else None,
+        descriptors=() if cgroup is None else (cgroup,),
     )
 
 

@@ -29,6 +29,7 @@ from lookahead_agent.isolation import (
     PythonLimits,
     available,
     boundaries,
+    cgroup,
     choose,
     folders,
     run_isolated,
@@ -365,6 +366,42 @@ def test_files_are_none_or_as_many_as_are_allowed(isolation: Isolation) -> None:
         assert "[Errno 28] No space left on device" in attempt(EXHAUSTIONS[name], isolation), name
     none = attempt("open('f', 'wb', buffering=0).write(b'x')", isolation, replace(SHORT, files=0))
     assert "File too large" in none
+
+
+# 65,000 pages, each far from the others: a gigabyte of tables for 256 MiB of address space.
+PAGE_TABLES = """
+import ctypes
+libc = ctypes.CDLL(None)
+P, N, I = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+libc.mmap.restype, libc.mmap.argtypes = P, [P, N, I, I, I, ctypes.c_long]
+for n in range(1, 60_000):
+    if libc.mmap(n << 30, 4096, 3, 0x100022, -1, 0) == n << 30: ctypes.memset(n << 30, 1, 1)
+print('ESCAPED')
+"""
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_memory_of_the_kernel_counts_where_a_cgroup_can_be_made(isolation: Isolation) -> None:
+    said = attempt(PAGE_TABLES, isolation, replace(SHORT, seconds=20, memory=256 << 20))
+    place = cgroup.place()
+    assert said.startswith("the code used more" if place else "ESCAPED")
+    assert place is None or list(place.glob(f"{cgroup.PREFIX}-*")) == []
+
+
+def test_where_a_cgroup_is_made(tmp_path: Path) -> None:
+    def version_2(path: str, limit: str, controllers: str) -> Path | None:
+        own = tmp_path / path
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "memory.max").write_text(f"{limit}\n")
+        (own.parent / "cgroup.subtree_control").write_text(f"{controllers}\n")
+        return cgroup.place(tmp_path, f"0::/{path}\n")
+
+    assert cgroup.place(tmp_path, "5:cpu,memory:/a/b\n0::/\n") == tmp_path / "memory" / "a" / "b"
+    assert version_2("user/session", "max", "cpu memory pids") == tmp_path / "user"
+    assert version_2("user/service", "1000000", "cpu memory pids") is None
+    assert version_2("user/other", "max", "cpu pids") is None
+    assert cgroup.place(tmp_path, "0::/\n") is None
+    assert cgroup.place(tmp_path, "3:cpu:/\n") is None
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
