@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from dataclasses import dataclass
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lookahead_agent.agents.templates import template_path
 
@@ -123,6 +127,12 @@ SAFE_CHECKPOINTS: dict[str, Any] = {
     "checkpointer": {"serde": {"allowed_msgpack_modules": None, "pickle_fallback": False}},
 }
 """Of `langgraph.json`: LangGraph's server runs no code that a kept state names."""
+
+
+def packages_needed() -> set[str]:
+    """The packages that a project needs at once, by their canonical names: no project can have the name of one."""
+    own = importlib.metadata.requires("lookahead-agent") or []
+    return {"lookahead-agent", "pytest", *(canonicalize_name(Requirement(line).name) for line in own)}
 
 
 def project_files(name: str, template: str) -> dict[str, str]:

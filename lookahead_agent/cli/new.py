@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from packaging.utils import canonicalize_name
 
-from lookahead_agent.agents.new_project import PROJECTS, project_files
+from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
 
-_NAME = re.compile(r"[A-Za-z][\w.-]*")
+_NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
+"""A name that a package may have, and of which the names of its files when it is installed are not too long."""
 
 
 def new(
@@ -24,18 +28,37 @@ def new(
         raise typer.BadParameter(f"{template!r} is none of {', '.join(PROJECTS)}", param_hint="--template")
     if not _NAME.fullmatch(folder.name):
         raise typer.BadParameter(
-            f"{folder.name!r} is no name for a project: letters, digits and -", param_hint="FOLDER"
+            f"{folder.name!r} is no name for a project: it begins with a letter, ends with a letter or a digit, has no "
+            "others than those of ASCII and - . _ between them, and at most 100 in all",
+            param_hint="FOLDER",
         )
-    if folder.exists():
+    if canonicalize_name(folder.name) in packages_needed():
+        raise typer.BadParameter(
+            f"{folder.name!r} is the name of a package that the project needs: choose another", param_hint="FOLDER"
+        )
+    if os.path.lexists(folder):
         raise ConfigurationError(f"{folder} is there already: choose another folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except (OSError, ValueError) as error:
+        raise _refused(folder, error) from error
     try:
         for name, text in project_files(folder.name, template).items():
             path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from error
+    except BaseException as error:  # half a project is none
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _refused(folder, error) from error
+        raise
     echo(
         f"{folder}: agent.py is the graph, main.py runs it, test_agent.py tests it without a model.\n\n"
         f"    cd {folder}\n    pip install -e '.[dev]'\n    pytest\n    python main.py\n"
     )
+
+
+def _refused(folder: Path, error: OSError | ValueError) -> ConfigurationError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigurationError(f"{folder} cannot be written: {reason}")

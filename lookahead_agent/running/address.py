@@ -7,7 +7,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lookahead_agent.errors import ConfigurationError
@@ -41,27 +41,53 @@ def private_folder() -> Path:
     """The folder, made if it is missing, for this user only.
 
     Raises:
-        ConfigurationError: It is another user's, or its path is too long for a socket.
+        ConfigurationError: It cannot be made, is a file, a link or another user's, or is too long a path for a socket.
     """
     folder = running_folder()
     if len(os.fsencode(socket_path())) > _LONGEST:
         raise ConfigurationError(f"{folder} is too long a path for a socket: set {FOLDER_VARIABLE} to a shorter one")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if folder.stat().st_uid != os.getuid():
-        raise ConfigurationError(f"{folder} is another user's: set {FOLDER_VARIABLE} to a folder of your own")
-    folder.chmod(0o700)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        # What is looked at and changed is the folder itself, whatever somebody puts in its place meanwhile.
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        kind = "a symbolic link" if os.path.islink(folder) else "a file" if os.path.isfile(folder) else None
+        raise _no_place(f"{folder}, which is {kind}" if kind else f"{folder} ({_in_words(error)})") from error
+    try:
+        if os.fstat(opened).st_uid != os.getuid():
+            raise _no_place(f"{folder}, which is another user's")
+        os.fchmod(opened, 0o700)
+    finally:
+        os.close(opened)
     return folder
+
+
+def _no_place(place: str) -> ConfigurationError:
+    return ConfigurationError(f"engines cannot be kept in {place}: set {FOLDER_VARIABLE} to another folder")
+
+
+def _in_words(error: OSError) -> str:
+    return f"{error.strerror or error}: {error.filename}" if error.filename else error.strerror or str(error)
 
 
 @contextmanager
 def listening() -> Iterator[socket.socket]:
-    """A socket that listens there while the context lasts, in place of what a keeper that was killed has left."""
+    """A socket that listens there while the context lasts, in place of what a keeper that was killed has left.
+
+    Raises:
+        ConfigurationError: It cannot be made there.
+    """
     path = socket_path()
-    path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
         try:
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
             path.chmod(0o600)
+        except OSError as error:
+            raise _no_place(f"{path} ({_in_words(error)})") from error
+        try:
             yield listener
         finally:
             path.unlink(missing_ok=True)
@@ -70,11 +96,11 @@ def listening() -> Iterator[socket.socket]:
 def is_private(path: Path) -> bool:
     """Whether nobody but this user can have put a socket there."""
     try:
-        folder, itself = path.parent.stat(), path.lstat()
+        folder, itself = path.parent.lstat(), path.lstat()
     except OSError:
         return False
     mine = folder.st_uid == itself.st_uid == os.getuid()
-    return mine and stat.S_ISSOCK(itself.st_mode) and not folder.st_mode & 0o077
+    return mine and stat.S_ISDIR(folder.st_mode) and stat.S_ISSOCK(itself.st_mode) and not folder.st_mode & 0o077
 
 
 def same_user(connection: socket.socket) -> bool:

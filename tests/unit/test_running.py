@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -344,3 +345,65 @@ def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / ("long" * 40)))
     with pytest.raises(ConfigurationError, match=FOLDER_VARIABLE):
         private_folder()
+
+
+def test_a_link_in_the_folders_place_is_refused_and_its_target_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    target.chmod(0o755)
+    link.symlink_to(target)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(link))
+    with pytest.raises(ConfigurationError, match=f"is a symbolic link: set {FOLDER_VARIABLE}"):
+        private_folder()
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert list(target.iterdir()) == []
+    target.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(target / "engines.sock"))
+        assert is_private(target / "engines.sock")
+        assert not is_private(link / "engines.sock"), "the link could lead elsewhere tomorrow"
+    link.unlink()
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="is a symbolic link"):
+        private_folder()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_of_ones_own_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir(mode=0o777)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    assert private_folder() == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("of somebody")
+    for place, message in ((file, "is a file"), (file / "below", "File exists")):
+        monkeypatch.setenv(FOLDER_VARIABLE, str(place))
+        with pytest.raises(ConfigurationError, match=f"{message}.*{FOLDER_VARIABLE}"):
+            private_folder()
+    assert file.read_text() == "of somebody"
+
+
+def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o755)
+    if os.getuid() == 0:
+        os.chown(folder, 65534, 65534)
+    else:
+        folder = Path("/usr")
+    before = folder.stat().st_mode
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    with pytest.raises(ConfigurationError, match="another user's"):
+        private_folder()
+    assert folder.stat().st_mode == before
+
+
+def test_a_folder_in_the_sockets_place(tmp_path: Path) -> None:
+    socket_path().mkdir()
+    with pytest.raises(ConfigurationError, match=r"engines\.sock"), listening():
+        pytest.fail("listens")

