@@ -54,7 +54,8 @@ def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     converted: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
         made = _converted(message, f"message {number}")
-        check_encodable(made, f"message {number}")
+        for part in made:
+            check_encodable(part, f"message {number}")
         converted += made
     return converted
 
@@ -205,7 +206,10 @@ def _call_of(call: Any) -> ToolCall | InvalidToolCall:
     function = given.get("function")
     if not isinstance(function, Mapping):
         function = given
-    return _call(function.get("name"), function.get("arguments", function.get("args")), given.get("id"))
+    name, arguments = function.get("name"), function.get("arguments", function.get("args"))
+    if name and (arguments is None or (isinstance(arguments, str) and not arguments.strip())):
+        arguments = {}  # many servers and clients write none as no text
+    return _call(name, arguments, given.get("id"))
 
 
 def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:

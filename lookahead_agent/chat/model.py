@@ -400,7 +400,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
 
         Args:
             tools: Tools, functions, Pydantic classes, or tool dictionaries in the format of OpenAI or Anthropic. Tools
-                that a provider's servers run, such as `{"type": "web_search_preview"}`, are refused.
+                that run on a provider's servers, such as `{"type": "web_search_preview"}`, are refused.
             tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
                 it must call one; a tool's name: it must call that one. The dictionaries of OpenAI and Anthropic work
                 too: `{"type": "any"}`, `{"type": "tool", "name": …}`, `{"type": "function", "function": {"name": …}}`,

@@ -347,16 +347,18 @@ class HFTokenizer:
             return
         marked = [_marked(message, place) for place, message in enumerate(messages)]
         text = self._render(marked, tools, arguments, _ending(marked))
+        # One pass: looking for each mark by itself takes minutes of a conversation of many thousand messages.
+        seen = {"", *_MARK.findall(text)}
         for place, message in enumerate(marked):
-            what = "" if (message.get("content") or "") in text else f"message {place + 1}, which has the role"
-            if not what and any(call["function"]["arguments"]["mark"] not in text for call in _calls(message)):
+            what = "" if (message.get("content") or "") in seen else f"message {place + 1}, which has the role"
+            if not what and any(call["function"]["arguments"]["mark"] not in seen for call in _calls(message)):
                 what = f"the tool calls of message {place + 1}, which has the role"
             if what:
                 raise ConfigurationError(
                     f"the chat template of {self._name} leaves out {what} {message['role']!r}"
                     + (": give one system message, as the first" if message["role"] == "system" and place else "")
                 )
-            if message["role"] == "user" and message.get("name") and message["name"] not in text:
+            if message["role"] == "user" and (message.get("name") or "") not in seen:
                 self._warn_of_names()
         if len(self._shown_whole) >= _SHAPES:
             self._shown_whole.clear()
@@ -443,12 +445,15 @@ def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
     return message["role"], bool(message.get("content")), len(_calls(message)), bool(message.get("name"))
 
 
+_MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")
+
+
 def _marked(message: Mapping[str, Any], place: int) -> dict[str, Any]:
     """A message with a mark in the place of each text."""
     marked = dict(message)
     for field in ("content", "name"):
         if message.get(field):
-            marked[field] = f"mark{place}{field}"
+            marked[field] = f"mark{place}{field}x"
     if _calls(message):
         marked["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": {"mark": f"mark{place}call{number}x"}}}

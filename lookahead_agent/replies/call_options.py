@@ -24,8 +24,8 @@ from lookahead_agent.replies.structured_output import call_constraint, call_or_f
 
 
 def _number(value: Any) -> Any:
-    # pydantic takes True for 1 and "1" for 1: neither is meant as a number.
-    if isinstance(value, (bool, str, bytes)):
+    # pydantic takes True for 1, which nobody means.
+    if isinstance(value, bool):
         raise ValueError("Input should be a number")
     return value
 

@@ -37,7 +37,7 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
         tool = {key: value for key, value in tool.items() if key != "type"}
     elif kind not in (None, "function") and "title" not in tool and "input_schema" not in tool:
         raise ConfigurationError(
-            f"a tool of the type {kind!r} runs on its provider's servers, not here: bind a function of your own"
+            f"a tool of the type {kind!r} is no function that this model can call: bind a function of your own"
         )
     try:
         converted = convert_to_openai_tool(tool)

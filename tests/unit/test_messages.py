@@ -354,7 +354,8 @@ def test_arguments_of_any_text_become_a_prompt(arguments: str, name: str | None,
     converted = template_messages(history)
     assert len(converted) == 3
     if reply.tool_calls:
-        assert converted[1]["tool_calls"][0]["function"] == {"name": name, "arguments": json.loads(arguments)}
+        written = json.loads(arguments) if arguments.strip() else {}
+        assert converted[1]["tool_calls"][0]["function"] == {"name": name, "arguments": written}
     else:
         assert arguments in converted[1]["content"]
     json.dumps(converted, ensure_ascii=False).encode()
