@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,7 @@ from lookahead_agent.replies.call import ChatCall
 from lookahead_agent.replies.call_options import DEFAULT_MAX_TOKENS, CallOptions, SamplingArguments
 from lookahead_agent.replies.policy_choice import POLICY_KEY, NodePath, choose_policy
 from lookahead_agent.replies.request import ChatRequest, Emit
+from lookahead_agent.replies.tool_parsers import ToolParser
 from lookahead_agent.running.client import reply_of_running
 from lookahead_agent.running.wire import ReplyOrder
 
@@ -136,6 +138,12 @@ class Calls:
         """Write a reply that this process or another one has ordered, in the background loop; see `running.keeper`."""
         access, request = self._llm.access, order.request
         async with access.engines(request.policy) as engines:
-            parser = access.tool_parser(order.tool_parser, engines)
+
+            def prepared() -> ToolParser:
+                """What may read files or import modules, which would hold up every other reply."""
+                engines.certified(request.policy)
+                return access.tool_parser(order.tool_parser, engines)
+
+            parser = await asyncio.to_thread(prepared)
             reply = await ChatCall(request, engines, access.thinking(engines), parser, emit).reply()
         return as_message(reply, request, order.model, with_token_ids=order.with_token_ids)

@@ -137,12 +137,13 @@ class EngineSet:
         if policy.risk is None:
             return policy, None, None
         asked = (policy.risk, str(policy.delimiter))
-        if asked not in self._certificates:
+        # Read by threads, while the event loop may forget all.
+        if (found := self._certificates.get(asked)) is None:
             if len(self._certificates) >= _MOST_CERTIFICATES:
                 self._certificates.clear()
             risk, delimiter = asked
-            self._certificates[asked] = find_certificate(risk, self.names, self.precision, self._given_up, delimiter)
-        found = self._certificates[asked]
+            found = find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
+            self._certificates[asked] = found
         if found.certificate is not None:
             return policy.judged_by(found.certificate.policy), found.certificate, found.words
         if policy.verifier == "certified" or found.given_up:
