@@ -24,6 +24,7 @@ TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_
 LONGEST = (
     "precision",
     "processes",
+    "deaths",
     "token_speculation",
     "sampling",
     "remote",
