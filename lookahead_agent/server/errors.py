@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 # Absolute paths and addresses: names of folders and machines are nobody's business.
 _INTERNAL = re.compile(r"https?://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}/?|[A-Za-z]:\\\S+")
+_ABSENT = (
+    "there is nothing here: this server answers POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+)
 _FAILED = "the model failed; the server's log says why"
 
 
@@ -116,7 +119,8 @@ def install_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-        return reply(error.status_code, ErrorBody(message=str(error.detail), type=kind), dict(error.headers or {}))
+        message = _ABSENT if error.status_code in (404, 405) else str(error.detail)
+        return reply(error.status_code, ErrorBody(message=message, type=kind), dict(error.headers or {}))
 
     app.add_exception_handler(RefusedError, known)
     app.add_exception_handler(LookaheadError, known)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import openai
 import pytest
+from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from openai.types.chat import ChatCompletionToolParam
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 
 from tests.unit.chat import scripted_chat
@@ -39,7 +41,30 @@ class Answer(BaseModel):
     number: int
 
 
+class Step(BaseModel):
+    """One step of an answer."""
+
+    explanation: str
+    output: str
+
+
+class Worked(BaseModel):
+    """An answer and how it was found."""
+
+    steps: list[Step]
+    number: int
+
+
+WORKED = Worked(steps=[Step(explanation="Two and two.", output="4")], number=4)
+
+
+def asked(text: str) -> list[ChatCompletionMessageParam]:
+    return [{"role": "user", "content": text}]
+
+
 def reply_to(prompt: str) -> str:
+    if "with steps" in prompt:
+        return '{"steps": [{"explanation": "Two and two.", "output": "4"}], "number": 4}'
     if "in JSON" in prompt:
         return '{"number": 4}'
     if "must call" in prompt:
@@ -124,6 +149,55 @@ def test_openai_forced_tools_and_structured_output(client: openai.OpenAI) -> Non
     assert parsed.choices[0].message.parsed == Answer(number=4)
 
 
+def test_openai_parses_nested_models_whole_and_streamed_and_calls(client: openai.OpenAI) -> None:
+    parsed = client.chat.completions.parse(model=MODEL, messages=asked("4 with steps"), response_format=Worked)
+    assert parsed.choices[0].message.parsed == WORKED
+    with client.chat.completions.stream(model=MODEL, messages=asked("4 with steps"), response_format=Worked) as events:
+        assert {event.type for event in events} >= {"content.delta", "content.done"}
+        assert events.get_final_completion().choices[0].message.parsed == WORKED
+    called = client.chat.completions.parse(
+        model=MODEL, messages=asked("1 + 2?"), tools=[openai.pydantic_function_tool(Summands, name="add")]
+    )
+    (call,) = called.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments == Summands(a=1, b=2)
+
+
+class Summands(BaseModel):
+    """Add."""
+
+    a: int
+    b: int
+
+
+async def test_openai_async(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+        replies = await asyncio.gather(
+            *(client.chat.completions.create(model=MODEL, messages=asked("?")) for _ in range(4))
+        )
+        assert [reply.choices[0].message.content for reply in replies] == [REPLY] * 4
+        events = await client.chat.completions.create(model=MODEL, messages=asked("?"), stream=True)
+        assert "".join([event.choices[0].delta.content or "" async for event in events if event.choices]) == REPLY
+
+
+def test_what_is_absent_and_what_is_wrong_are_the_sdks_own_errors_in_words(client: openai.OpenAI, url: str) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"answers POST /v1/chat/completions"):
+        client.responses.create(model=MODEL, input="?")
+    with pytest.raises(openai.NotFoundError, match=r"answers POST /v1/chat/completions"):
+        client.embeddings.create(model=MODEL, input="?")
+    with pytest.raises(openai.BadRequestError, match="temperature") as raised:
+        client.chat.completions.create(model=MODEL, messages=asked("?"), temperature=9)
+    assert raised.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        client.chat.completions.create(model=MODEL, messages=[])
+    with pytest.raises(openai.BadRequestError, match="logprobs"):
+        client.chat.completions.create(model=MODEL, messages=asked("?"), stream=True, logprobs=True)
+    with pytest.raises(openai.AuthenticationError, match="API key") as refused:
+        openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).chat.completions.create(
+            model=MODEL, messages=asked("?")
+        )
+    assert refused.value.type == "authentication_error"
+
+
 def test_openai_models_completions_and_errors(client: openai.OpenAI, url: str) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.completions.create(model=MODEL, prompt="assistant: ", max_tokens=50).choices[0].text == REPLY
@@ -159,3 +233,48 @@ def test_chat_openai_structured_output(chat: ChatOpenAI, method: str) -> None:
             assert other.with_structured_output(Answer, method="function_calling").invoke("?") == Answer(number=4)
     else:
         assert structured.invoke("Answer in JSON.") == Answer(number=4)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_openai_structured_output_with_its_message(method: str, stream: bool) -> None:
+    with serving(scripted_chat(summands)) as (address, _):
+        other = ChatOpenAI(base_url=address + "/v1", api_key="x", model=MODEL)  # type: ignore[arg-type]
+        structured = other.with_structured_output(Summands, method=method, include_raw=True)  # type: ignore[arg-type]
+        found: dict[str, object] = {}
+        if stream:
+            for part in structured.stream("1 + 2, in JSON"):
+                found |= part
+        else:
+            found |= structured.invoke("1 + 2, in JSON")
+    assert found["parsing_error"] is None
+    assert found["parsed"] == Summands(a=1, b=2)
+
+
+def summands(prompt: str) -> str:
+    """The form's content, or the call that is forced."""
+    arguments = '{"a": 1, "b": 2}'
+    return f'{{"name": "Summands", "arguments": {arguments}}}' if "tools:" in prompt else arguments
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_on_chat_openai_calls_its_tool_and_answers(chat: ChatOpenAI, stream: bool) -> None:
+    agent = create_agent(chat, [add])
+    question = {"messages": [("user", "1 + 2?")]}
+    if stream:
+        shown = [part for part, _ in agent.stream(question, stream_mode="messages") if part.type == "AIMessageChunk"]  # type: ignore[union-attr]
+        assert "".join(part.text for part in shown).endswith(REPLY)
+        return
+    messages = agent.invoke(question)["messages"]
+    assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
+    assert messages[1].tool_calls[0]["args"] == {"a": 1, "b": 2}
+    assert messages[2].text == "3"
+    assert messages[3].text == REPLY
+
+
+def test_chat_openai_counts_tokens(chat: ChatOpenAI) -> None:
+    whole = chat.invoke("?").usage_metadata
+    assert whole is not None
+    assert whole["total_tokens"] == whole["input_tokens"] + whole["output_tokens"] > 0
+    streamed = [chunk.usage_metadata for chunk in chat.stream("?", stream_usage=True) if chunk.usage_metadata]
+    assert [usage["total_tokens"] for usage in streamed] == [whole["total_tokens"]]
