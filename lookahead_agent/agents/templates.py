@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from lookahead_agent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lookahead_agent.chat.model import ChatLookahead
@@ -35,29 +37,40 @@ def template_path(kind: str, name: str) -> Path:
     raise FileNotFoundError(f"there is no template {kind}/{name}.py")
 
 
-@cache
+_loading = threading.RLock()
+"""Held while a template is loaded, which may load others: no thread gets a module that is half loaded."""
+
+
 def template(kind: str, name: str) -> ModuleType:
-    """Load a template file; see `template_path`."""
+    """Load a template file; see `template_path`. Threads that ask at once wait for one of them to load it."""
     module_name = f"lookahead_agent._templates.{kind}.{name}"
-    spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
-    return module
+    with _loading:
+        if (loaded := sys.modules.get(module_name)) is not None:
+            return loaded
+        spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+        return module
 
 
-_FROM_ENVIRONMENT = {
-    "LOOKAHEAD_MODEL": "model",
-    "LOOKAHEAD_DRAFT_MODEL": "draft_model",
-    "LOOKAHEAD_BASE_URL": "base_url",
-    "LOOKAHEAD_DRAFT_URL": "draft_url",
-    "LOOKAHEAD_TOKENIZER": "tokenizer",
-    "LOOKAHEAD_POLICY": "policy",
-    "LOOKAHEAD_MAX_TOKENS": "max_tokens",
-    "LOOKAHEAD_TEMPERATURE": "temperature",
+_FROM_ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "LOOKAHEAD_MODEL": ("model", str),
+    "LOOKAHEAD_DRAFT_MODEL": ("draft_model", str),
+    "LOOKAHEAD_BASE_URL": ("base_url", str),
+    "LOOKAHEAD_DRAFT_URL": ("draft_url", str),
+    "LOOKAHEAD_TOKENIZER": ("tokenizer", str),
+    "LOOKAHEAD_POLICY": ("policy", str),
+    "LOOKAHEAD_MAX_TOKENS": ("max_tokens", int),
+    "LOOKAHEAD_TEMPERATURE": ("temperature", float),
 }
+"""The field of each variable, and what reads it."""
 
 
 def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
@@ -74,9 +87,15 @@ def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
     """
     from lookahead_agent.chat.model import ChatLookahead
 
-    chosen = {field: os.environ[name] for name, field in _FROM_ENVIRONMENT.items() if os.environ.get(name)}
+    chosen: dict[str, Any] = {}
+    for name, (field, read) in _FROM_ENVIRONMENT.items():
+        if given := os.environ.get(name):
+            try:
+                chosen[field] = read(given)
+            except ValueError:
+                raise ConfigurationError(f"{name}: {given!r} is no number") from None
     if "policy" not in chosen:
-        chosen["policies"] = dict(policies)  # type: ignore[assignment]
+        chosen["policies"] = dict(policies)
     return ChatLookahead.model_validate(chosen)
 
 

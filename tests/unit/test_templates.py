@@ -1,0 +1,104 @@
+"""Templates that many threads load and use for the first time at once, and the models of `graph()`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lookahead_agent.agents import templates
+from lookahead_agent.agents.templates import default_llm, template
+from lookahead_agent.errors import ConfigurationError
+
+NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "graphs").glob("*.py"))
+
+# In a new process, where nothing is loaded yet. All threads begin together, and take turns after few steps.
+LOADING = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from lookahead_agent.agents import templates
+from lookahead_agent.testing import scripted_chat
+from langchain_core.tools import tool
+
+@tool
+def look_up(word: str) -> str:
+    "Look a word up."
+    return word
+
+sys.setswitchinterval(1e-6)
+llm, begin = scripted_chat("Fine.", policy="off"), threading.Barrier(12)
+
+def build(name):
+    begin.wait()
+    build = getattr(templates, f"build_{name}")
+    if name == "supervisor":
+        graph = build(llm, {"one": [look_up]})
+    elif name in ("reflection", "self_consistency"):
+        graph = build(llm)
+    else:
+        graph = build(llm, [look_up])
+    asked = {"task" if name == "reflection" else "question": "How?"}
+    return templates.template("graphs", name), graph.invoke(asked)["answer"]
+
+with ThreadPoolExecutor(12) as pool:
+    for name in sys.argv[1:]:
+        found = list(pool.map(build, [name] * 12))
+        assert len({id(module) for module, _ in found}) == 1, name
+        assert len({answer for _, answer in found}) == 1, name
+print("all")
+"""
+
+MANY = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+import lookahead_agent
+sys.setswitchinterval(1e-6)
+names = [name for name in lookahead_agent.__all__ if name != "__version__"] * 3
+begin = threading.Barrier(len(names))
+
+def look(name):
+    begin.wait()
+    return name, id(getattr(lookahead_agent, name))
+
+with ThreadPoolExecutor(len(names)) as pool:
+    assert len(set(pool.map(look, names))) == len(names) / 3
+print("all")
+"""
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[::-1]], ids=["in order", "in reverse"])
+def test_many_threads_build_a_template_that_none_has_loaded(names: list[str]) -> None:
+    command = [sys.executable, "-c", LOADING, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "all"
+
+
+def test_many_threads_import_the_public_names() -> None:
+    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "all"
+
+
+def test_a_template_that_cannot_be_loaded_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "graphs").mkdir()
+    file = tmp_path / "graphs" / "half.py"
+    file.write_text("FIRST = 1\nraise RuntimeError('half')\n")
+    monkeypatch.setattr(templates, "_PACKAGE", tmp_path / "package")
+    with pytest.raises(RuntimeError, match="half"):
+        template("graphs", "half")
+    file.write_text("FIRST = 1\nSECOND = 2\n")
+    assert template("graphs", "half").SECOND == 2
+    assert template("graphs", "half") is template("graphs", "half")
+
+
+def test_numbers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOKAHEAD_MAX_TOKENS", "20")
+    monkeypatch.setenv("LOOKAHEAD_TEMPERATURE", "0.5")
+    llm = default_llm({"planner": "fast"})
+    assert (llm.max_tokens, llm.temperature) == (20, 0.5)
+    monkeypatch.setenv("LOOKAHEAD_MAX_TOKENS", "many")
+    with pytest.raises(ConfigurationError, match="LOOKAHEAD_MAX_TOKENS: 'many' is no number"):
+        default_llm({})
