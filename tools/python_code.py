@@ -25,14 +25,11 @@ def run_python(code: str, limits: PythonLimits | None = None, isolation: Isolati
         isolation: What stands between it and this machine; "none" is no boundary at all, see `Isolation`.
 
     Raises:
-        ValueError: It failed, took too long, used too much or could not be started; the message says which, and what
-            it printed before.
-        IsolationError: There is no such boundary here; the message says what to install.
+        ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
+        IsolationError: There is no such boundary here, and the message says what to install; or no process could be
+            started.
     """
-    try:
-        return run_isolated(code, limits, isolation)
-    except OSError as error:
-        raise ValueError(f"the code cannot be run now: {error.strerror or type(error).__name__}") from error
+    return run_isolated(code, limits, isolation)
 
 
 def make_python_tool(limits: PythonLimits | None = None, isolation: Isolation = "auto") -> BaseTool:

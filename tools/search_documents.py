@@ -10,6 +10,7 @@ read in a process of its own, which has 20 seconds and 512 MiB.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -196,7 +197,8 @@ def _passages(root: Path, path: Path) -> Iterator[Passage]:
 
 
 def _pages(data: bytes, name: str) -> Iterator[Passage]:
-    command = [sys.executable, "-I", "-c", isolation.program_text("pdf_inside"), str(_PDF_MEMORY)]
+    limits = (str(_PDF_MEMORY), str(math.ceil(_PDF_SECONDS) + 1))
+    command = [sys.executable, "-I", "-c", isolation.program_text("pdf_inside"), *limits]
     try:
         finished = isolation.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
     except OSError as error:

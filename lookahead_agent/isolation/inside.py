@@ -198,13 +198,13 @@ def limits(plan: dict[str, Any]) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         resource.setrlimit(limit, (value, value))
+
+
+def nothing_uncounted(plan: dict[str, Any]) -> None:
+    """What the limits above leave open. Raises OSError where the kernel does not count this user's threads."""
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program that takes dumps would be given one in spite of the limit
     # Of a great page that is partly given back all stays, and only the rest of it counts.
     call("prctl", PR_SET_THP_DISABLE, 1, 0, 0, 0)
-
-
-def threads(plan: dict[str, Any]) -> None:
-    """A number of threads and timers; raises OSError where the kernel does not hold this user to the threads."""
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (64, 64))  # which counts timers
     resource.setrlimit(resource.RLIMIT_NPROC, (0, plan["threads"]))
     try:
@@ -258,7 +258,7 @@ def confined(plan: dict[str, Any]) -> None:
     if kind != "none":
         if 0 in os.getresuid():
             raise OSError("the code would be root")
-        threads(plan)
+        nothing_uncounted(plan)
         filtered(base64.b64decode(plan["filter"]))
 
 

@@ -30,14 +30,16 @@ def send(frames: BinaryIO, value: object) -> None:
     frames.flush()
 
 
-def main(memory: int) -> None:
+def main(memory: int, seconds: int) -> None:
     """Everything.
 
     Args:
         memory: Bytes of data that the process may have.
+        seconds: Time of a processor that it may take, also if the agent was killed.
     """
     frames = framed_output()
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
@@ -51,4 +53,4 @@ def main(memory: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

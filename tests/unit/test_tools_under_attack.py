@@ -6,8 +6,11 @@ import contextlib
 import gzip
 import logging
 import os
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -22,6 +25,7 @@ from hypothesis import strategies as st
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, StreamObject
 
+from lookahead_agent.isolation import program_text
 from tools import search_documents
 from tools.calculator import calculate
 from tools.files import read_text, write_text
@@ -461,6 +465,16 @@ def test_pdfs_that_are_bombs(tmp_path: Path, caplog: pytest.LogCaptureFixture, m
         index = DocumentIndex(tmp_path)
     assert index.search("green tea")[0].source == "tea.txt:1-1"
     assert sum("is left out" in line for line in caplog.messages) >= 2
+
+
+def test_a_pdf_that_takes_for_ever_ends_without_its_agent(tmp_path: Path) -> None:
+    """The kernel ends it: nobody is there to do that."""
+    long = DecodedStreamObject()
+    long.set_data(b"BT /F1 9 Tf (x) Tj ET\n" * 500_000)
+    pdf_of(long, tmp_path / "long.pdf")
+    command = [sys.executable, "-I", "-c", program_text("pdf_inside"), str(512 << 20), "1"]
+    done = subprocess.run(command, input=(tmp_path / "long.pdf").read_bytes(), capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_folders_with_what_is_no_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
