@@ -14,6 +14,7 @@ from langchain_core.runnables.config import ensure_config
 from lookahead_agent.chat.messages import conversation, question
 from lookahead_agent.chat.reply_message import as_message
 from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.tokenizer import continues
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.policy import PolicyLike, VerifierPolicy
 from lookahead_agent.replies.call import ChatCall
@@ -49,8 +50,8 @@ class Calls:
         """A call with everything decided: its policy, its node, how tokens are chosen.
 
         Args:
-            prompt: Messages; or a prompt without a chat template, as text or as token ids. If the last message is the
-                model's own, the reply continues it.
+            prompt: Messages; or a prompt without a chat template, as text or as token ids. The reply continues
+                a last message of the model's own, unless that was a finished reply.
             options: What the call sets.
             run_manager: Knows which node makes the call.
             longest_prompt: In tokens; None: the context.
@@ -65,8 +66,7 @@ class Calls:
         if isinstance(prompt, str):
             check_encodable(prompt, "the prompt")
         given = conversation(messages) if is_chat else cast("str | list[int]", prompt)
-        goes_on = isinstance(given, list) and isinstance(given[-1], dict) and given[-1]["role"] == "assistant"
-        if goes_on and (options.structured or options.tool_choice):
+        if is_chat and continues(cast("list[dict[str, Any]]", given)) and (options.structured or options.tool_choice):
             raise ConfigurationError(
                 "the last message is the model's own, which a reply would continue, but a required tool call or a "
                 "response_format begins anew: leave one of the two out"

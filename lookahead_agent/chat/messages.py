@@ -19,6 +19,7 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 
+from lookahead_agent.engines.tokenizer import FINISHED, continues
 from lookahead_agent.errors import ConfigurationError, check_encodable
 
 THINKING_KEY = "reasoning_content"
@@ -33,6 +34,9 @@ _ROLES = {
     "ai": "assistant",
 }
 """Roles that a `ChatMessage` may have, and what templates call them."""
+
+_ENDED = frozenset({"stop", "tool_calls", "end_turn", "stop_sequence", "STOP"})
+"""Reasons for which a model of ours or of others ends a reply itself; one that was cut off can be continued."""
 
 # Blocks of a reply's content that its message also has in other places.
 _ELSEWHERE = frozenset({"reasoning", "thinking", "redacted_thinking", "tool_call_chunk"})
@@ -111,6 +115,8 @@ def _reply(message: AIMessage, name: str) -> dict[str, Any]:
         ]
     if thinking := thinking_of(message):
         made["reasoning_content"] = thinking
+    if message.response_metadata.get("finish_reason", message.response_metadata.get("stop_reason")) in _ENDED:
+        made[FINISHED] = True
     return made
 
 
@@ -215,6 +221,8 @@ def _call_of(call: Any) -> ToolCall | InvalidToolCall:
 def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Messages to which a reply is to be written; a last one of the model's own is the beginning of that reply.
 
+    A reply that its model has ended is none: in a graph of several agents it is what another one said.
+
     Raises:
         ConfigurationError: As `template_messages`; or the last message calls tools, or has nothing but thinking.
     """
@@ -222,7 +230,7 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     if isinstance(last := messages[-1], AIMessage):
         if any(_calls(last)):
             raise ConfigurationError("the last message calls tools: append a message with the result of each call")
-        if not converted[-1]["content"] and thinking_of(last):
+        if continues(converted) and not converted[-1]["content"] and thinking_of(last):
             raise ConfigurationError("the last message is all thinking, which no template continues: leave it out")
     return begun(converted)
 

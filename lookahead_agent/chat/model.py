@@ -15,7 +15,7 @@ from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
@@ -37,7 +37,7 @@ from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.replies.call_options import CallOptions
 from lookahead_agent.replies.offered_tools import chosen_tools, forced, openai_tools
-from lookahead_agent.replies.policy_choice import NodePath, check_policies
+from lookahead_agent.replies.policy_choice import NodePath, check_policies, with_configured
 from lookahead_agent.replies.request import ChatRequest, Emit, Piece
 from lookahead_agent.replies.structured_output import Form, FormParser, Method, parsed
 from lookahead_agent.replies.tool_parsers import check_tool_parser
@@ -295,6 +295,50 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
             "max_tokens": self.max_tokens,
             "stop": self.stop,
         }
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """Reply to a text or messages."""
+        return super().invoke(input, config, stop=stop, **with_configured(kwargs, config))
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """`invoke` for callers in an event loop."""
+        return await super().ainvoke(input, config, stop=stop, **with_configured(kwargs, config))
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        """Reply to a text or messages in chunks."""
+        return super().stream(input, config, stop=stop, **with_configured(kwargs, config))
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        """`stream` for callers in an event loop."""
+        return super().astream(input, config, stop=stop, **with_configured(kwargs, config))
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         if isinstance(model_input, Sequence) and not isinstance(model_input, str):

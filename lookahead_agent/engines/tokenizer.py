@@ -87,8 +87,8 @@ class Tokenizer(Protocol):
         """Token ids of a chat, ready for the assistant's reply.
 
         Args:
-            messages: Messages in OpenAI's format; tool-call arguments as mappings. If the last one is the assistant's
-                and calls no tools, the reply continues it.
+            messages: Messages in OpenAI's format; tool-call arguments as mappings. The reply continues a last one of
+                the assistant that is not `FINISHED` and calls no tools.
             tools: Tools in OpenAI's format.
             template_arguments: Values of `template_variables`, of JSON's types.
             longest: See `encode`.
@@ -122,6 +122,9 @@ class Tokenizer(Protocol):
 
 
 logger = logging.getLogger(__name__)
+
+FINISHED = "finished"
+"""Field of an assistant's message that its model has ended, so that a reply is another turn; no template reads it."""
 
 _SHAPES = 1024
 """Orders of messages of which a tokenizer remembers that its template shows them whole."""
@@ -429,9 +432,14 @@ class HFTokenizer:
         return Path(self._tokenizer.name_or_path).name
 
 
+def continues(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is the beginning of the reply: the assistant's own, which no model has finished."""
+    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(FINISHED)
+
+
 def _ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     """How a prompt ends: with the beginning of a reply, or open, where the last message is one."""
-    if not messages or messages[-1]["role"] != "assistant":
+    if not continues(messages):
         return {"add_generation_prompt": True}
     return {"add_generation_prompt": False, "continue_final_message": not messages[-1].get("tool_calls")}
 
@@ -442,7 +450,8 @@ def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
     """What of a message a template decides by, as far as one knows."""
-    return message["role"], bool(message.get("content")), len(_calls(message)), bool(message.get("name"))
+    flags = (bool(message.get(field)) for field in ("content", "name", FINISHED))
+    return message["role"], len(_calls(message)), *flags
 
 
 _MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
 
 POLICY_KEY = "lookahead_policy"
+_CONFIGURED = f'config["configurable"]["{POLICY_KEY}"]'
 """Key of `config["configurable"]` that chooses a policy."""
 
 
@@ -98,13 +99,28 @@ def choose_policy(
     """
     where = f"in the node {str(path)!r}" if path.names else "outside a graph"
     if call is not None:
-        return as_policy(call).chosen_by("the call's own argument")
+        chosen = as_policy(call)
+        return chosen if chosen.rule == _CONFIGURED else chosen.chosen_by("the call's own argument")
     if configurable is not None:
-        return as_policy(configurable).chosen_by(f'config["configurable"]["{POLICY_KEY}"]')
+        return as_policy(configurable).chosen_by(_CONFIGURED)
     key = matching_key(list(policies), path)
     if key is not None:
         return as_policy(policies[key]).chosen_by(f"policies[{key!r}], {where}")
     return as_policy(default).chosen_by(f"the model's own policy: nothing else chooses one {where}")
+
+
+def with_configured(options: dict[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of a call, with the policy that its configuration names if the call itself names none.
+
+    LangChain hands a model nothing of the configuration's "configurable" outside a chain or a graph.
+
+    Raises:
+        PolicyError: The policy does not exist.
+    """
+    policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
+    if policy is None or options.get("policy") is not None:
+        return options
+    return {**options, "policy": as_policy(policy).chosen_by(_CONFIGURED)}
 
 
 def check_policies(policies: Mapping[str, PolicyLike], graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:

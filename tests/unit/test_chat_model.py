@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 from pydantic import ValidationError
@@ -277,6 +278,29 @@ def test_configuration_and_call_go_before_the_node() -> None:
     message = llm.invoke("?", {"configurable": {"lookahead_policy": "fast"}}, policy="strict")
     assert message.response_metadata["lookahead"]["policy"] == "strict"
     assert llm.bind(policy="off").invoke("?").response_metadata["lookahead"]["policy"] == "off"
+
+
+async def test_the_configuration_chooses_the_policy_outside_a_graph_too() -> None:
+    llm = scripted_chat(REPLY)
+    config: RunnableConfig = {"configurable": {"lookahead_policy": "fast"}}
+    last = {
+        "stream": list(llm.stream("?", config))[-1],
+        "astream": [chunk async for chunk in llm.astream("?", config)][-1],
+    }
+    replies = {
+        "invoke": llm.invoke("?", config),
+        "ainvoke": await llm.ainvoke("?", config),
+        "batch": llm.batch(["?"], config)[0],
+        "bind_tools": llm.bind_tools([]).invoke("?", config),
+        "chain": (llm | (lambda message: message)).invoke("?", config),
+        **last,
+    }
+    for name, message in replies.items():
+        figures = message.response_metadata["lookahead"]
+        assert (figures["policy"], figures["chosen_by"]) == ("fast", 'config["configurable"]["lookahead_policy"]'), name
+    with pytest.raises(PolicyError, match="no policy is called 'swift'"):
+        llm.invoke("?", {"configurable": {"lookahead_policy": "swift"}})
+    assert llm.bind(policy="off").invoke("?", config).response_metadata["lookahead"]["policy"] == "off"
 
 
 def test_policies_act() -> None:

@@ -238,6 +238,25 @@ async def test_a_begun_reply_is_continued(tokenizer_of: Callable[[str], HFTokeni
     assert scripted_chat(begun + " 4.", policy="off").invoke([("user", "2 + 2?"), ("ai", begun)]).text == " 4."
 
 
+def test_a_finished_reply_is_followed_by_another_turn(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
+    """In a graph of several agents the last message is often what another one answered."""
+    llm, seen = chat_with(tokenizer_of(WHOLE), "Yes, 4.")
+    finished = llm.invoke([("user", "2 + 2?")])
+    assert finished.response_metadata["finish_reason"] == "stop"
+    history = [HumanMessage("2 + 2?"), finished]
+    reply = llm.invoke(history)
+    assert seen[-1] == "user: 2 + 2?|assistant: Yes, 4.|assistant: "
+    assert llm.get_num_tokens_from_messages(history) == len(seen[-1])
+    assert reply.text == "Yes, 4."
+    with pytest.raises(ConfigurationError, match="begins anew"):
+        llm.bind_tools([add], tool_choice="any").invoke([*history, AIMessage("So")])
+    llm.bind_tools([add], tool_choice="any").invoke(history)
+    cut_off = llm.invoke([("user", "2 + 2?")], max_tokens=1)
+    assert cut_off.response_metadata["finish_reason"] == "length"
+    llm.invoke([("user", "2 + 2?"), cut_off])
+    assert seen[-1] == f"user: 2 + 2?|assistant: {cut_off.text}"
+
+
 def test_an_empty_last_reply_is_a_new_turn(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
     llm, seen = chat_with(tokenizer_of(WHOLE))
     llm.invoke([("user", "2 + 2?"), ("ai", "")])
