@@ -52,9 +52,40 @@ def serve(
     max_prompt_tokens: Annotated[
         int | None, typer.Option("--max-prompt-tokens", min=1, help="Longest prompt. Default: the context.")
     ] = None,
-    max_body: Annotated[int, typer.Option("--max-body", min=1, help="Longest body of a request, in bytes.")] = 4 << 20,
+    max_body: Annotated[
+        int | None,
+        typer.Option(
+            "--max-body",
+            min=1,
+            help="Longest body of a request, in bytes. Default: 32 a token of the context, and 64 KiB, up to 4 MiB.",
+        ),
+    ] = None,
     concurrent: Annotated[int, typer.Option("--concurrent", min=1, help="Replies that are written at once.")] = 32,
     queue: Annotated[int, typer.Option("--queue", min=0, help="Replies that may wait; beyond, 429.")] = 64,
+    client_policies: Annotated[
+        bool,
+        typer.Option(
+            "--client-policies",
+            help="Let clients send policies of their own, with thresholds, patterns and prompts. Default: names alone.",
+        ),
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="Name by which clients may call the server, beside localhost, --host and IP addresses; *.example.com "
+            "for all that end so, * for all. Repeatable.",
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origin", metavar="ORIGIN", help="Origin of web pages that may call it. Repeatable."),
+    ] = None,
+    request_timeout: Annotated[
+        float, typer.Option("--request-timeout", min=0.1, help="Seconds in which a request must have arrived.")
+    ] = 20,
+    max_connections: Annotated[int, typer.Option("--max-connections", min=1, help="Most connections at once.")] = 512,
     grace: Annotated[
         int, typer.Option("--grace", min=0, help="Seconds that running replies have to end at shutdown.")
     ] = 60,
@@ -64,10 +95,8 @@ def serve(
     Clients send the key in the environment's LOOKAHEAD_SERVER_KEY, if there is one.
     """
     try:
-        import uvicorn
-
         from lookahead_agent.server import ServerSettings
-        from lookahead_agent.server.app import create_app
+        from lookahead_agent.server.run import run_server
     except ImportError as error:
         raise MissingExtraError("the server needs its extra: pip install 'lookahead-agent[server]'") from error
     key = os.environ.get(_KEY) or None
@@ -100,19 +129,18 @@ def serve(
             "max_tokens": max_tokens,
             "concurrent": concurrent,
             "queue": queue,
+            "client_policies": client_policies,
+            "allowed_hosts": ("localhost", host, *(allowed_host or ())),
+            "cors_origins": tuple(cors_origin or ()),
+            "request_timeout": request_timeout,
+            "connections": max_connections,
         }
     )
     # The port is taken before models load, and opened after: whoever can connect gets a reply.
     with closing(_bound(host, port)) as listener, llm:
         llm.start(Bars())
-        config = uvicorn.Config(
-            create_app(llm, settings), log_level="warning", timeout_graceful_shutdown=grace, server_header=False
-        )
         _announce(*listener.getsockname()[:2])
-        try:
-            uvicorn.Server(config).run([listener])
-        except KeyboardInterrupt:  # uvicorn repeats the signal once it has finished what ran
-            return
+        run_server(llm, settings, listener, grace)
 
 
 def _bound(host: str, port: int) -> socket.socket:

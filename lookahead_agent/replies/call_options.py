@@ -64,6 +64,7 @@ class SamplingArguments(BaseModel):
     stop: (
         Annotated[
             list[Annotated[str, Field(strict=True)]],
+            Field(fail_fast=True),
             BeforeValidator(_stops, json_schema_input_type=str | list[str]),
         ]
         | None

@@ -1,48 +1,62 @@
-"""Who may come in: the length of bodies, the key, and how many at once."""
+"""Who may come in: by which name of the server, with which key, and how many at once."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lookahead_agent.server.errors import RefusedError
+from lookahead_agent.server.errors import ErrorBody, RefusedError, error_response
 
 
-class BodyLimit:
-    """Middleware that refuses bodies that are too long, also those that do not say how long they are.
+class HostCheck:
+    """Middleware that answers only to allowed names.
+
+    A web page of any site may have its own name resolve to this machine's address (DNS rebinding): its requests come
+    with that name as their `Host`. An IP address as `Host` cannot be such a page's, nor can none at all.
 
     Args:
         app: What comes after it.
-        limit: Longest body in bytes.
+        allowed: Names; see `ServerSettings.allowed_hosts`.
+        on_error: Told the status of what is refused.
     """
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, allowed: Sequence[str], on_error: Callable[[int], None]) -> None:
         self._app = app
-        self._limit = limit
+        self._allowed = [name.lower().rstrip(".") for name in allowed]
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
-        if scope["type"] != "http":
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is None or self._is_allowed(_host_name(host)):
             await self._app(scope, receive, send)
             return
-        seen = 0
+        self._on_error(400)
+        message = f"the server is not called {host[:100]!r}: its owner can allow the name with --allowed-host"
+        await error_response(400, ErrorBody(message=message, type="invalid_request_error"))(scope, receive, send)
 
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._limit:
-                raise HTTPException(413, f"the body is longer than {self._limit} bytes")
-            return message
+    def _is_allowed(self, name: str) -> bool:
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            ends = [each[1:] for each in self._allowed if each.startswith("*")]
+            return name in self._allowed or any(name.endswith(end) for end in ends)
+        return True
 
-        await self._app(scope, counted, send)
+
+def _host_name(host: str) -> str:
+    """A `Host` header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().rstrip(".")
 
 
 def check_key(given: str | None, expected: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -9,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -46,8 +47,7 @@ async def chat_completions(
     """
     max_tokens = body.max_completion_tokens or body.max_tokens
     writer.check(body, max_tokens)
-    messages = [from_openai(message.model_dump(exclude_none=True)) for message in body.messages]
-    for_chat = _chat_options(body)
+    messages, for_chat = await asyncio.to_thread(lambda: (_messages(body), _chat_options(body)))
     options = [writer.options(body, max_tokens, chosen, choice) | for_chat for choice in range(body.n)]
     identifier, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
     if body.stream:
@@ -67,6 +67,10 @@ async def chat_completions(
         usage=usage_of(replies, body.n),
         lookahead=[figures_of(reply) for reply in replies],
     )
+
+
+def _messages(body: ChatRequestBody) -> list[BaseMessage]:
+    return [from_openai(message.model_dump(exclude_none=True)) for message in body.messages]
 
 
 def _chat_options(body: ChatRequestBody) -> dict[str, Any]:

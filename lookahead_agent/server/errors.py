@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,6 +22,8 @@ _INTERNAL = re.compile(r"https?://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}/?|[A-Za-z]:\\
 _ABSENT = (
     "there is nothing here: this server answers POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 )
+_LONGEST = 1000
+"""Characters of an error's text."""
 _FAILED = "the model failed; the server's log says why"
 
 
@@ -90,7 +92,15 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
 
 
 def _invalid(error: Exception, code: str | None) -> ErrorBody:
-    return ErrorBody(message=_INTERNAL.sub("…", str(error)), type="invalid_request_error", code=code)
+    return ErrorBody(message=_INTERNAL.sub("…", str(error)[:_LONGEST]), type="invalid_request_error", code=code)
+
+
+def error_response(status: int, body: ErrorBody, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """An error as OpenAI's API gives it, of bounded length, whatever a client has sent."""
+    for name in ("message", "param"):
+        if len(text := getattr(body, name) or "") > _LONGEST:
+            body = body.model_copy(update={name: text[: _LONGEST - 1] + "…"})
+    return JSONResponse(ErrorReply(error=body).model_dump(), status, headers)
 
 
 def install_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
@@ -98,7 +108,7 @@ def install_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
 
     def reply(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> JSONResponse:
         on_error(status)
-        return JSONResponse(ErrorReply(error=body).model_dump(), status, headers)
+        return error_response(status, body, headers)
 
     async def known(_: Request, error: Exception) -> JSONResponse:
         status, body = error_body(error)
@@ -106,6 +116,8 @@ def install_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
         headers = {"Retry-After": str(wait)} if wait is not None else {}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if status == 408:
+            headers["Connection"] = "close"  # the rest of the request may still come
         return reply(status, body, headers)
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:

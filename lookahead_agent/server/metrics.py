@@ -17,10 +17,18 @@ class Metrics:
         running: How many replies are being written.
         waiting: How many wait.
         nodes: Node names that may be labels; others are "other", for clients choose them.
+        policies: Names of policies that may be, in the same way.
     """
 
-    def __init__(self, running: Callable[[], float], waiting: Callable[[], float], nodes: frozenset[str]) -> None:
+    def __init__(
+        self,
+        running: Callable[[], float],
+        waiting: Callable[[], float],
+        nodes: frozenset[str],
+        policies: frozenset[str],
+    ) -> None:
         self._nodes = nodes
+        self._policies = policies
         self._registry = CollectorRegistry()
         labels = ("policy", "node")
 
@@ -93,8 +101,9 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _policy(self, name: str) -> str:
-        # "balanced:depth=8" is a client's own: one label for all changes of a policy.
-        return name.partition(":")[0]
+        # "balanced:depth=8" may be a client's own: one label for all changes of a policy.
+        base = name.partition(":")[0]
+        return base if base in self._policies or name in self._policies else "other"
 
     def _node(self, path: str | None) -> str:
         if path is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from lookahead_agent.replies.call_options import MaxTokens, SamplingArguments
 
@@ -14,7 +15,29 @@ _HISTORY = ConfigDict(extra="ignore")
 _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a draft's step that was accepted"
 
 
-class ContentPart(BaseModel):
+_MOST_MESSAGES = 10_000
+_MOST_TOOLS = 512
+
+
+class _Given(BaseModel):
+    """An object of a client's: a field that is null is as good as missing, and one error tells of unknown ones.
+
+    Lists end at their first wrong item (`fail_fast`): what a body costs must not depend on how wrong it is.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        given = {name: value for name, value in fields.items() if value is not None}
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        if unknown is not None and cls.model_config.get("extra") == "forbid":
+            raise PydanticCustomError("extra_forbidden", "there is no field {name}", {"name": repr(unknown[:80])})
+        return given
+
+
+class ContentPart(_Given):
     """A piece of a message; which types the model reads is decided where the messages are converted."""
 
     model_config = _HISTORY
@@ -24,12 +47,12 @@ class ContentPart(BaseModel):
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("parts")],
+    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("parts")],
     Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
 ]
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(_Given):
     """Which function a reply called, as the model wrote it: the name may be missing, the arguments may be no JSON."""
 
     model_config = _HISTORY
@@ -37,7 +60,7 @@ class FunctionCall(BaseModel):
     arguments: str | None = None
 
 
-class ToolCall(BaseModel):
+class ToolCall(_Given):
     """A tool call of an earlier reply."""
 
     model_config = _HISTORY
@@ -47,14 +70,14 @@ class ToolCall(BaseModel):
     index: int | None = None
 
 
-class Message(BaseModel):
+class Message(_Given):
     """A message of the conversation."""
 
     model_config = _HISTORY
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
@@ -72,7 +95,7 @@ class Message(BaseModel):
         return self
 
 
-class Function(BaseModel):
+class Function(_Given):
     """A function that may be called."""
 
     model_config = _STRICT
@@ -82,7 +105,7 @@ class Function(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(_Given):
     """A tool that may be called."""
 
     model_config = _STRICT
@@ -90,14 +113,14 @@ class Tool(BaseModel):
     function: Function
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(_Given):
     """A function's name."""
 
     model_config = _STRICT
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(_Given):
     """The tool that must be called."""
 
     model_config = _STRICT
@@ -105,7 +128,7 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(_Given):
     """How to stream."""
 
     model_config = _STRICT
@@ -118,7 +141,7 @@ _MOST_STOPS = 16
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Sampled(SamplingArguments):
+class Sampled(_Given, SamplingArguments):
     """What both kinds of requests have.
 
     `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
@@ -132,7 +155,7 @@ class Sampled(SamplingArguments):
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     user: str | None = None
     policy: str | dict[str, Any] | None = None
     node: str | None = Field(None, max_length=256)
@@ -158,16 +181,16 @@ class Sampled(SamplingArguments):
 class ChatRequestBody(Sampled):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MOST_MESSAGES)
     max_completion_tokens: MaxTokens | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _no_logprobs(self) -> ChatRequestBody:
@@ -181,7 +204,12 @@ class ChatRequestBody(Sampled):
 class CompletionRequestBody(Sampled):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+    )
     max_tokens: MaxTokens | None = 16
     logprobs: int | None = None
     echo: bool = False

@@ -15,8 +15,9 @@ from starlette.requests import Request
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
+from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
 from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.request import Piece
+from lookahead_agent.replies.request import ChatRequest, Piece
 from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
@@ -25,6 +26,9 @@ from lookahead_agent.server.settings import ServerSettings
 from lookahead_agent.server.streaming import disconnected
 
 T = TypeVar("T")
+
+_LONGEST_POLICY = 2000
+"""Characters of a policy that a client writes, or fields."""
 
 Prompt = list[BaseMessage] | str | list[int]
 
@@ -49,12 +53,35 @@ class ReplyWriter:
         self.llm = llm
         self.settings = settings
         self.admission = Admission(settings.concurrent, settings.queue)
-        self.metrics = Metrics(lambda: self.admission.running, lambda: self.admission.waiting, frozenset(llm.policies))
+        named = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
+        self._policies = {policy.name: policy for policy in named}
+        self.metrics = Metrics(
+            lambda: self.admission.running,
+            lambda: self.admission.waiting,
+            frozenset(llm.policies),
+            frozenset(self._policies),
+        )
+        self._context_length: int | None = None
 
     @property
     def model_name(self) -> str:
         """The model's name on this server."""
         return self.settings.served_model or self.llm.model
+
+    async def context_length(self) -> int:
+        """Most tokens of prompt and reply together."""
+        if self._context_length is None:
+            self._context_length = await asyncio.to_thread(self.llm.access.context_length)
+        return self._context_length
+
+    def no_model(self, name: str) -> RefusedError:
+        """What to raise for another model's name."""
+        return RefusedError(
+            404,
+            f"there is no model {name[:200]!r}; this is {self.model_name!r}",
+            param="model",
+            code="model_not_found",
+        )
 
     def check(self, body: Sampled, max_tokens: int | None) -> None:
         """Check what a request asks for against the limits.
@@ -62,17 +89,24 @@ class ReplyWriter:
         Raises:
             RefusedError: It asks for too much, or for another model.
         """
-        if body.model not in (None, self.model_name):
-            raise RefusedError(
-                404,
-                f"there is no model {body.model!r}; this is {self.model_name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        if body.model is not None and body.model != self.model_name:
+            raise self.no_model(body.model)
         if max_tokens is not None and max_tokens > self.settings.max_tokens:
             raise RefusedError(400, f"a reply has at most {self.settings.max_tokens} tokens here", param="max_tokens")
         if body.n > self.settings.max_choices:
             raise RefusedError(400, f"n is at most {self.settings.max_choices} here", param="n")
+
+    def _policy(self, asked: str | dict[str, Any] | None) -> PolicyLike | None:
+        if asked is None or (self.settings.client_policies and len(asked) <= _LONGEST_POLICY):
+            return asked
+        if isinstance(asked, str) and (asked in self._policies or (":" not in asked and "=" not in asked)):
+            return self._policies.get(asked, asked)
+        raise RefusedError(
+            400,
+            f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own: its "
+            "owner can allow them with --client-policies",
+            param="policy",
+        )
 
     def options(self, body: Sampled, max_tokens: int | None, chosen: Chosen, choice: int) -> dict[str, Any]:
         """The call's arguments for one of a request's replies."""
@@ -84,7 +118,7 @@ class ReplyWriter:
             "seed": None if body.seed is None else _wrapped(body.seed + choice),
             "stop": body.stop,
             "max_tokens": min(max_tokens or self.llm.max_tokens, self.settings.max_tokens),
-            "policy": chosen.policy or body.policy,
+            "policy": self._policy(chosen.policy or body.policy),
             "node": chosen.node or body.node,
             "response_format": body.response_format,
         }
@@ -96,7 +130,7 @@ class ReplyWriter:
             RefusedError: Too many replies wait already.
             LookaheadError: The reply could not be written.
         """
-        call = self.llm.calls.request(prompt, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens)
+        call = await asyncio.to_thread(self._call, prompt, options)
         async with self.admission.slot():
             started = time.monotonic()
             first: float | None = None
@@ -109,6 +143,9 @@ class ReplyWriter:
                     elif first is None:
                         first = time.monotonic() - started
                     yield item
+
+    def _call(self, prompt: Prompt, options: dict[str, Any]) -> ChatRequest:
+        return self.llm.calls.request(prompt, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens)
 
     async def reply(self, prompt: Prompt, options: dict[str, Any]) -> AIMessage:
         """A whole reply; see `stream`."""

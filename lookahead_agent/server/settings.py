@@ -11,21 +11,39 @@ class ServerSettings(BaseModel):
     Attributes:
         api_key: What clients must send as a bearer token; None: nothing.
         served_model: The model's name here; None: as the chat model calls it.
-        max_body_bytes: Longest body of a request, in bytes.
+        max_body_bytes: Longest body of a request, in bytes; None: 32 for each token of the context, and 64 KiB for the
+            rest, but no more than 4 MiB.
         max_prompt_tokens: Longest prompt, in tokens; None: the context.
         max_tokens: Most tokens of a reply that a request may ask for.
         max_choices: Most replies (`n`) of one request.
         concurrent: Replies that are written at once.
         queue: Replies that may wait for that; beyond, requests are refused (429).
+        client_policies: Whether clients may send policies of their own, with thresholds, patterns and prompts. Else
+            they name one: the library's, or one of the chat model's.
+        allowed_hosts: Names by which clients may call the server in the `Host` header, beside IP addresses, which are
+            always allowed; "*.example.com" allows every name that ends so, and "*" all.
+        cors_origins: Origins of web pages that may call the server, such as "https://app.example.com"; "*": all.
+        request_timeout: Seconds in which a request must have arrived.
+        connections: Most connections at once; beyond, those that have waited longest without a request are closed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     api_key: SecretStr | None = None
     served_model: str | None = None
-    max_body_bytes: int = Field(4 << 20, ge=1)
+    max_body_bytes: int | None = Field(None, ge=1)
     max_prompt_tokens: int | None = Field(None, ge=1)
     max_tokens: int = Field(4096, ge=1)
     max_choices: int = Field(8, ge=1)
     concurrent: int = Field(32, ge=1)
     queue: int = Field(64, ge=0)
+    client_policies: bool = False
+    # The second is the name by which Starlette's and schemathesis' test clients call an application.
+    allowed_hosts: tuple[str, ...] = ("localhost", "testserver")
+    cors_origins: tuple[str, ...] = ()
+    request_timeout: float = Field(20, gt=0, allow_inf_nan=False)
+    connections: int = Field(512, ge=1)
+
+    def body_limit(self, context_length: int) -> int:
+        """Longest body of a request, in bytes."""
+        return self.max_body_bytes or min(4 << 20, 32 * context_length + (64 << 10))

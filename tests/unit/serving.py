@@ -12,16 +12,18 @@ import uvicorn
 from lookahead_agent import ChatLookahead
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
+from lookahead_agent.server.connections import ServerConfig
 from lookahead_agent.server.replies import ReplyWriter
 
 
 @contextmanager
 def serving(llm: ChatLookahead, **settings: object) -> Iterator[tuple[str, ReplyWriter]]:
     """Serve a chat model; gives the address and what writes the replies."""
-    app = create_app(llm, ServerSettings.model_validate(settings))
+    limits = ServerSettings.model_validate(settings)
+    app = create_app(llm, limits)
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        server = uvicorn.Server(ServerConfig(app, limits, log_level="error"))
         ready = threading.Event()
         started = server.startup
 

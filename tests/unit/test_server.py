@@ -28,7 +28,9 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(scripted_chat(REPLY, policies={"planner": "exact"}), max_tokens=100, max_choices=3) as (address, _):
+    with serving(
+        scripted_chat(REPLY, policies={"planner": "exact", "solver": "exact:depth=2"}), max_tokens=100, max_choices=3
+    ) as (address, _):
         yield address
 
 
@@ -94,8 +96,9 @@ def test_seeds_differ_by_choice() -> None:
         ({}, {}, "balanced"),
         ({"X-Lookahead-Policy": "off"}, {}, "off"),
         ({}, {"policy": "exact"}, "exact"),
-        ({}, {"policy": {"verifier": "exact", "name": "mine"}}, "mine"),
+        ({}, {"policy": "cascade"}, "cascade"),
         ({"X-Lookahead-Policy": "off"}, {"policy": "exact"}, "off"),
+        ({}, {"policy": "exact:depth=2"}, "exact:depth=2"),
         ({"X-Lookahead-Node": "planner"}, {}, "exact"),
         ({}, {"node": "outer:planner"}, "exact"),
     ],
@@ -146,6 +149,10 @@ def test_texts_without_a_template(url: str) -> None:
         ({"stop": [""]}, "none of them empty"),
         ({"beams": 4}, "beams"),
         ({"policy": "lenient"}, "no policy is called"),
+        ({"policy": "balanced:depth=3"}, "takes a policy's name"),
+        ({"policy": r"balanced:delimiter=/(?:.+)+\x00/"}, "takes a policy's name"),
+        ({"policy": "risk=0.5"}, "takes a policy's name"),
+        ({"policy": {"verifier": "judge", "judge_prompt": "{target}{draft}"}}, "takes a policy's name"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tool_choice": "required"}, "requests with tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "not one of the tools"),
@@ -203,12 +210,13 @@ def test_a_key_is_asked_for() -> None:
 def test_bodies_that_are_too_long() -> None:
     with serving(scripted_chat(REPLY), max_body_bytes=1000) as (url, _):
         long = json.dumps({"messages": [{"role": "user", "content": "x" * 2000}]}).encode()
-        assert httpx.post(url + "/v1/chat/completions", content=long).status_code == 413
+        asked = {"url": url + "/v1/chat/completions", "headers": {"Content-Type": "application/json"}}
+        assert httpx.post(**asked, content=long).status_code == 413
 
         def pieces() -> Iterator[bytes]:
             yield long
 
-        assert httpx.post(url + "/v1/chat/completions", content=pieces()).status_code == 413
+        assert httpx.post(**asked, content=pieces()).status_code == 413
         assert post(url, CHAT).status_code == 200
 
 
@@ -309,7 +317,8 @@ def test_configuration_errors_lose_their_paths(monkeypatch: pytest.MonkeyPatch) 
 
 def test_figures_for_prometheus() -> None:
     llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.", policies={"planner": "exact"})
-    with serving(llm) as (url, _):
+    with serving(llm, client_policies=True) as (url, _):
+        post(url, CHAT | {"policy": {"verifier": "exact", "name": "mine"}})
         post(url, CHAT, **{"X-Lookahead-Node": "planner"})
         post(url, CHAT, **{"X-Lookahead-Node": "made up"})
         post(url, CHAT | {"policy": "exact:depth=3"})
@@ -319,6 +328,7 @@ def test_figures_for_prometheus() -> None:
     assert 'lookahead_steps_total{node="planner",policy="exact",source="target"} 1.0' in text
     assert 'lookahead_replies_total{finish_reason="stop",node="other",policy="balanced"} 1.0' in text
     assert 'lookahead_replies_total{finish_reason="stop",node="",policy="exact"} 1.0' in text
+    assert 'lookahead_replies_total{finish_reason="stop",node="",policy="other"} 1.0' in text
     assert 'lookahead_tokens_total{fate="committed",model="draft",node="planner",policy="exact"}' in text
     assert 'lookahead_refused_total{status="400"} 1.0' in text
     assert "lookahead_reply_seconds_bucket" in text

@@ -1,0 +1,168 @@
+"""Bodies of requests: read in time, bounded in every dimension, and checked without holding up other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.server.errors import RefusedError
+
+Body = TypeVar("Body", bound=BaseModel)
+
+_IN_PLACE = 1 << 14
+"""Bytes that are checked in the event loop: that takes less than a millisecond."""
+_DEEPEST = 100
+"""Levels of lists and objects; a schema's level takes two."""
+_MOST_VALUES = 100_000
+"""Values of a body beside the token ids of a prompt."""
+_MOST_HELD = 64 << 20
+"""Bytes of all bodies that are on their way, of which any may come slowly."""
+
+
+class BodyReader:
+    """Reads the bodies of requests.
+
+    Args:
+        seconds: Time that a body has to arrive.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._held = 0
+        self._checking = asyncio.Semaphore(1)
+
+    async def read(self, request: Request, model: type[Body], longest: int, token_ids: int) -> Body:
+        """The body of a request.
+
+        Args:
+            request: The request.
+            model: What the body must be.
+            longest: Most bytes.
+            token_ids: Most token ids that a prompt may have.
+
+        Raises:
+            RefusedError: It is no JSON (400, 415), too long (413), too slow (408), something else than `model` (400),
+                or many long bodies arrive at once (429).
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            # What browsers send to other sites without asking them is no JSON.
+            raise RefusedError(415, "the body must be JSON: send it with Content-Type: application/json")
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > longest:
+            raise _too_long(longest)
+        data = await self._arrived(request, longest)
+        if len(data) <= _IN_PLACE:
+            return _checked(data, model, token_ids)
+        # One at a time: what a body is read into takes several times its memory.
+        async with self._checking:
+            return await asyncio.to_thread(_checked, data, model, token_ids)
+
+    async def _arrived(self, request: Request, longest: int) -> bytes:
+        pieces: list[bytes] = []
+        length = 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for piece in request.stream():
+                    pieces.append(piece)
+                    length += len(piece)
+                    self._held += len(piece)
+                    if length > longest:
+                        raise _too_long(longest)
+                    if self._held > max(_MOST_HELD, 4 * longest):
+                        raise RefusedError(429, "many long requests arrive: try again later", retry_after=1)
+        except TimeoutError:
+            raise RefusedError(408, f"the body did not arrive within {self._seconds:g} s") from None
+        except ClientDisconnect:
+            raise RefusedError(499, "the client has gone") from None
+        finally:
+            self._held -= length
+        return b"".join(pieces)
+
+
+def _too_long(longest: int) -> RefusedError:
+    return RefusedError(413, f"the body is longer than {longest} bytes")
+
+
+def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
+    document = _document(data, _MOST_VALUES + token_ids)
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        raise RefusedError(400, f"{name or 'body'}: {problem['msg']}", param=name or None) from None
+
+
+def _document(data: bytes, most_values: int) -> Any:
+    # Objects take a hundred times the memory of the three bytes of "{},": they are counted before they are made.
+    if data.count(b"{") + data.count(b"[") > 4 * _MOST_VALUES:
+        raise _too_many()
+    try:
+        text = data.decode()
+        document = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError as error:
+        raise RefusedError(400, f"the body is not in UTF-8: byte {error.start} is wrong") from None
+    except ValueError as error:
+        raise RefusedError(400, f"the body is no JSON: {error}") from None
+    _check_shape(document, most_values)
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            check_encodable(document, "body")
+        except ConfigurationError as error:
+            raise RefusedError(400, str(error)) from None
+    return document
+
+
+def _integer(text: str) -> int:
+    # Python refuses thousands of digits, and nothing here counts beyond 64 bits.
+    number = int(text) if len(text) <= 20 else 1 << 64
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"the number {text[:24]}… has more than 64 bits")
+    return number
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:24]} is too large")
+    return number
+
+
+def _constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON's")
+
+
+def _check_shape(document: Any, most_values: int) -> None:
+    level: list[Any] = [[document]]
+    values = containers = 0
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            inner = value.values() if isinstance(value, dict) else value
+            values += len(inner)
+            if values <= most_values:
+                below.extend(each for each in inner if isinstance(each, (dict, list)))
+            if values > most_values or containers + len(below) > _MOST_VALUES:
+                raise _too_many()
+        if not below:
+            return
+        level = below
+        containers += len(below)
+    raise _too_deep()
+
+
+def _too_many() -> RefusedError:
+    return RefusedError(400, "the body has too many values: more than any prompt or schema of these models")
+
+
+def _too_deep() -> RefusedError:
+    return RefusedError(400, f"the body is nested in more than {_DEEPEST} levels")

@@ -1,0 +1,185 @@
+"""Connections of clients that nobody knows yet: how many there may be, and how long each may take to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import time
+from collections import OrderedDict
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lookahead_agent.server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+_PIECE = 16 << 10
+_LONGEST_HEAD = 32 << 10
+"""Bytes of a request's line and headers from which no more are waited for, a piece more or less."""
+_IDLE_SECONDS = 15
+"""Between two requests: longer than the five seconds of httpx, and so of OpenAI's client, which then closes first."""
+_UNREAD_SECONDS = 60.0
+"""After which a client is given up that does not read its reply."""
+_BACKLOG = 128
+"""Connections that are accepted in one go, before any is counted."""
+_QUIET_SECONDS = 60.0
+"""Between two log lines of the same kind, of which clients could cause thousands."""
+
+
+class _Quietly(logging.Filter):
+    """Lets one log line of a kind pass, and the next after a minute, of those that any client can cause."""
+
+    KINDS = ("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket", "socket.accept()", "Closed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = str(record.msg)
+        kind = next((kind for kind in self.KINDS if text.startswith(kind)), None)
+        if kind is None:
+            return True
+        now = time.monotonic()
+        passes = now - self._last.get(kind, -_QUIET_SECONDS) >= _QUIET_SECONDS
+        if passes:
+            self._last[kind] = now
+        return passes
+
+
+class ServerConfig(uvicorn.Config):
+    """Configures uvicorn for clients that may mean no good.
+
+    Args:
+        app: What `create_app` makes.
+        settings: Limits.
+        options: Further ones of uvicorn's.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, **options: Any) -> None:
+        super().__init__(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            loop="asyncio",
+            h11_max_incomplete_event_size=_LONGEST_HEAD,
+            timeout_keep_alive=_IDLE_SECONDS,
+            backlog=max(1, min(_BACKLOG, most_connections(settings) // 2)),
+            server_header=False,
+            **options,
+        )
+        self.settings = settings
+        self.waiting: OrderedDict[BoundedProtocol, None] = OrderedDict()
+        """Connections without a whole request, those that wait longest first."""
+        quietly = _Quietly()
+        for name in ("uvicorn.error", "asyncio", logger.name):
+            log = logging.getLogger(name)
+            log.filters = [each for each in log.filters if not isinstance(each, _Quietly)]
+            log.addFilter(quietly)
+
+
+def most_connections(settings: ServerSettings) -> int:
+    """Connections at once: a third of the process's descriptors, for some are being closed while others come."""
+    return min(settings.connections, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3))
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection that is closed when no whole request has come in time, or its reply is not read."""
+
+    config: ServerConfig
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection; too many close that which has waited longest."""
+        super().connection_made(transport)
+        self._clock: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._look()
+        if len(self.connections) > most_connections(self.config.settings):
+            oldest = next(iter(self.config.waiting))
+            oldest.give_up("more connections than the server takes")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_clock()
+        self.config.waiting.pop(self, None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come, in pieces: a long head is refused also where it comes at once."""
+        for start in range(0, len(data), _PIECE):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[start : start + _PIECE])
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._look()
+
+    def shutdown(self) -> None:
+        """End after the reply that is being written; at once, if there is no whole request to reply to."""
+        if self.has_request or self.cycle is None or self.cycle.response_complete:
+            super().shutdown()
+        else:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(_UNREAD_SECONDS, self.give_up, "replies that are not read")
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
+
+    @property
+    def has_request(self) -> bool:
+        """Whether a whole request has come that is not answered."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+
+    def give_up(self, why: str) -> None:
+        """Close the connection at once."""
+        logger.warning("Closed a connection, and may close others without a word: %s", why)
+        self.config.waiting.pop(self, None)
+        self.transport.abort()
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing has come of the next request; uvicorn closes what stays so."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        nothing = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        return answered and nothing and self.timeout_keep_alive_task is not None
+
+    def _look(self) -> None:
+        if self.transport.is_closing() or self.has_request:
+            self._stop_clock()
+            self.config.waiting.pop(self, None)
+            return
+        self.config.waiting[self] = None
+        if self._idle:
+            self._stop_clock()
+        elif self._clock is None:
+            # What knows the request answers one whose body is late, which this leaves the time for.
+            self._clock = self.loop.call_later(self.config.settings.request_timeout, self._late, False)
+
+    def _late(self, again: bool) -> None:
+        if not again and self.cycle is not None and not self.cycle.response_complete:
+            self._clock = self.loop.call_later(self.config.settings.request_timeout, self._late, True)
+        else:
+            self.give_up("requests that do not come to an end")
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None

@@ -1,0 +1,25 @@
+"""A server on scripted engines in a process of its own: `python -m tests.unit.server_program SETTINGS`, in JSON."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.server import ServerSettings
+from lookahead_agent.server.run import run_server
+from lookahead_agent.testing import replying
+
+if __name__ == "__main__":
+    limits = ServerSettings.model_validate_json(sys.argv[1])
+    if len(sys.argv) > 2:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        print(listener.getsockname()[1], flush=True)
+        engine = ScriptedEngine(ScriptedTokenizer(), replying(lambda _: "First this.\n\nThen that.\n\nIt is 4."))
+        llm = ChatLookahead(engines=EngineSet(engine, engine), policies={"planner": "exact"}, max_tokens=50)
+        run_server(llm, limits, listener, grace=60)
