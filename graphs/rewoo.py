@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -54,6 +54,8 @@ there. Do not work out results. Then write the plan, one call per line, the last
 CALLER = """You put a plan into tool calls, one for each line of it, in its order. An argument that needs the result \
 of call 1 has #E1 in its place, that of call 2 #E2, and so on. The tools are:
 {tools}"""
+
+UNREADABLE = """That could not be read ({error}). Write all calls again, as short as you can."""
 
 SOLVER = """You answer a problem from results that were already found. Trust the results and do not calculate again. \
 Answer in one short sentence."""
@@ -137,12 +139,19 @@ def build_rewoo(
 
     async def caller(state: RewooState) -> RewooState:
         if calculator is not None and (read := _calculations(state["thoughts"], calculator)):
-            return {"plan": read}
+            return {"plan": read, "stopped": ""}
+        task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
+        asked: list[AnyMessage] = [SystemMessage(CALLER.format(tools=described)), HumanMessage(task)]
         with Meter() as meter:
-            task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
-            written: Any = await ask(writer, [SystemMessage(CALLER.format(tools=described)), HumanMessage(task)])
-            meter.count(written["raw"])
-        return {"plan": _calls(written["parsed"]), "spent": meter.spent}
+            for last in (False, True):
+                written: Any = await ask(writer, asked)
+                meter.count(written["raw"])
+                error = str(written["parsing_error"] or "").split("\n")[0][:200]
+                if not error or last:
+                    break
+                asked += [written["raw"], HumanMessage(UNREADABLE.format(error=error))]
+        stopped = f"the calls could not be read: {error}" if error else ""
+        return {"plan": _calls(written["parsed"]), "stopped": stopped, "spent": meter.spent}
 
     async def worker(state: WorkerState) -> RewooState:
         with Meter() as meter:
@@ -154,7 +163,7 @@ def build_rewoo(
         return {}
 
     async def solver(state: RewooState) -> RewooState:
-        stopped = limits.reached(state.get("spent"))
+        stopped = limits.reached(state.get("spent")) or state.get("stopped")
         with Meter() as meter:
             found = _listed(state)
             note = (

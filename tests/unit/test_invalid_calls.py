@@ -12,6 +12,7 @@ from langchain_core.tools import tool
 
 from graphs.plan_execute import build_plan_execute
 from graphs.react import build_react
+from graphs.rewoo import build_rewoo
 from graphs.self_consistency import build_self_consistency
 from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead, InvalidToolCallMiddleware
@@ -124,6 +125,26 @@ def test_plan_execute_plans_anew_and_knows_why() -> None:
     assert state["plans"] == 2
     assert "could not be read" in state["results"][0]["output"]
     assert looked_up == ["tea"]
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_rewoo_asks_once_more_for_calls_that_could_not_be_read(readable: bool) -> None:
+    whole = '{"calls":[{"tool":"look_up","arguments":{"word":"tea"}}]}'
+
+    def reply(prompt: str) -> str:
+        if "You put a plan" in prompt:
+            return whole if readable and "could not be read" in prompt else whole[:-20]
+        if "You answer a problem" in prompt:
+            return "It is a drink." if "tea is a drink" in prompt else "I do not know."
+        return "Look tea up."
+
+    state = build_rewoo(scripted_chat(reply, policy="off"), [look_up]).invoke({"question": "What is tea?"})
+    if readable:
+        assert (state["answer"], state["stopped"]) == ("It is a drink.", "")
+        assert looked_up == ["tea"]
+    else:
+        assert state["answer"] == "I do not know."
+        assert "the calls could not be read" in state["stopped"]
 
 
 def test_a_vote_without_votes_says_why() -> None:
