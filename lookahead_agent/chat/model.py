@@ -228,6 +228,14 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         """Shut down the engines, unless another model uses them; a later call starts them again."""
         self.access.leave()
 
+    def __eq__(self, other: object) -> bool:
+        # Not by who uses the engines, in which copies differ.
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self._runtime is other._runtime and all(
+            getattr(self, name) == getattr(other, name) for name in type(self).model_fields
+        )
+
     def __copy__(self) -> Self:
         return self._with_own_user(super().__copy__())
 

@@ -412,20 +412,22 @@ class HFTokenizer:
             )
             return text
 
-        try:
-            try:
-                return render(messages)
-            except Exception:
-                # Some templates take a tool's result only after its call, and one that could not be read is text.
-                answered = _without_lone_results(messages)
-                if answered == list(messages):
-                    raise
-                return render(answered)
-        # A template is a program of the model's makers: messages and arguments that it does not expect make it fail.
-        except Exception as error:
-            raise ConfigurationError(
-                f"the chat template of {self._name} refuses these messages: {error or type(error).__name__}"
-            ) from error
+        refused: Exception | None = None
+        shown = list(messages)
+        # Some templates take a tool's result only after its call, and one that could not be read is text; others join
+        # arguments to text.
+        for change in (list, _without_lone_results, _with_argument_texts):
+            changed = change(shown)
+            if refused is None or changed != shown:
+                shown = changed
+                try:
+                    return render(shown)
+                # A template is a program of the model's makers: what it does not expect makes it fail.
+                except Exception as error:
+                    refused = refused or error
+        raise ConfigurationError(
+            f"the chat template of {self._name} refuses these messages: {refused or type(refused).__name__}"
+        ) from refused
 
     @property
     def _name(self) -> str:
@@ -480,6 +482,26 @@ def _without_lone_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping
         else message
         for message in messages
     ]
+
+
+def _with_argument_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages whose calls have their arguments as JSON text."""
+    return [
+        {
+            **message,
+            "tool_calls": [
+                {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
+                for call in _calls(message)
+            ],
+        }
+        if _calls(message)
+        else message
+        for message in messages
+    ]
+
+
+def _as_json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:

@@ -45,6 +45,7 @@ def test_closing_one_leaves_the_other_its_engines(way: str, first: str) -> None:
     runtime = llm.access.runtime
     assert runtime is not None
     assert copied is not llm
+    assert (copied == llm) == (way != "changed")
     assert copied.access.runtime is runtime
     closed: list[bool] = []
     runtime.close = lambda: closed.append(True)  # type: ignore[method-assign]

@@ -62,6 +62,11 @@ IN_TURN = (
     "{% if (m.role == 'user') != ns.user %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% set ns.user = not ns.user %}{% endif %}{{ m.role }}: {{ m.content }}" + CALLS + "{% endfor %}" + END
 )
+# DeepSeek's: arguments are joined to text.
+JOINED = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}|{% endfor %}" + END
+)
 CAPITALS = "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}{% endfor %}" + END
 BROKEN = "{% for m in messages %}{{ 1 + m.content }}{% endfor %}"
 
@@ -141,7 +146,7 @@ def test_every_message_is_in_the_prompt_or_refused(
     llm, seen = chat_with(tokenizer_of(WHOLE))
     llm.invoke([HumanMessage("hi"), message, HumanMessage("ho")])
     assert SECRET in seen[0]
-    for template in (QUIET, SYSTEM_FIRST, STRICT, IN_TURN, CAPITALS, BROKEN):
+    for template in (QUIET, SYSTEM_FIRST, STRICT, IN_TURN, JOINED, CAPITALS, BROKEN):
         llm, seen = chat_with(tokenizer_of(template))
         try:
             llm.invoke([HumanMessage("hi"), message, HumanMessage("ho")])
@@ -352,7 +357,7 @@ async def test_a_call_of_any_arguments_is_taken_back(
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "error: not JSON"},
     ]
-    for template in (WHOLE, IN_TURN):
+    for template in (WHOLE, IN_TURN, JOINED):
         llm, seen = chat_with(tokenizer_of(template))
         assert llm.invoke(history).text == "Yes."
         assert (await llm.ainvoke(history)).text == "Yes."
