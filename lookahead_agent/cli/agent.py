@@ -26,6 +26,7 @@ from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.live import live as live_view
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import user_folder
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.trace import TraceRecorder, timeline, write_page
@@ -108,7 +109,7 @@ def agent(
         max_tokens=max_tokens,
         temperature=temperature,
     )
-    place = checkpoints or Path(platformdirs.user_state_dir("lookahead-agent")) / "checkpoints.sqlite"
+    place = checkpoints or _state_folder() / "checkpoints.sqlite"
     with checkpointer(place) as saver, _recorded(trace, live) as recorder:
         graph = build_plan_execute(
             llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
@@ -157,6 +158,10 @@ def _policies(given: dict[str, str], depth: int | None) -> dict[str, VerifierPol
         node: options.policy_of(given.get(node, name), depth if node in given or as_policy(name).speculates else None)
         for node, name in own.items()
     }
+
+
+def _state_folder() -> Path:
+    return user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
 
 
 @contextmanager

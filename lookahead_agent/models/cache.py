@@ -47,13 +47,27 @@ def cache_dir() -> Path:
     Raises:
         ConfigurationError: The user has no home folder, and the variable is not set.
     """
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return user_folder(
+        lambda: chosen or platformdirs.user_cache_dir("lookahead-agent"),
+        f"set {CACHE_VARIABLE} to a folder that may be written",
+    )
+
+
+def user_folder(find: Callable[[], str], advice: str) -> Path:
+    """A folder of this user.
+
+    Args:
+        find: Tells which.
+        advice: What to do where it cannot be told.
+
+    Raises:
+        ConfigurationError: It depends on a home folder, and there is none.
+    """
     try:
-        folder = Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lookahead-agent")).expanduser()
+        return Path(find()).expanduser()
     except RuntimeError:
-        raise ConfigurationError(
-            f"this user has no home folder: set {CACHE_VARIABLE} to a folder that may be written"
-        ) from None
-    return folder
+        raise ConfigurationError(f"there is no home folder: {advice}") from None
 
 
 def require_disk_space(folder: Path, needed: int, purpose: str) -> None:

@@ -93,7 +93,7 @@ def _set_of_target(model: str) -> ModelSet | None:
 
 
 def _facts(name: str) -> ModelFacts:
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # as it is, where it names a user that there is not
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{path} has no config.json: it is not a model folder")

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import cache_dir
+from lookahead_agent.models.cache import cache_dir, user_folder
 
 FOLDER_VARIABLE = "LOOKAHEAD_AGENT_RUNNING"
 _LONGEST = 100
@@ -21,7 +21,7 @@ _LONGEST = 100
 def running_folder() -> Path:
     """Folder of socket and log: `$LOOKAHEAD_AGENT_RUNNING`, else one of this login's or this user's."""
     if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(chosen).expanduser().absolute()
+        return user_folder(lambda: chosen, f"set {FOLDER_VARIABLE} to a whole path").absolute()
     if session := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(session) / "lookahead-agent"
     return cache_dir() / "running"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -33,23 +34,25 @@ class TraceRecorder(BaseCallbackHandler):
 
     Args:
         path: File that rows are appended to; None: they are only kept.
+        now: Clock in seconds by which rows have their places; it must not jump, as a machine's date may.
 
     Use it as a context manager, or call `close`.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self.rows: list[Row] = []
-        self._started = time.time()
+        self._now = now
+        self._began = now()
         self._lock = threading.Lock()
         self._path = path
         self._file = _opened(Path(path)) if path is not None else None
         self._failure: OSError | None = None
-        self._add({"type": "trace", "version": _VERSION, "started": self._started})
+        self._add({"type": "trace", "version": _VERSION, "started": time.time()})
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Record what happened to a step."""
         if name == STEP_EVENT:
-            self._add({"type": "step", "at": time.time() - self._started, **data})
+            self._add({"type": "step", "at": self._now() - self._began, **data})
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a reply."""
@@ -57,7 +60,7 @@ class TraceRecorder(BaseCallbackHandler):
             self._add(
                 {
                     "type": "reply",
-                    "at": time.time() - self._started,
+                    "at": self._now() - self._began,
                     "text": message.text,
                     "tool_calls": [{"name": call["name"], "args": call["args"]} for call in message.tool_calls],
                     "usage": message.usage_metadata,

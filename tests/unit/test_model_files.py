@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.errors import ConfigurationError, ConversionError, DiskSpaceError, IntegrityError, ModelError
+from lookahead_agent.cli import agent as agent_command
+from lookahead_agent.errors import (
+    ConfigurationError,
+    ConversionError,
+    DiskSpaceError,
+    IntegrityError,
+    ModelError,
+    ModelNotFoundError,
+)
 from lookahead_agent.machine.observed import Observed
-from lookahead_agent.models import ModelFacts, fetch
+from lookahead_agent.models import ModelFacts, choose_models, fetch
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
 from lookahead_agent.models.child import run_in_child
 from lookahead_agent.progress import LogProgress
@@ -197,3 +205,20 @@ def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyP
         cache_dir()
     monkeypatch.setenv(CACHE_VARIABLE, "/somewhere")
     assert cache_dir() == Path("/somewhere")
+    monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-this-name/cache")
+    with pytest.raises(ConfigurationError, match=CACHE_VARIABLE):
+        cache_dir()
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "~nobody-of-this-name"])
+def test_a_folder_of_a_user_that_there_is_not_is_no_model(name: str) -> None:
+    with pytest.raises((ModelNotFoundError, ConfigurationError)):
+        choose_models(name, draft_wanted=False)
+
+
+def test_the_agent_without_a_home_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    with pytest.raises(ConfigurationError, match="--checkpoints"):
+        agent_command._state_folder()

@@ -128,3 +128,12 @@ def test_what_a_runs_length_comes_of_is_marked() -> None:
     assert timeline([]) == []
     (only,) = timeline([reply("nothing", 1, 1)])
     assert only.critical
+
+
+def test_a_clock_that_jumps_moves_no_row(tmp_path: Path) -> None:
+    ticks = iter(range(1000))
+    llm = scripted_chat(REPLY, policy="exact")
+    with TraceRecorder(now=lambda: float(next(ticks))) as recorder:
+        llm.invoke("?", {"callbacks": [recorder]})
+    at = [row["at"] for row in recorder.rows if "at" in row]
+    assert at == [float(number) for number in range(1, len(at) + 1)]
