@@ -208,7 +208,8 @@ class _Allowed:
 
 def _name(url: httpx.URL) -> str:
     """An address's host as it goes over the wire: small letters, IDNA, without a closing dot."""
-    return url.raw_host.decode("ascii").lower().removesuffix(".")
+    host = url.raw_host.decode("ascii").lower().removesuffix(".")
+    return str(ipaddress.IPv6Address(host)) if ":" in host else host
 
 
 def _short(url: httpx.URL) -> str:

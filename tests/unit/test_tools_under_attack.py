@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from lookahead_agent.isolation import program_text
 from tools import search_documents
 from tools.calculator import calculate
 from tools.files import read_text, write_text
-from tools.http_get import HttpLimits, fetch
+from tools.http_get import HttpLimits, fetch, make_http_tool
 from tools.search_documents import DocumentIndex
 from tools.sql import SqlLimits, make_sql_tool, query
 
@@ -424,6 +424,316 @@ def test_html_hides_what_a_reader_does_not_see() -> None:
     assert page(html_page("")) == ""
     stream = httpx.ByteStream(b"x")
     assert page(httpx.Response(200, stream=stream, headers={"Content-Type": "text/plain; charset=rot13"})) == "x"
+
+
+@pytest.mark.parametrize("status", [200, 203, 226, 300, 301, 302, 303, 304, 305, 306, 307, 308])
+def test_answers_that_lead_nowhere_are_answers(status: int) -> None:
+    def answer(data: bytes) -> httpx.Response:
+        return httpx.Response(status, headers={"Content-Type": "text/plain"}, stream=httpx.ByteStream(data))
+
+    assert page(answer(b"choose one")) == "choose one"
+    said = "" if status < 300 else f"(http://example.org/ answered {status}, without text)"
+    assert page(answer(b"")) == said
+
+
+def asked(
+    url: str,
+    answer: httpx.Response,
+    *addresses: str,
+    allowed: Sequence[str] = ("example.org",),
+    down: Sequence[str] = (),
+) -> tuple[str, list[httpx.Request]]:
+    """What a page says, and the requests that went out for it."""
+    requests: list[httpx.Request] = []
+
+    def send(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        if request.url.host in down:
+            raise httpx.ConnectError("refused")
+        return answer
+
+    resolved = list(addresses) or ["93.184.216.34"]
+    transport = httpx.MockTransport(send)
+    return fetch(url, allowed, BRIEF, resolving=lambda *_: resolved, transport=transport), requests
+
+
+def well() -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Type": "text/plain"}, stream=httpx.ByteStream(b"well"))
+
+
+@pytest.mark.parametrize("location", ["next", "/next", "?next", "//example.org/next", "HTTPS://EXAMPLE.ORG./next", ""])
+def test_where_redirects_lead(location: str) -> None:
+    there = {"Location": location, "Content-Type": "text/plain"}
+    requests: list[httpx.Request] = []
+
+    def send(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(302, headers=there) if len(requests) == 1 else well()
+
+    transport = httpx.MockTransport(send)
+    resolving = {"example.org": ["93.184.216.34"]}
+    said = fetch(
+        "http://example.org/a/b",
+        ["example.org"],
+        BRIEF,
+        resolving=lambda host, port: resolving[host],
+        transport=transport,
+    )
+    assert said == "well"
+    assert {request.url.host for request in requests} == {"93.184.216.34"}
+    if location.lower().startswith("https"):
+        assert (requests[1].url.scheme, requests[1].url.port) == ("https", None)
+        assert requests[1].extensions["sni_hostname"] == "example.org"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "file:///etc/passwd", "gopher://example.org/", "javascript:alert(1)", "mailto:a@example.org", "//evil.org/",
+        "http://127.0.0.1/", "http://example.org:22/", "http://a@example.org/", "http://[", "http://[::1", "http:///",
+        "http://example.org:port/", "http://exa mple.org/", "/\x01", "http://\xff\xfe/", "http://" + "a" * 70_000,
+        "http://xn--\xff/", "http://example.org:99999/",
+    ],
+)  # fmt: skip
+def test_redirects_that_are_not_followed(location: str) -> None:
+    answer = httpx.Response(302, headers=[(b"Location", location.encode("latin-1"))])
+    with pytest.raises(ValueError, match=r"."):
+        asked("http://example.org/", answer)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.org/\x00", "http://example.org/\r\nHost: evil.org", "http://exam\tple.org/", "http://example.org/\x7f",
+        "http://example.org/" + "a" * 65_536, "http://example.org/?" + "a" * 5_000_000, "http://example.org/\ud800",
+        "http://\ud800.org/", "http://[example.org]/", "http://example.org:0x50/", "http://example.org:-1/",
+        "http://example.org:0/", "http://" + "a" * 64 + ".example.org/", "http://.example.org/", "http://example..org/",
+        "http://exam_ple.org%00/", "http://", "http:", ":", "", "//example.org/", "http://\u2100.org/", "\x01http://example.org/",
+    ],
+)  # fmt: skip
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        asked(url, well())
+    assert len(str(caught.value)) < 2_000
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        # IPv6 addresses that carry IPv4 ones.
+        "::127.0.0.1", "::ffff:10.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b::127.0.0.1", "64:ff9b::808:808",
+        "64:ff9b:1::a00:1", "2002:7f00:1::", "2002:808:808::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001::1",
+        # Local, for protocols, for documentation, not given out.
+        "::", "::1", "fec0::1", "feff::1", "fe80::1", "fe80::1%eth0", "2606:4700::1%eth0", "fc00::1", "fd12::1",
+        "ff02::1", "ff0e::1", "100::1", "2001:20::1", "2001:2::1", "2001:db8::1", "3fff::1", "3fff:fff::1", "5f00::1",
+        "4000::1", "e000::1", "8000::1",
+        "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.127.255.254", "127.0.0.1", "127.255.0.1",
+        "169.254.169.254",
+        "172.16.0.1", "192.0.0.1", "192.0.0.9", "192.0.0.170", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1",
+        "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255",
+        # What no resolver should say.
+        "0177.0.0.1", "0x7f.1", "127.1", "2130706433", "localhost", "",
+    ],
+)  # fmt: skip
+def test_addresses_that_no_public_host_has(address: str) -> None:
+    for addresses in ([address], ["93.184.216.34", address], [address, "2606:4700::6810:84e5"]):
+        with pytest.raises(ValueError, match=r"private address|does not appear to be|no host"):
+            asked("http://example.org/", well(), *addresses)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "100.63.0.1", "2606:4700::6810:84e5", "2a00:1450::1"])
+def test_addresses_that_public_hosts_have(address: str) -> None:
+    said, (request,) = asked("http://example.org/", well(), address)
+    assert (said, request.url.host) == ("well", address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["0177.0.0.1", "0x7f000001", "2130706433", "127.1", "0", "[::1]", "[::ffff:127.0.0.1]", "localhost.", "LOCALHOST"],
+)
+def test_hosts_that_are_this_machine(host: str) -> None:
+    """Also where they are allowed, and in every way to write them: what the system finds is looked at."""
+    with pytest.raises(ValueError, match=r"private address|no address|no host|not allowed"):
+        fetch(f"http://{host}/", [host.strip("[]").rstrip("."), "localhost"], BRIEF)
+
+
+def test_the_address_that_was_looked_at_is_connected_to() -> None:
+    """A name that leads elsewhere when it is looked up again is not looked up again."""
+    answers = [["93.184.216.34", "8.8.8.8"], ["127.0.0.1"]]
+    sent: list[str] = []
+
+    def send(request: httpx.Request) -> httpx.Response:
+        sent.append(request.url.host)
+        if len(sent) == 1:
+            raise httpx.ConnectError("refused")
+        return well()
+
+    transport = httpx.MockTransport(send)
+    said = fetch(
+        "http://example.org/", ["example.org"], BRIEF, resolving=lambda *_: answers.pop(0), transport=transport
+    )
+    assert (said, sent, answers) == ("well", ["93.184.216.34", "8.8.8.8"], [["127.0.0.1"]])
+    with pytest.raises(ValueError, match="cannot be reached"):
+        asked("http://example.org/", well(), down=["93.184.216.34"])
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed", "passes"),
+    [
+        ("http://example.org/", "example.org", True),
+        ("http://example.org:443/", "example.org", True),
+        ("https://example.org:80/", "example.org", True),
+        ("http://example.org:8080/", "example.org", False),
+        ("http://example.org:22/", "example.org", False),
+        ("http://example.org:8080/", "example.org:8080", True),
+        ("http://example.org/", "example.org:8080", False),
+        ("http://example.org:80/", "example.org:80", True),
+        ("http://a.example.org:8080/", ".example.org:8080", True),
+        ("http://a.example.org/", ".example.org", True),
+        ("http://example.org/", ".example.org", False),
+        ("http://aexample.org/", ".example.org", False),
+        ("http://EXAMPLE.org./", "Example.ORG", True),
+        ("http://example.org/", "EXAMPLE.org.", True),
+        ("http://example.org../", "example.org", False),
+        ("http://b\u00fccher.example/", "xn--bcher-kva.example", True),
+        ("http://xn--bcher-kva.example/", "b\u00fccher.example", True),
+        ("http://BU\u0308CHER.example/", "b\u00fccher.example", False),
+        ("http://[2606:4700::1]:8443/", "[2606:4700::1]:8443", True),
+        ("http://[2606:4700:0::1]/", "2606:4700::1", True),
+    ],
+)
+def test_hosts_and_ports_that_are_allowed(url: str, allowed: str, passes: bool) -> None:
+    if passes:
+        assert asked(url, well(), allowed=[allowed])[0] == "well"
+    else:
+        with pytest.raises(ValueError, match=r"is not allowed|no address"):
+            asked(url, well(), allowed=[allowed])
+
+
+@pytest.mark.parametrize("name", ["", ".", "http://example.org", "example.org/a", "a@b", "a:b", "a:99999", "[::1"])
+def test_names_that_are_no_hosts(name: str) -> None:
+    with pytest.raises(ValueError, match="is no host"):
+        make_http_tool([name])
+
+
+def test_proxies_of_the_environment_are_not_asked(
+    serve: Callable[[Callable[[socket.socket], None]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proxy(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(HEAD + b"Content-Length: 5\r\n\r\nproxy")
+
+    def server(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(HEAD + b"Content-Length: 4\r\n\r\nwell")
+
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://{serve(proxy)}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert fetched(serve(server)) == "well"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "charset",
+    [
+        "punycode", "idna", "rot13", "zlib", "bz2", "hex", "uu", "base64", "quopri", "unicode_escape", "utf-7", "cp037",
+        "raw_unicode_escape", "undefined", "mbcs", "../os", "os.path", "", "utf-8-sig", "\x00", "a" * 90_000, "UTF-8",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "spelling", ["charset={}", 'charset="{}"', "charset*={}''utf-8", "charset*={}''" + "a" * 80_000]
+)
+def test_pages_are_read_in_the_webs_encodings_alone(charset: str, spelling: str) -> None:
+    """Python's others hang, fail, or make something else of the page."""
+    data = b"a-" * 40_000 + b"+ADw-"
+    kind = f"text/plain; {spelling.format(charset)}".encode()
+    answer = httpx.Response(200, headers=[(b"Content-Type", kind)], stream=httpx.ByteStream(data))
+    assert page(answer, HttpLimits(text=9)).startswith("a-a-a-a-a\n")
+
+
+@pytest.mark.parametrize(
+    ("charset", "data", "text"),
+    [
+        ("utf-8", "ä".encode(), "ä"), ("latin1", b"\xe4 \x93x\x94", "ä “x”"), ("ISO-8859-1", b"\x80", "€"),
+        ("us-ascii", b"\x80", "€"), ("windows-1252", b"\x80", "€"), ("iso-8859-15", b"\xa4", "€"),
+        ("koi8-r", b"\xc1", "а"),
+        ("shift_jis", "日本".encode("cp932"), "日本"), ("sjis", "日本".encode("cp932"), "日本"),
+        ("euc-jp", "日本".encode("euc_jp"), "日本"), ("iso-2022-jp", "日本".encode("iso2022_jp"), "日本"),
+        ("gb2312", "中国".encode("gbk"), "中国"), ("big5", "中國".encode("big5"), "中國"),
+        ("euc-kr", "한국".encode("cp949"), "한국"),
+        ("utf-16", "ä".encode("utf-16-le"), "ä"), ("utf-16be", "ä".encode("utf-16-be"), "ä"), ("cp1251", b"\xe0", "а"),
+        ("iso-8859-9", b"\xfd", "ı"), ("tis-620", b"\xa1", "ก"), ("macintosh", b"\x8a", "ä"),
+        ("utf-8", b"\xff", "\ufffd"),
+        ("latin1", b"\xef\xbb\xbf\xc3\xa4", "ä"), ("none", b"\xff\xfe\xe4\x00", "ä"), ("", "ä".encode(), "ä"),
+    ],
+)  # fmt: skip
+def test_the_webs_encodings(charset: str, data: bytes, text: str) -> None:
+    kind = {"Content-Type": f"text/plain; charset={charset}"}
+    assert page(httpx.Response(200, headers=kind, stream=httpx.ByteStream(data))) == text
+
+
+def test_what_comes_after_a_packed_page_is_not_read() -> None:
+    read = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal read
+        yield gzip.compress(b"hello")
+        for _ in range(1_000):
+            read += 1
+            yield bytes(100_000)
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            return pieces()
+
+    kind = {"Content-Encoding": "gzip", "Content-Type": "text/plain"}
+    assert page(httpx.Response(200, headers=kind, stream=Endless())) == "hello"
+    assert read <= 1
+
+
+def test_packed_pages_that_come_to_nothing_are_bounded() -> None:
+    """Empty blocks without end: what is unpacked is never too long."""
+    empty = zlib.compressobj(wbits=31)
+    block = b"".join(empty.flush(zlib.Z_FULL_FLUSH) for _ in range(40_000))
+    with pytest.raises(ValueError, match="longer than 100000 bytes"):
+        page(packed("gzip", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\x00\x00\x00\xff\xff" * 40_000 + block))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.text(),
+        st.text().map(lambda rest: f"http://example.org{rest}"),
+        st.text().map(lambda host: f"http://{host}/"),
+        st.text(alphabet="htps:/@[]?#%.\\1x ab\x00\ud800é"),
+    ),
+    st.binary(max_size=40),
+    st.binary(max_size=40),
+    st.sampled_from([200, 204, 300, 302, 304, 404, 500, 999]),
+)
+def test_whatever_is_asked_and_answered_is_a_text_or_the_documented_error(
+    url: str, location: bytes, kind: bytes, status: int
+) -> None:
+    headers = [(b"Location", location), (b"Content-Type", b"text/html; " + kind)]
+    answer = httpx.Response(status, headers=headers, stream=httpx.ByteStream(b"<p>" + kind))
+    with contextlib.suppress(ValueError):
+        assert isinstance(asked(url, answer)[0], str)
+
+
+@pytest.mark.parametrize(
+    "head", [b"X: y\r\n" * 100_000, b"X: " + b"y" * 2_000_000 + b"\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"]
+)
+def test_headers_without_end(head: bytes, serve: Callable[[Callable[[socket.socket], None]], str]) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(4096)
+        if not head.startswith(b"HTTP"):
+            connection.sendall(HEAD)
+        for _ in range(1_000):
+            connection.sendall(head)
+
+    with pytest.raises(ValueError, match=r"cannot be reached"):
+        fetched(serve(answer))
 
 
 # --- search_documents ---
