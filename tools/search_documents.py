@@ -73,7 +73,7 @@ class DocumentIndex:
         try:
             root = Path(folder).resolve()
             there = root.is_dir()
-        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
             raise ValueError(f"the folder {Path(folder).name} cannot be opened: {error}") from None
         if not there:
             raise ValueError(f"there is no folder {root.name}")
@@ -83,8 +83,11 @@ class DocumentIndex:
         import bm25s
 
         texts = [passage.text for passage in self.passages]
-        self._words = bm25s.BM25()
-        self._words.index(_tokens(texts), show_progress=False)
+        tokens = _tokens(texts)
+        # BM25 has no statistics of documents without a word, such as "!!!".
+        self._words = bm25s.BM25() if any(tokens.ids) else None
+        if self._words is not None:
+            self._words.index(tokens, show_progress=False)
         self._embed = embed
         self._vectors = embed(texts) if embed is not None else None
 
@@ -111,7 +114,7 @@ class DocumentIndex:
 
     def _by_words(self, question: str) -> list[int]:
         tokens = _tokens([question])
-        if not tokens.vocab:
+        if self._words is None or not tokens.vocab:
             return []
         most = min(50, len(self.passages))
         numbers, scores = self._words.retrieve(tokens, k=most, show_progress=False)
@@ -208,7 +211,8 @@ def _pages(data: bytes, name: str) -> Iterator[Passage]:
     for frame in isolation.frames(finished.output):
         match frame:
             case {"page": int(number), "text": str(text)}:
-                yield from _bounded(f"{name}, page {number}", text)
+                # A font may say that its letters are lone surrogates, which no message can carry.
+                yield from _bounded(f"{name}, page {number}", text.encode(errors="replace").decode())
             case {"problem": str(said)}:
                 problem = ascii(said)[1:-1]
     if finished.stopped is not None or finished.status != 0 or problem is not None:

@@ -1,0 +1,369 @@
+"""Graphs go on after whatever a tool raises, and tools of this library raise nothing themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import BaseTool, StructuredTool, ToolException, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphInterrupt
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command
+
+from lookahead_agent.agents import templates
+from lookahead_agent.agents.tool_use import LONGEST_RESULT, ause_tool, cut, error_text, make_tool, use_tool
+from lookahead_agent.testing import in_turn, scripted_chat
+from tools.calculator import calculator
+from tools.files import make_file_tools
+
+
+class Unprintable(Exception):
+    """An error that cannot even be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("nor can this")
+
+
+ERRORS: list[BaseException] = [
+    RuntimeError("broken"),
+    OSError(5, "Input/output error"),
+    ValueError(),
+    KeyError("key"),
+    TypeError("\ud800"),
+    MemoryError(),
+    RecursionError("deep"),
+    StopIteration(),
+    StopAsyncIteration(),
+    AssertionError(),
+    TimeoutError("late"),
+    NotImplementedError("none"),
+    ConnectionResetError("lost"),
+    concurrent.futures.CancelledError(),
+    asyncio.CancelledError("a scope of the tool's own"),
+    ExceptionGroup("several", [ValueError("a"), OSError("b")]),
+    ToolException("refused"),
+    Unprintable(),
+    RuntimeError("x" * 5_000_000),
+]
+IN_GRAPHS = [error for error in ERRORS if type(error) in (OSError, StopIteration, NotImplementedError, KeyError)]
+IN_GRAPHS += [error for error in ERRORS if type(error) in (asyncio.CancelledError, Unprintable, ToolException)]
+
+
+def broken(error: BaseException, *, coroutine: bool) -> BaseTool:
+    """A tool that raises it, and next to it one that works."""
+
+    def fail(text: str) -> str:
+        raise error
+
+    async def afail(text: str) -> str:
+        raise error
+
+    return StructuredTool.from_function(
+        None if coroutine else fail, afail if coroutine else None, name="look_up", description="Look something up."
+    )
+
+
+@tool
+def note(text: str) -> str:
+    """Note something."""
+    return f"noted {text}"
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+BOTH = call("look_up", text="a") + "\n" + call("note", text="b")
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "react": {"You_think": "I look it up.", "You_solve": [BOTH, "It is b."], "You_answer": "It is b."},
+    "rewoo": {
+        "You_plan_how": "I look it up.",
+        "You_put": json.dumps(
+            {
+                "calls": [
+                    {"tool": "look_up", "arguments": {"text": "a"}},
+                    {"tool": "note", "arguments": {"text": "b"}},
+                ]
+            }
+        ),
+        "You_answer": "It is b.",
+    },
+    "llm_compiler": {"You_plan_how": '1. look_up("a")\n2. note("b")', "You_finish": "It is b."},
+    "plan_execute": {
+        "You_are_a_planner": "Plan:\n1. Look a up\n2. Note b",
+        "You_carry_out": [
+            '{"name": "look_up", "arguments": {"text": "a"}}',
+            '{"name": "note", "arguments": {"text": "b"}}',
+        ],
+        "You_write_the_answer": "It is b.",
+    },
+    "supervisor": {
+        "You_give_work": '{"searcher": "Look a up"}',
+        "You_think": "I look it up.",
+        "You_solve": [BOTH, "It is b."],
+        "You_answer": "It is b.",
+    },
+}
+
+
+def graph_of(name: str, look_up: BaseTool) -> Any:
+    llm = scripted_chat(in_turn(**SCRIPTS[name]), policy="off")
+    tools: Any = {"searcher": [look_up, note]} if name == "supervisor" else [look_up, note]
+    more: dict[str, Any] = {"max_plans": 1} if name in ("plan_execute", "llm_compiler") else {}
+    return getattr(templates, f"build_{name}")(llm, tools, InMemorySaver(), **more)
+
+
+def outcomes(state: dict[str, Any]) -> list[tuple[str, bool]]:
+    """What became of the calls, in the shape that each template keeps it."""
+    if "messages" in state:
+        return [
+            (message.text, message.status == "error")
+            for message in state["messages"]
+            if isinstance(message, ToolMessage)
+        ]
+    return [(entry["output"], entry["failed"]) for entry in state.get("results", state.get("evidence", []))]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("error", IN_GRAPHS, ids=lambda error: type(error).__name__)
+async def test_a_graph_goes_on_after_whatever_a_tool_raises(name: str, error: BaseException) -> None:
+    config: Any = {"configurable": {"thread_id": "1"}}
+    if isinstance(error, Exception):
+        done = graph_of(name, broken(error, coroutine=False)).invoke({"question": "?"}, config)
+        check(name, done, type(error).__name__)
+        done = await graph_of(name, broken(error, coroutine=False)).ainvoke({"question": "?"}, config)
+        check(name, done, type(error).__name__)
+    done = await graph_of(name, broken(error, coroutine=True)).ainvoke({"question": "?"}, config)
+    check(name, done, type(error).__name__)
+
+
+def check(name: str, state: dict[str, Any], error: str) -> None:
+    assert state["answer"] == "It is b."
+    if name == "supervisor":
+        return  # its specialist is a react graph, whose messages are its own
+    made = outcomes(state)
+    assert made[0][1]
+    assert 0 < len(made[0][0]) <= LONGEST_RESULT
+    if name != "plan_execute":  # which plans anew after a step that failed
+        assert ("noted b", False) in made, f"a call beside one that raised {error} is made"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_ends_the_program_ends_the_run(name: str) -> None:
+    def fail(text: str) -> str:
+        raise KeyboardInterrupt
+
+    look_up = StructuredTool.from_function(fail, name="look_up", description="Look something up.")
+    with pytest.raises(KeyboardInterrupt):
+        graph_of(name, look_up).invoke({"question": "?"}, {"configurable": {"thread_id": "1"}})
+
+
+def tools_of(*made: BaseTool) -> dict[str, BaseTool]:
+    return {entry.name: entry for entry in made}
+
+
+def test_a_call_that_loses_its_connection_is_made_once_more_and_beside_it_none() -> None:
+    lost: list[str] = []
+
+    @tool
+    def fragile(text: str) -> str:
+        """Lose the connection once."""
+        lost.append(text)
+        if len(lost) < 2:
+            raise ConnectionResetError("lost")
+        return "found"
+
+    assert use_tool(tools_of(fragile), "fragile", {"text": "a"}, "1") == ("found", False)
+    lost.clear()
+    assert asyncio.run(ause_tool(tools_of(fragile), "fragile", {"text": "a"}, "1")) == ("found", False)
+    assert lost == ["a", "a"]
+    always = broken(ConnectionError("lost"), coroutine=False)
+    assert use_tool(tools_of(always), "look_up", {"text": "a"}, "1") == ("ConnectionError: lost", True)
+
+
+async def test_a_call_that_somebody_cancels_is_cancelled() -> None:
+    begun = asyncio.Event()
+
+    @tool
+    async def wait(text: str) -> str:
+        """Wait."""
+        begun.set()
+        await asyncio.sleep(600)
+        return text
+
+    task = asyncio.ensure_future(ause_tool(tools_of(wait), "wait", {"text": "a"}, "1"))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_what_asks_somebody_is_no_error() -> None:
+    asking = broken(GraphInterrupt(), coroutine=False)
+    with pytest.raises(GraphInterrupt):
+        use_tool(tools_of(asking), "look_up", {"text": "a"}, "1")
+
+
+@pytest.mark.parametrize(
+    ("returned", "failed"),
+    [
+        ("\ud800", False),
+        (None, False),
+        (b"\xff", False),
+        ({"a": {1}}, False),
+        (object(), False),
+        (Command(goto="x"), True),
+    ],
+)
+def test_whatever_a_tool_returns_is_a_text_that_can_be_saved(returned: Any, failed: bool) -> None:
+    look_up = StructuredTool.from_function(lambda text: returned, name="look_up", description="Look something up.")
+    for outcome in (
+        use_tool(tools_of(look_up), "look_up", {"text": "a"}, None),
+        asyncio.run(ause_tool(tools_of(look_up), "look_up", {"text": "a"}, None)),
+    ):
+        assert outcome.failed is failed
+        outcome.output.encode()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"text": 1}, {"other": "x"}, {"text": None}, {1: 2}, None, [], "x"])
+def test_wrong_arguments_are_told(arguments: Any) -> None:
+    outcome = use_tool(tools_of(note), "note", arguments, "1")
+    assert outcome.failed
+    assert outcome.output
+
+
+def test_errors_that_nobody_meant_are_logged_with_their_place(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        use_tool(tools_of(broken(ToolException("refused"), coroutine=False)), "look_up", {"text": "a"}, "1")
+        assert caplog.records == []
+        use_tool(tools_of(broken(RuntimeError("broken"), coroutine=False)), "look_up", {"text": "a"}, "1")
+    (record,) = caplog.records
+    assert record.message == "the tool look_up failed: RuntimeError"
+    assert record.exc_info is not None
+
+
+# --- tools by themselves, in graphs of LangChain and LangGraph ---
+
+
+def raising(error: Exception) -> BaseTool:
+    @make_tool(rest="ask for less")
+    def look_up(text: str, number: int = 1) -> str:
+        """Look something up."""
+        raise error
+
+    return look_up
+
+
+def request(name: str, arguments: Any) -> dict[str, Any]:
+    return {"name": name, "args": arguments, "id": "1", "type": "tool_call"}
+
+
+@pytest.mark.parametrize(
+    "error", [error for error in ERRORS if isinstance(error, Exception)], ids=lambda error: type(error).__name__
+)
+async def test_a_tool_returns_its_errors(error: Exception) -> None:
+    made = raising(error)
+    for message in (
+        made.invoke(request("look_up", {"text": "a"})),
+        await made.ainvoke(request("look_up", {"text": "a"})),
+        made.invoke(request("look_up", {"other": "a"})),
+    ):
+        assert message.status == "error"
+        assert 0 < len(message.text) <= LONGEST_RESULT
+        message.text.encode()
+
+
+def test_a_made_tool_is_described_as_its_function_is() -> None:
+    made = raising(ValueError("x"))
+    assert (made.name, made.description) == ("look_up", "Look something up.")
+    assert made.args == {
+        "text": {"title": "Text", "type": "string"},
+        "number": {"default": 1, "title": "Number", "type": "integer"},
+    }
+
+
+def test_what_ends_the_program_passes_a_tool() -> None:
+    @make_tool(rest="ask for less")
+    def look_up(text: str) -> str:
+        """Look something up."""
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        look_up.invoke({"text": "a"})
+
+
+async def test_langgraphs_own_tool_node_and_langchains_agents_go_on(tmp_path: Path) -> None:
+    """They raise what a tool raises, unless the tool returns it."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    read, write = make_file_tools(folder)
+    folder.rmdir()
+    calls: list[Any] = [
+        request("calculator", {"expression": "1e" + "9" * 21}),
+        request("calculator", {"sum": 1}),
+        request("read_file", {"name": "a"}) | {"id": "2"},
+        request("write_file", {"name": "\ud800", "text": "\ud800"}) | {"id": "3"},
+    ]
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", ToolNode([calculator, read, write]))
+    builder.add_edge(START, "tools")
+    builder.add_edge("tools", END)
+    graph = builder.compile()
+    asked = {"messages": [HumanMessage("?"), AIMessage("", tool_calls=calls)]}
+    for state in (graph.invoke(asked), await graph.ainvoke(asked)):
+        observed = [message for message in state["messages"] if isinstance(message, ToolMessage)]
+        assert [message.status for message in observed] == ["error"] * 4
+    replies = [
+        call("calculator", expression="1e" + "9" * 21) + "\n" + call("read_file", name="a"),
+        "It cannot be done.",
+    ]
+    agent: Any = create_agent(
+        scripted_chat(in_turn(You=replies), policy="off"), [calculator, read], system_prompt="You act."
+    )
+    state = agent.invoke({"messages": [HumanMessage("How much?")]})
+    assert [message.status for message in state["messages"] if isinstance(message, ToolMessage)] == ["error"] * 2
+    assert state["messages"][-1].text == "It cannot be done."
+
+
+# --- the bound ---
+
+
+@given(st.text(), st.integers(0, 300), st.integers(0, 60_000), st.text(max_size=30))
+def test_a_text_is_cut_at_its_bound_and_says_so(text: str, times: int, most: int, rest: str) -> None:
+    text = text * times * 20
+    said = cut(text, rest, most)
+    if len(text) <= min(most, LONGEST_RESULT):
+        assert said == text
+        return
+    assert len(said) <= LONGEST_RESULT
+    shown, line = said.rsplit("\n… (cut: ", 1)
+    assert text.startswith(shown)
+    assert len(shown) <= most
+    assert line.startswith(f"{len(shown):,} of {len(text):,} characters; ")
+
+
+@pytest.mark.parametrize("length", [LONGEST_RESULT, LONGEST_RESULT + 1, 1_000_000])
+def test_as_much_is_shown_as_may_be(length: int) -> None:
+    said = cut("x" * length, "ask for less")
+    assert LONGEST_RESULT - 10 < len(said) <= LONGEST_RESULT
+
+
+def test_an_error_has_words() -> None:
+    assert error_text(ValueError("wrong")) == "wrong"
+    assert error_text(KeyError("x")) == "KeyError: 'x'"
+    assert error_text(ValueError()) == "ValueError"
+    assert error_text(Unprintable()) == "Unprintable"
+    assert (
+        error_text(OSError(2, "No such file or directory")) == "FileNotFoundError: [Errno 2] No such file or directory"
+    )
