@@ -31,7 +31,9 @@ HOST = b"isolated"
 STOPPED = 201
 """Exit status: the code was killed."""
 NO_BOUNDARY = 202
-"""Exit status: the boundary could not be made."""
+"""Exit status: the boundary could not be made. Code that ends with it did so after `BEGUN`."""
+BEGUN = b"\x01"
+"""The first byte of the output, once the boundary is made: all that follows is the code's."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -286,6 +288,7 @@ def main() -> None:
         print(f"no boundary: {error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(NO_BOUNDARY)
+    os.write(1, BEGUN)
     run(sys.stdin.read())
 
 

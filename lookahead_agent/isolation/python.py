@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TypedDict
@@ -21,7 +21,7 @@ from lookahead_agent.isolation import folders
 from lookahead_agent.isolation.boundaries import Isolation, choose
 from lookahead_agent.isolation.cgroup import limited
 from lookahead_agent.isolation.child import Finished, program_text, run_child
-from lookahead_agent.isolation.inside import HOST, NO_BOUNDARY, other_users
+from lookahead_agent.isolation.inside import BEGUN, HOST, NO_BOUNDARY, other_users
 from lookahead_agent.isolation.seccomp import system_call_filter
 
 _INSIDE = "/own"
@@ -146,16 +146,21 @@ def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgr
         threads=_threads(isolation),
         filter=_filter(isolation),
     )
-    return run_child(
+    finished = run_child(
         [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", program_text("inside"), json.dumps(plan)],
         code.encode(errors="replace"),
         seconds=limits.seconds,
-        output=limits.output,
+        output=len(BEGUN) + limits.output,
         environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
         folder=Path(folder) if isolation == "none" else Path("/"),
         files=limits.files if isolation == "none" else None,
         descriptors=() if cgroup is None else (cgroup,),
     )
+    if not finished.output.startswith(BEGUN):
+        return finished
+    # An exit status is the code's own choice: that the boundary could not be made is ours to say.
+    status = 1 if finished.status == NO_BOUNDARY else finished.status
+    return replace(finished, output=finished.output.removeprefix(BEGUN), status=status)
 
 
 def _bubblewrap(plan: _Plan) -> list[str]:

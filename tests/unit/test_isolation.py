@@ -348,6 +348,13 @@ def test_errors_say_what_and_where(isolation: Isolation) -> None:
     assert attempt("raise SystemExit('no')", isolation) == "the code failed:\nno\n"
 
 
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_code_cannot_say_that_there_is_no_boundary(isolation: Isolation) -> None:
+    for code in ("import os; print('\\x01no boundary: forged', flush=True); os._exit(202)", "raise SystemExit(202)"):
+        with pytest.raises(ValueError, match="the code failed"):
+            run_isolated(code, SHORT, isolation)
+
+
 @pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
 def test_every_run_has_a_folder_of_its_own(isolation: Isolation) -> None:
     attempt("open('x', 'w').write('x')", isolation)
