@@ -1,0 +1,197 @@
+"""Replies that may call a tool or be in a form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel
+from starlette.testclient import TestClient
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.json_schema import check_schema
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.replies.structured_output import Form
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.server import ServerSettings
+from lookahead_agent.server.app import create_app
+from tests.unit.chat import SameText, replying, scripted_chat
+
+JSON_OBJECT = {"type": "json_object"}
+ARGUMENTS = {"city": "Bonn"}
+BARE = json.dumps({"name": "thermometer", "arguments": ARGUMENTS})
+TAGGED = f"<tool_call>\n{BARE}\n</tool_call>"
+
+
+class Weather(BaseModel):
+    degrees: int
+
+
+class Called(BaseModel):
+    """Describes the fields of a call itself."""
+
+    name: str
+    arguments: dict[str, str]
+
+
+@tool
+def thermometer(city: str) -> str:
+    """Measures the temperature in a city."""
+    return "17"
+
+
+def requested(llm: ChatLookahead) -> list[Any]:
+    assert llm.engines is not None
+    assert isinstance(llm.engines.target, ScriptedEngine)
+    return [sampling.structured for _, sampling in llm.engines.target.requests]
+
+
+def client_of(llm: ChatLookahead) -> TestClient:
+    return TestClient(create_app(llm, ServerSettings()))
+
+
+async def every_way(llm: ChatLookahead, **options: Any) -> list[AIMessage]:
+    """A reply by invoke and by stream, each of them awaited and not."""
+    bound = llm.bind_tools([thermometer], **options)
+    streamed: Any = None
+    for chunk in bound.stream("?"):
+        streamed = chunk if streamed is None else streamed + chunk
+    astreamed: Any = None
+    async for chunk in bound.astream("?"):
+        astreamed = chunk if astreamed is None else astreamed + chunk
+    return [bound.invoke("?"), await bound.ainvoke("?"), streamed, astreamed]
+
+
+@pytest.mark.parametrize("form", [JSON_OBJECT, Form.of(Weather).response_format])
+@pytest.mark.parametrize("text", [BARE, TAGGED])
+async def test_a_call_is_a_call(text: str, form: dict[str, Any]) -> None:
+    llm = scripted_chat(text)
+    for message in await every_way(llm, response_format=form):
+        assert [(call["name"], call["args"]) for call in message.tool_calls] == [("thermometer", ARGUMENTS)]
+        assert (message.text, message.invalid_tool_calls) == ("", [])
+        assert message.response_metadata["finish_reason"] == "tool_calls"
+    assert len(requested(llm)) == 4
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (JSON_OBJECT, '{"degrees": 17}'),
+        (JSON_OBJECT, '{"name": "thermostat", "arguments": {}}'),
+        (JSON_OBJECT, '{"name": "thermometer", "arguments": {}, "more": 1}'),
+        (Form.of(Weather).response_format, '{"degrees": 17}'),
+        (Form.of(Called).response_format, BARE),
+        (Form.of(list[int]).response_format, "[]"),
+    ],
+)
+async def test_a_form_is_a_form(form: dict[str, Any], text: str) -> None:
+    for message in await every_way(scripted_chat(text), response_format=form):
+        assert (message.text, message.tool_calls, message.invalid_tool_calls) == (text, [], [])
+        assert message.response_metadata["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("several", [None, False, True])
+def test_the_grammar_is_of_both(several: bool | None) -> None:
+    llm = scripted_chat('{"degrees": 17}')
+    llm.bind_tools([thermometer], parallel_tool_calls=several).invoke(
+        "?", response_format=Form.of(Weather).response_format
+    )
+    (constraint,) = requested(llm)
+    call, *lists, form = constraint["json"]["anyOf"]
+    assert call["properties"]["name"] == {"const": "thermometer"}
+    assert call["properties"]["arguments"]["properties"]["city"]["type"] == "string"
+    assert form == Weather.model_json_schema()
+    assert [inner["type"] for inner in lists] == (["array"] if several else [])
+    check_schema(constraint["json"])
+
+
+async def test_several_calls_instead_of_a_form() -> None:
+    llm = scripted_chat(f"[{BARE}, {BARE}]")
+    options = {"parallel_tool_calls": True, "response_format": Form.of(Weather).response_format}
+    for message in await every_way(llm, **options):
+        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS, ARGUMENTS]
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+async def test_an_agent_measures_before_it_answers_in_its_form(tagged: bool) -> None:
+    def reply(prompt: str) -> str:
+        return '{"degrees": 17}' if "17" in prompt else TAGGED if tagged else BARE
+
+    llm = scripted_chat(reply)
+    agent = create_agent(llm, [thermometer], response_format=ProviderStrategy(Weather))
+    for result in (
+        agent.invoke({"messages": [("user", "How warm is Bonn?")]}),
+        await agent.ainvoke({"messages": [("user", "How warm is Bonn?")]}),
+        list(agent.stream({"messages": [("user", "How warm is Bonn?")]}, stream_mode="values"))[-1],
+    ):
+        assert result["structured_response"] == Weather(degrees=17)
+        measured = [message.content for message in result["messages"] if isinstance(message, ToolMessage)]
+        assert measured == ["17"]
+
+
+@pytest.mark.parametrize("text", [BARE, '{"degrees": 17}'])
+def test_a_model_thinks_freely_before_either(text: str) -> None:
+    tokenizer = ScriptedTokenizer(ThinkingTags(), opens_thinking=True)
+    script = replying(lambda _: f"<think>\nLet me see.\n\nSo it is.\n</think>{text}")
+    target = ScriptedEngine(tokenizer, script)
+    llm = ChatLookahead(engines=EngineSet(target, ScriptedEngine(tokenizer, script), SameText()), stop=["see"])
+    message = llm.bind_tools([thermometer]).invoke("?", response_format=Form.of(Weather).response_format)
+    assert [call["args"] for call in message.tool_calls] == ([ARGUMENTS] if text == BARE else [])
+    assert message.text == ("" if text == BARE else text)
+    assert message.additional_kwargs["reasoning_content"] == "Let me see.\n\nSo it is."
+    assert [bool(sampling.structured) for _, sampling in target.requests][-1] is True
+    assert sum(sampling.structured is not None for _, sampling in target.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", [BARE, TAGGED, '{"degrees": 17}'])
+def test_the_server_allows_either(text: str, stream: bool) -> None:
+    client = client_of(scripted_chat(text))
+    body = {
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": [{"type": "function", "function": {"name": "thermometer", "parameters": {"type": "object"}}}],
+        "response_format": Form.of(Weather).response_format,
+        "stream": stream,
+    }
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    if stream:
+        chunks = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        content = "".join(delta.get("content") or "" for delta in deltas)
+        calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+    else:
+        message = response.json()["choices"][0]["message"]
+        content, calls = message["content"] or "", message["tool_calls"] or []
+    is_form = "degrees" in text
+    assert content == (text if is_form else "")
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if is_form else [ARGUMENTS])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"enum": list(range(20_000))}, {"type": "array", "maxItems": 10**7}, {"type": "string", "maxLength": 2**40}],
+)
+@pytest.mark.parametrize("way", ["form", "call"])
+def test_the_server_refuses_a_schema_bomb_as_the_clients(schema: dict[str, Any], way: str) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}}
+    body = {"messages": [{"role": "user", "content": "?"}]}
+    asked = form if way == "form" else {"tools": tools, "tool_choice": "required"}
+    response = client_of(scripted_chat("{}")).post("/v1/chat/completions", json=body | asked)
+    assert response.status_code == 400
+    assert "JSON schema has at most" in response.json()["error"]["message"]
+
+
+def test_a_form_and_a_call_that_must_be_contradict_each_other() -> None:
+    llm = scripted_chat(BARE)
+    with pytest.raises(ConfigurationError, match="at once"):
+        llm.bind_tools([thermometer], tool_choice="any").invoke("?", response_format=JSON_OBJECT)
