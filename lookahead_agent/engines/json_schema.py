@@ -81,6 +81,20 @@ def composes(schema: Mapping[str, Any]) -> bool:
     )
 
 
+def refers_to_itself(schema: Mapping[str, Any]) -> bool:
+    """Whether a reference in a schema leads back to itself."""
+    refs: dict[str, set[str]] = {}
+    left = {ref for part in subschemas(schema) if isinstance(ref := part.get("$ref"), str)}
+    for ref in left:
+        found = target(schema, ref)
+        inside = subschemas(found) if isinstance(found, Mapping) else ()
+        refs[ref] = {inner for part in inside if isinstance(inner := part.get("$ref"), str)}
+    # Whatever leads nowhere any more is taken away until nothing is left, or only what leads back to itself.
+    while ends := {ref for ref, inner in refs.items() if not inner & refs.keys()}:
+        refs = {ref: inner for ref, inner in refs.items() if ref not in ends}
+    return bool(refs)
+
+
 def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
     """A copy of a schema as part of another one: its references point to where it stands there.
 

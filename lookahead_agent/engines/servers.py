@@ -237,12 +237,20 @@ class Servers:
                         return
                     event = json.loads(data)
                     if isinstance(event, dict) and "error" in event:
-                        raise EngineError(f"{self._name(replica)} failed: {_message(event)}")
+                        raise self._failed(replica, event)
                     yield event
         except httpx.HTTPError as error:
             raise self._unreachable(replica, error) from error
         except (ValueError, RecursionError) as error:
             raise EngineError(f"{self._name(replica)} sent something that is not JSON") from error
+
+    def _failed(self, replica: Replica, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
+        """The error that a server sends where its reply would be."""
+        match event["error"]:
+            # vLLM's has its status, with which it would have answered had the reply not begun.
+            case {"code": int() as status} if 400 <= status < 500 and status not in _MAY_BE_REPEATED:
+                return ConfigurationError(f"{self._name(replica)} refuses the request ({status}): {_message(event)}")
+        return EngineError(f"{self._name(replica)} failed: {_message(event)}")
 
     def _name(self, replica: Replica) -> str:
         return f"the {self._role} at {replica.url}"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import isfunction
 from typing import Any, Literal
 
+from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel
 
+from lookahead_agent.engines.json_schema import refers_to_itself, subschemas, target
 from lookahead_agent.errors import ConfigurationError
 
 _WORDS = ("auto", "none", "any", "required")
@@ -40,7 +44,7 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
             f"a tool of the type {kind!r} is no function that this model can call: bind a function of your own"
         )
     try:
-        converted = convert_to_openai_tool(tool)
+        converted = _converted(tool)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(f"this is no tool that a model can call: {reason[0]}") from error
@@ -50,6 +54,31 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
     if not isinstance(function.get("parameters") or {}, dict):
         raise ConfigurationError(f"the parameters of the tool {function['name']!r} are no JSON schema")
     return converted
+
+
+def _converted(tool: Any) -> dict[str, Any]:
+    """A tool as LangChain converts it, but for references: LangChain puts in their place what they refer to, which may
+    be very much, and nothing where that refers to itself."""
+    schema = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+    if isinstance(tool, BaseTool) and isinstance(schema, dict) and any("$ref" in part for part in subschemas(schema)):
+        function = {"name": tool.name, "description": tool.description, "parameters": _parameters(schema)}
+        return {"type": "function", "function": function}
+    converted: dict[str, Any] = convert_to_openai_tool(tool)
+    if isfunction(tool):
+        schema = StructuredTool.from_function(tool, description="…").tool_call_schema
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        whole = schema.model_json_schema()
+        if refers_to_itself(whole):
+            converted["function"]["parameters"] = _parameters(whole)
+    return converted
+
+
+def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema as the parameters of a function, which are an object and no reference to one."""
+    root = target(schema, schema.get("$ref", "#"))
+    described = {"title", "description", "$ref"}
+    parts = {**schema, **root} if isinstance(root, Mapping) else schema
+    return {key: value for key, value in parts.items() if key not in described}
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any]]:

@@ -9,13 +9,13 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool, tool
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
-from lookahead_agent.engines.json_schema import check_schema
+from lookahead_agent.engines.json_schema import check_schema, target
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.replies.structured_output import Form
@@ -23,6 +23,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
 from tests.unit.chat import SameText, replying, scripted_chat
+from tests.unit.test_json_schema import chain
 
 JSON_OBJECT = {"type": "json_object"}
 ARGUMENTS = {"city": "Bonn"}
@@ -195,3 +196,45 @@ def test_a_form_and_a_call_that_must_be_contradict_each_other() -> None:
     llm = scripted_chat(BARE)
     with pytest.raises(ConfigurationError, match="at once"):
         llm.bind_tools([thermometer], tool_choice="any").invoke("?", response_format=JSON_OBJECT)
+
+
+class Branch(BaseModel):
+    """A branch."""
+
+    length: int
+    next: Branch | None = None
+
+
+@tool
+def climb(branch: Branch) -> str:
+    """Climb."""
+    return ""
+
+
+def climbed(branch: Branch) -> str:
+    """Climb."""
+    return ""
+
+
+@pytest.mark.parametrize(("offered", "at"), [(Branch, ()), (climb, ("branch",)), (climbed, ("branch",))])
+def test_parameters_that_refer_to_themselves_stay_whole(offered: Any, at: tuple[str, ...]) -> None:
+    llm = scripted_chat(json.dumps({"name": getattr(offered, "name", None) or offered.__name__, "arguments": {}}))
+    assert llm.bind_tools([offered], tool_choice="any").invoke("?").tool_calls
+    (constraint,) = requested(llm)
+    whole = constraint["json"]
+    inner = whole["anyOf"][0]["properties"]["arguments"]
+    assert inner["type"] == "object"
+    for name in at:
+        inner = target(whole, inner["properties"][name]["$ref"])
+    for _ in range(3):
+        assert inner["properties"]["length"]["type"] == "integer"
+        inner = target(whole, inner["properties"]["next"]["anyOf"][0]["$ref"])
+
+
+def test_the_references_of_a_tools_own_schema_are_kept() -> None:
+    schema = chain(12, 10)
+    offered = StructuredTool(name="f", description="F.", args_schema=schema, func=print)
+    llm = scripted_chat('{"name": "f", "arguments": {}}')
+    assert llm.bind_tools([offered], tool_choice="f").invoke("?").tool_calls[0]["name"] == "f"
+    (constraint,) = requested(llm)
+    assert len(json.dumps(constraint)) < 20_000

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,24 @@ async def test_refusals_are_not_tried_again(
     with pytest.raises(kind, match=message):
         await deltas(engine_on({"one": server}, tokenizer))
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "a schema is refused", "type": "BadRequestError", "code": 400}, ConfigurationError),
+        ({"message": "a schema is refused", "type": "InternalServerError", "code": 500}, EngineError),
+        ({"message": "a schema is refused"}, EngineError),
+        ("a schema is refused", EngineError),
+    ],
+)
+async def test_an_error_in_a_stream_is_whose_it_is(tokenizer: HFTokenizer, error: Any, kind: type[Exception]) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    server.answers = [httpx.Response(200, text=f"data: {json.dumps({'error': error})}\n\n")]
+    with pytest.raises(kind, match="a schema is refused"):
+        await deltas(engine, structured={"json": {"type": "str"}})
 
 
 async def test_a_full_context_is_noticed_here(tokenizer: HFTokenizer) -> None:
