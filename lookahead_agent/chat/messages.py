@@ -21,6 +21,7 @@ from langchain_core.messages import (
 
 from lookahead_agent.engines.tokenizer import FINISHED, continues
 from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.replies.tool_calls import UNREADABLE
 
 THINKING_KEY = "reasoning_content"
 """Where LangChain keeps a reply's thinking: a message's `content_blocks` show it as a block of type "reasoning"."""
@@ -140,7 +141,7 @@ def _calls(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]]:
 
 def _as_written(call: InvalidToolCall) -> str:
     """The text of a call that could not be read."""
-    name, arguments = call.get("name") or "", call.get("args") or ""
+    name, arguments = call.get("name") or "", (call.get("args") or "").removeprefix(UNREADABLE)
     if not name or json.dumps(name) in arguments:
         return arguments
     return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'

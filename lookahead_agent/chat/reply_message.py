@@ -7,11 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.ai import OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.replies.request import ChatReply, ChatRequest, Piece
+from lookahead_agent.replies.tool_calls import as_unreadable
 
 
 def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
@@ -56,28 +57,64 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             input_tokens=reply.prompt_tokens,
             output_tokens=len(reply.token_ids),
             total_tokens=reply.prompt_tokens + len(reply.token_ids),
+            output_token_details=OutputTokenDetails(reasoning=reply.thinking_tokens),
         ),
     )
+
+
+class _WholeReply(AIMessageChunk):
+    """What LangChain makes of all chunks of a reply: it takes the class from which theirs is derived."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A message, of this class; of a derived one a chunk."""
+        return AIMessage(*args, **kwargs) if cls is _WholeReply else super().__new__(cls)
+
+
+class ReplyChunk(_WholeReply):
+    """A chunk of a reply, whose sum with others still has its invalid calls as they are.
+
+    LangChain reads the calls of a sum of chunks anew: it forgets why one is invalid, and completes what ended early.
+    """
+
+    @classmethod
+    def lc_id(cls) -> list[str]:
+        """LangChain writes it down as one of its own chunks."""
+        return AIMessageChunk.lc_id()
+
+    def __add__(self, other: Any) -> Any:
+        """The sum, with the invalid calls of both."""
+        summed = super().__add__(other)
+        if isinstance(summed, ReplyChunk):
+            others = other if isinstance(other, (list, tuple)) else [other]
+            summed.invalid_tool_calls = [call for chunk in (self, *others) for call in chunk.invalid_tool_calls]
+        return summed
 
 
 def as_chunk(item: Piece | AIMessage) -> AIMessageChunk:
     """A piece of text, or what the final message adds to the text already streamed."""
     if isinstance(item, Piece):
         if item.kind == "thinking":
-            return AIMessageChunk(content="", additional_kwargs={THINKING_KEY: item.text})
-        return AIMessageChunk(content=item.text)
+            return ReplyChunk(content="", additional_kwargs={THINKING_KEY: item.text})
+        return ReplyChunk(content=item.text)
     calls = [
         tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index)
         for index, call in enumerate(item.tool_calls)
     ]
     calls += [
-        tool_call_chunk(name=call["name"], args=call["args"], id=call["id"], index=len(calls) + index)
+        tool_call_chunk(
+            name=call["name"],
+            args=as_unreadable(call["args"] or ""),
+            id=call["id"],
+            index=len(item.tool_calls) + index,
+        )
         for index, call in enumerate(item.invalid_tool_calls)
     ]
-    return AIMessageChunk(
+    chunk = ReplyChunk(
         content="",
         tool_call_chunks=calls,
         response_metadata=item.response_metadata,
         usage_metadata=item.usage_metadata,
         chunk_position="last",
     )
+    chunk.invalid_tool_calls = list(item.invalid_tool_calls)
+    return chunk

@@ -29,7 +29,7 @@ from lookahead_agent.decoding.events import (
     Verify,
 )
 from lookahead_agent.decoding.machine import LookaheadMachine
-from lookahead_agent.decoding.output import ReplyText
+from lookahead_agent.decoding.output import ReplyText, encodable
 from lookahead_agent.decoding.regions import PROMPT_TAIL
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
 from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
@@ -119,14 +119,16 @@ class _Driver:
                 target.tokenizer.decode(request.prompt_ids[-PROMPT_TAIL:])
             ),
         )
-        self._text = ReplyText(target.tokenizer, request.prompt_ids, request.sampling.stop, on_text)
+        beginning = request.regions.at_beginning(target.tokenizer.decode(request.prompt_ids[-PROMPT_TAIL:]))
+        self._text = ReplyText(target.tokenizer, request.prompt_ids, request.sampling.stop, on_text, beginning)
         self._vocabularies = Vocabularies(target.tokenizer, draft.tokenizer)
         self._draft_reply: list[int] = []  # what is committed, in the draft's vocabulary if that is another
         self._draft_ids: dict[int, tuple[int, ...]] = {}  # the same of steps that are not, by job
         # What later steps must know of the text: up to the front, and up to steps that are not decided, by job.
         thinking = request.regions.thinking
         marker = len(thinking.open) if thinking is not None else 0
-        self._before = Before(max(marker, *(rules.lookback for rules in self._rules.values())))
+        room = max(marker, *(rules.lookback for rules in self._rules.values()))
+        self._before = Before(room, thinking=beginning)
         self._befores: dict[int, Before] = {}
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
@@ -213,6 +215,8 @@ class _Driver:
             token_ids=tuple(self._text.token_ids),
             finish_reason="length" if end is StepEnd.BUDGET else "stop",
             report=self._report,
+            text_ends=tuple(self._text.text_ends),
+            cut=end is not StepEnd.EOS,
         )
 
     def _carry_out(self, actions: list[Action]) -> StepEnd | None:
@@ -569,7 +573,7 @@ class _Driver:
         if self._on_step is None:
             return
         reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
-        self._on_step(StepEvent(kind, source.value, position, text, started, ended, reason, score))
+        self._on_step(StepEvent(kind, source.value, position, encodable(text), started, ended, reason, score))
 
     # Tasks
 

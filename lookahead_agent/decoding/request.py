@@ -77,9 +77,13 @@ class Reply:
         token_ids: Its tokens, with those of a stop string and the end-of-sequence.
         finish_reason: "stop" or "length".
         report: Its figures.
+        text_ends: Length of the text after each token, a stop string included.
+        cut: Whether the model had more to say: its tokens were used up, or a stop string was written.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
     report: ReplyReport
+    text_ends: tuple[int, ...] = ()
+    cut: bool = False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import regex
 
 from lookahead_agent.decoding.blocks import open_block
+from lookahead_agent.decoding.regions import ThinkingState
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.tokenizer import TextStream
 from lookahead_agent.errors import ConfigurationError
@@ -121,19 +122,22 @@ class Before:
         tail: That many of the reply's last characters.
         line: Its last line. A mark may be cut in two where a step is cut, so it is looked at again with what follows.
         block: What would close the block that is open where that line begins; None outside of any.
+        thinking: Whether its end is in the thinking, where stop strings end nothing.
     """
 
     room: int = 0
     tail: str = ""
     line: str = ""
     block: str | None = None
+    thinking: ThinkingState = field(default_factory=ThinkingState)
 
     def then(self, text: str) -> Before:
         """The same after more text."""
         line = self.line + text
         begins = line.rfind("\n") + 1
         tail = (self.tail + text)[-self.room :] if self.room else ""
-        return Before(self.room, tail, line[begins:], open_block(line[:begins], self.block))
+        block = open_block(line[:begins], self.block)
+        return Before(self.room, tail, line[begins:], block, self.thinking.then(text))
 
 
 class Segmenter:
@@ -152,6 +156,7 @@ class Segmenter:
         self._before = before.tail[-rules.lookback :] if rules.lookback else ""
         self._line = before.line
         self._block = before.block
+        self._thinking = before.thinking
         self._budget = budget
         self._ids: list[int] = []
         self._text = ""
@@ -194,7 +199,7 @@ class Segmenter:
         if token_id in rules.eos_ids:
             return StepEnd.EOS
         if piece:
-            if any(self._ends_now(stop, seen) for stop in rules.stop):
+            if any(self._stops_now(stop, seen) for stop in rules.stop):
                 return StepEnd.STOP
             if len(self._ids) < self._budget:
                 if any(self._ends_now(marker, seen) for marker in rules.action_markers):
@@ -214,6 +219,16 @@ class Segmenter:
         if marker is None:
             return False
         return (self._before + self._text).find(marker, max(0, seen - len(marker) + 1)) >= 0
+
+    def _stops_now(self, stop: str, seen: int) -> bool:
+        """Whether a stop string is complete in the answer that was not when the text had `seen` characters."""
+        text, before = self._before + self._text, len(self._before)
+        at = max(0, seen - len(stop) + 1)
+        while (at := text.find(stop, at)) >= 0:
+            if self._thinking.answers(self._text, max(0, at - before), at + len(stop) - before):
+                return True
+            at += 1
+        return False
 
     def _delimited(self) -> bool:
         find, delimiter = self._rules.find, self._rules.delimiter

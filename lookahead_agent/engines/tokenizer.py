@@ -252,8 +252,10 @@ class HFTokenizer:
     def thinking(self) -> ThinkingTags | None:
         """`<think>` tags, if the chat template or the vocabulary knows them."""
         tags = ThinkingTags()
-        known = tags.close in (self._tokenizer.chat_template or "")
-        return tags if known or tags.close in self._tokenizer.get_added_vocab() else None
+        if any(tag in self.chat_template for tag in (tags.open, tags.close)):
+            return tags
+        # A vocabulary may have them of models that never think.
+        return ThinkingTags(always=False) if tags.close in self._tokenizer.get_added_vocab() else None
 
     @property
     def fingerprint(self) -> str:

@@ -18,10 +18,10 @@ from lookahead_agent.machine.core_time import CoreTime
 from lookahead_agent.machine.observed import Observed
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.replies.reader import ReadReply, ReplyReader
 from lookahead_agent.replies.request import ChatReply, ChatRequest, Emit, Piece
 from lookahead_agent.replies.structured_output import constraint, is_call, is_json
-from lookahead_agent.replies.thinking import ThinkingSplitter
-from lookahead_agent.replies.tool_calls import ContentStream, ParsedReply, parse_constrained
+from lookahead_agent.replies.tool_calls import ParsedReply, parse_constrained
 from lookahead_agent.replies.tool_parsers import ToolParser
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.modes import Mode, ModeChoice
@@ -191,44 +191,50 @@ class ChatCall:
         """A reply in the model's own words, with tool calls if it likes."""
         markers = self._parser.markers if self._tools else ()
         regions = Regions(markers or (), self._thinking, self._request.policy.answer_from_target or markers is None)
-        # In a format whose beginning nobody knows, all may be a call: it is shown when it is complete, and what comes
-        # after the thinking is the target's.
+        # In a format whose beginning nobody knows, all may be a call: what comes after the thinking is the target's.
         speculate = markers is not None or self._thinking is not None
-        content = ContentStream(markers or (), lambda text: self._emit(Piece("answer", text)))
-        inside = self._thinking is not None and self._thinking.opened_by(self._end_of(prompt))
-        parts = self._splitter(inside, self._silent if markers is None else content.push)
-        written = await self._write(prompt, sampling, regions, parts.push, speculate=speculate)
-        parts.finish()
-        answer = parts.answer
-        parsed = (
-            await asyncio.to_thread(self._parser.parse, answer, self._tools) if self._tools else ParsedReply(answer)
-        )
+        reader = self._reader(prompt, with_calls=True)
+        written = await self._write(prompt, sampling, regions, reader.push, speculate=speculate)
+        # vLLM's parsers are slow to start.
+        read = await asyncio.to_thread(reader.finish, written.cut)
         if self._request.options.parallel_tool_calls is False:
-            del parsed.tool_calls[1:]
-        content.finish(parsed.content)
-        return self._complete(parsed, parts.thinking, len(prompt), [written])
+            del read.parsed.tool_calls[1:]
+        self._pass_on(read)
+        return self._complete(read, len(prompt), [written])
+
+    def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
+        """What reads a reply to this prompt."""
+        end, tags = self._end_of(prompt), self._thinking
+        return ReplyReader(
+            tags,
+            inside=tags is not None and tags.opened_by(end),
+            after=tags is not None and tags.closed_by(end),
+            parser=self._parser if with_calls and self._tools else None,
+            tools=self._tools,
+            emit=self._emit,
+        )
 
     async def _constrained(self, prompt: list[int], sampling: Sampling) -> ChatReply:
         """A reply in a given form: all the target's, but for the thinking before it."""
         target = self._engines.target
         tokenizer = target.tokenizer
         thoughts: list[Reply] = []
-        thinking = ""
+        read = ReadReply()
         if self._thinking is not None and not self._thinking.closed_by(self._end_of(prompt)):
             if isinstance(target, ChecksSampling):
                 await target.check(sampling)  # or the thinking would be for nothing
             opened = list(prompt)
             if not self._thinking.opened_by(self._end_of(prompt)):
                 opened += tokenizer.encode(f"{self._thinking.open}\n")
-            parts = self._splitter(True, self._silent)
+            reader = self._reader(opened, with_calls=False)
             free = replace(sampling, structured=None, stop=(self._thinking.close,))
-            thought = await self._write(opened, free, Regions(thinking=self._thinking), parts.push, speculate=True)
-            parts.finish()
-            thoughts, thinking = [thought], parts.thinking
+            thought = await self._write(opened, free, Regions(thinking=self._thinking), reader.push, speculate=True)
+            thoughts, read = [thought], reader.finish(thought.cut)
+            self._pass_on(read)
             left = sampling.max_tokens - len(thought.token_ids)
             closed = self._thinking.closed_by(tokenizer.decode(thought.token_ids))
             if not closed or left < 1:
-                return self._complete(ParsedReply(""), thinking, len(prompt), thoughts)
+                return self._complete(read, len(prompt), thoughts)
             prompt_after = [*opened, *thought.token_ids]
             sampling = replace(sampling, max_tokens=left)
         else:
@@ -236,41 +242,43 @@ class ChatCall:
         # What may be a call is shown when it is complete.
         answer = self._silent if self._tools else self._answer
         written = await self._write(prompt_after, sampling, Regions(), answer, speculate=False)
-        text = written.text
-        parsed = await asyncio.to_thread(self._in_form, text) if self._tools else ParsedReply(text)
-        if self._tools and parsed.content:
-            self._answer(parsed.content)
-        if not parsed.tool_calls and written.finish_reason == "stop" and not is_json(text):
+        read.parsed = await asyncio.to_thread(self._in_form, written) if self._tools else ParsedReply(written.text)
+        if self._tools and read.parsed.content:
+            self._answer(read.parsed.content)
+        if not read.parsed.tool_calls and written.finish_reason == "stop" and not is_json(written.text):
             logger.warning("the target ended a reply before its form was complete: its engine does not hold to forms")
             written = replace(written, finish_reason="length")
-        return self._complete(parsed, thinking, len(prompt), [*thoughts, written])
+        return self._complete(read, len(prompt), [*thoughts, written])
 
-    def _in_form(self, text: str) -> ParsedReply:
+    def _in_form(self, written: Reply) -> ParsedReply:
         """A reply that must be a call, or may be one instead of its form."""
-        if self._forced:
-            return self._calls(text)
-        form = constraint(self._request.options.response_format) or {}
-        if is_call(text, self._tools, form):
-            return parse_constrained(text)
-        return ParsedReply(text) if is_json(text) else self._parser.parse(text, self._tools)
+        if not self._forced:
+            form = constraint(self._request.options.response_format) or {}
+            if not is_call(written.text, self._tools, form):
+                return ParsedReply(written.text) if is_json(written.text) else self._in_own_format(written)
+        parsed = parse_constrained(written.text, self._tools)
+        if parsed.tool_calls or not self._forced:
+            return parsed
+        # A server that knows no constraints leaves the model to its own format.
+        own = self._in_own_format(written)
+        return ParsedReply("", own.tool_calls, own.invalid_tool_calls) if own.tool_calls else parsed
+
+    def _in_own_format(self, written: Reply) -> ParsedReply:
+        """What the model's own format makes of a reply without thinking."""
+        reader = ReplyReader(None, False, False, self._parser, self._tools, lambda _: None)
+        reader.push(written.text)
+        return reader.finish(written.cut).parsed
+
+    def _pass_on(self, read: ReadReply) -> None:
+        for piece in read.pieces:
+            self._emit(piece)
 
     def _answer(self, text: str) -> None:
         self._emit(Piece("answer", text))
 
-    def _calls(self, text: str) -> ParsedReply:
-        parsed = parse_constrained(text)
-        if parsed.tool_calls:
-            return parsed
-        # A server that knows no constraints leaves the model to its own format.
-        own = self._parser.parse(text, self._tools)
-        return own if own.tool_calls else parsed
-
     @staticmethod
     def _silent(_: str) -> None:
         """For what is shown when it is complete, or not at all."""
-
-    def _splitter(self, inside: bool, on_answer: Callable[[str], None]) -> ThinkingSplitter:
-        return ThinkingSplitter(self._thinking, inside, lambda text: self._emit(Piece("thinking", text)), on_answer)
 
     def _end_of(self, prompt: list[int]) -> str:
         return self._engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
@@ -322,15 +330,17 @@ class ChatCall:
         target = self._engines.target.tokenizer
         return tokenizer.encode(target.decode(self._prompt(target)))
 
-    def _complete(self, parsed: ParsedReply, thinking: str, prompt_tokens: int, written: list[Reply]) -> ChatReply:
+    def _complete(self, read: ReadReply, prompt_tokens: int, written: list[Reply]) -> ChatReply:
         report = ReplyReport()
         for reply in written:
             report.add(reply.report)
         missing = self._request.policy.speculates and self._verifier is None and not self._forced
-        finish = "tool_calls" if parsed.tool_calls else written[-1].finish_reason
+        finish = written[-1].finish_reason
+        if finish == "stop" and read.parsed.tool_calls:
+            finish = "tool_calls"
         return ChatReply(
-            parsed,
-            thinking,
+            read.parsed,
+            read.thinking,
             prompt_tokens,
             [token for reply in written for token in reply.token_ids],
             finish,
@@ -340,6 +350,7 @@ class ChatCall:
             self._arrangement(),
             self._certificate,
             replace(self._engines.watch.counts),
+            read.thinking_tokens(written[0].text_ends),
         )
 
     def _arrangement(self) -> dict[str, Any]:

@@ -71,13 +71,16 @@ class ChatReply:
         thinking: What was thought before.
         prompt_tokens: Length of the prompt in tokens.
         token_ids: The reply's tokens.
-        finish_reason: "stop", "length" or "tool_calls".
+        finish_reason: "length": the tokens of the reply or of the context were used up, whatever had been read by then;
+            "tool_calls": the reply ended otherwise and has calls that can be carried out; "stop": neither. A reply
+            whose calls are all invalid has the reason of one without calls.
         report: Where tokens and time went.
         problem: Why there was no speculation, or none to the end; None if there was.
         chosen: In which mode it was written, and why.
         engines: How the engines were arranged.
         certificate: Of a policy that states a risk: by which certificate its verifier was chosen, or why it is `exact`.
         watched: What became of accepted steps that were looked at again, since the engines were started.
+        thinking_tokens: How many of the tokens are thinking, without its tags.
     """
 
     parsed: ParsedReply
@@ -91,3 +94,4 @@ class ChatReply:
     engines: dict[str, Any] = field(default_factory=dict)
     certificate: str | None = None
     watched: WatchCounts = field(default_factory=WatchCounts)
+    thinking_tokens: int = 0

@@ -1,29 +1,26 @@
-"""Tool calls in a reply's text (Hermes format, as Qwen's chat template teaches it)."""
+"""Tool calls: what a reply's JSON must say to be one, and what becomes of those that cannot be read."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import InvalidToolCall, ToolCall
 
-from lookahead_agent.replies.thinking import held_back
+Tools = Sequence[Mapping[str, Any]]
+"""Tools in OpenAI's format."""
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-# Small models often write the call as bare JSON, without the tags or in a code fence.
-_UNTAGGED = ("```json", '{"name"', '{\n  "name"')
-_UNTAGGED_CALL = re.compile(r'\{\s*"name"')
-
-_TAGGED = re.compile(rf"{OPEN}\s*(.*?)\s*(?:{CLOSE}|(?={OPEN})|\Z)", re.DOTALL)
-_FENCED = re.compile(r"```json\s*(\{.*?\})\s*```", re.DOTALL)
-
-
-MARKERS = (OPEN, *_UNTAGGED)
-"""Texts that begin a call."""
+_ARGUMENTS = ("arguments", "parameters", "args")
+"""Keys under which models write a call's arguments."""
+_MEANINGLESS = frozenset({"id", "type"})
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
+UNREADABLE = "(unreadable) "
+"""Stands before the text of a call that could not be read: see `as_unreadable`."""
 
 
 @dataclass
@@ -40,135 +37,281 @@ class ParsedReply:
     tool_calls: list[ToolCall] = field(default_factory=list)
     invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
 
-    def add(self, name: Any, arguments: Any, source: str) -> None:
+    def add(self, name: Any, arguments: Any, source: str, tools: Tools) -> None:
         """Add a call that was read, or say why it is none.
 
         Args:
-            name: Of the tool.
-            arguments: A mapping, or JSON text of one.
+            name: Of the tool, bound or not: LangGraph's `ToolNode` tells the model which tools there are.
+            arguments: A mapping, or JSON text of one; None: there are none.
             source: The text that was read.
+            tools: What may be called.
         """
         try:
+            if not isinstance(name, str) or not name or not _encodable(name):
+                raise ValueError("it names no tool")
             if isinstance(arguments, str):
-                arguments = json.loads(arguments or "{}")
-            if not isinstance(name, str) or not isinstance(arguments, dict):
-                raise TypeError("a call is {name: text, arguments: object}")
-        except (json.JSONDecodeError, TypeError) as error:
+                arguments = read_json(arguments)
+            if arguments is None and takes_nothing(name, tools):
+                arguments = {}
+            if not isinstance(arguments, dict):
+                raise ValueError("its arguments are no JSON object")
+            # Anything that came through another reader is read once more, strictly.
+            arguments = read_json(json.dumps(arguments))
+        except (ValueError, TypeError, RecursionError) as error:
             self.add_invalid(name if isinstance(name, str) else None, source, error)
         else:
             self.tool_calls.append(ToolCall(type="tool_call", name=name, args=arguments, id=_new_id()))
 
-    def add_invalid(self, name: str | None, source: str, error: Exception | str) -> None:
-        """Add a call that could not be read."""
-        reason = error if isinstance(error, str) else f"not a tool call: {type(error).__name__}: {error}"
+    def add_json(self, call: Any, source: str, tools: Tools) -> None:
+        """Add a call that was read as JSON: `{"name": …, "arguments": …}`, or say why it is none.
+
+        "parameters" and "args" are read as "arguments" where there is only one of them. A missing key is not empty:
+        only a tool without parameters is called without arguments.
+        """
+        if not isinstance(call, dict):
+            self.add_invalid(None, source, "it is no JSON object")
+            return
+        name = call.get("name")
+        keys = [key for key in _ARGUMENTS if key in call]
+        if unknown := sorted(call.keys() - {"name", *_ARGUMENTS} - _MEANINGLESS):
+            self.add_invalid(name, source, f"a call has a name and arguments, not {', '.join(map(repr, unknown))}")
+        elif len(keys) > 1:
+            self.add_invalid(name, source, f"it has {' and '.join(map(repr, keys))}: which are its arguments?")
+        elif not keys and not takes_nothing(name, tools):
+            self.add_invalid(name, source, 'it has no "arguments"')
+        else:
+            self.add(name, call[keys[0]] if keys else None, source, tools)
+
+    def add_invalid(self, name: Any, source: str, error: Exception | str) -> None:
+        """Add a call that could not be read.
+
+        Args:
+            name: Of the tool, if it is known.
+            source: The text that was to be one.
+            error: Why it is none.
+        """
+        known = name if isinstance(name, str) and name and _encodable(name) else None
         self.invalid_tool_calls.append(
-            InvalidToolCall(type="invalid_tool_call", name=name, args=source, id=_new_id(), error=reason)
+            InvalidToolCall(
+                type="invalid_tool_call",
+                name=known,
+                args=source,
+                id=_new_id(),
+                error=f"not a tool call: {error}",
+            )
         )
+
+    def extend(self, other: ParsedReply) -> None:
+        """Add the calls of another."""
+        self.tool_calls += other.tool_calls
+        self.invalid_tool_calls += other.invalid_tool_calls
+
+
+def as_unreadable(source: str) -> str:
+    """The text of a call that could not be read, for those who would read it after all.
+
+    LangChain's chunks and clients of the server complete JSON that ends early, and take an empty text for no arguments:
+    a tool would run with half a path, or with its defaults. Text that no JSON begins with stays unreadable to all.
+    """
+    first = source.lstrip()[:1]
+    return source if first and first not in '{["-0123456789tfnNI' else f"{UNREADABLE}{source}"
+
+
+def takes_nothing(name: Any, tools: Tools) -> bool:
+    """Whether a tool of this name has no parameters."""
+    schemas = [tool["function"].get("parameters") or {} for tool in tools if tool["function"]["name"] == name]
+    return (
+        bool(schemas)
+        and schemas[0].keys() <= {"type", "properties", "title", "description", "required"}
+        and not (schemas[0].get("properties") or schemas[0].get("required"))
+    )
+
+
+def name_in(text: str) -> str | None:
+    """The name in a call's JSON that cannot be read as a whole; None: there is none."""
+    found = _NAME.search(text)
+    return found[1] if found else None
 
 
 def _new_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def parse_reply(text: str, tool_names: Collection[str]) -> ParsedReply:
-    """Find the tool calls in a reply.
+# JSON
 
-    Calls inside `<tool_call>` tags are always read; JSON without tags only if it names one of `tool_names`.
+
+def read_json(text: str) -> Any:
+    """A JSON value, of which nothing is guessed.
+
+    Raises:
+        ValueError: It is none; it has what JSON cannot carry (NaN, numbers beyond a float, half a surrogate pair); or
+            an object has a key twice.
     """
-    if not tool_names:
-        return ParsedReply(text)
-    if OPEN in text:
-        parsed = ParsedReply(_TAGGED.sub("", text).strip())
-        for body in _TAGGED.findall(text):
-            _add(parsed, body)
-        return parsed
-    parsed = ParsedReply(text)
-    for candidate, span in _untagged(text):
-        if _named(candidate) in tool_names:
-            _add(parsed, candidate)
-            parsed.content = parsed.content.replace(span, "")
-    if parsed.tool_calls:
-        parsed.content = parsed.content.strip()
-    return parsed
-
-
-def _untagged(text: str) -> list[tuple[str, str]]:
-    """JSON objects that may be calls, each with the text it takes up."""
-    if fenced := [(match[1], match[0]) for match in _FENCED.finditer(text)]:
-        return fenced
-    found: list[tuple[str, str]] = []
-    end = 0
-    while match := _UNTAGGED_CALL.search(text, end):
-        try:
-            _, end = json.JSONDecoder().raw_decode(text, match.start())
-        except json.JSONDecodeError:
-            break
-        found.append((text[match.start() : end],) * 2)
-    return found
-
-
-def _named(body: str) -> str | None:
     try:
-        call = json.loads(body)
-    except json.JSONDecodeError:
-        return None
-    return call.get("name") if isinstance(call, dict) and "arguments" in call else None
+        value = json.loads(
+            text, strict=False, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not _encodable(json.dumps(value, ensure_ascii=False)):
+        raise ValueError("it has half a surrogate pair, which is no character")
+    return value
 
 
-def _add(parsed: ParsedReply, body: str) -> None:
+def _no_number(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits} is too large")
+    return number
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"it has the key {twice!r} twice")
+    return dict(pairs)
+
+
+def _encodable(text: str) -> bool:
     try:
-        call = json.loads(body)
-        name, arguments = call["name"], call.get("arguments") or {}
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        parsed.add_invalid(None, body, error)
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# Finds where a value ends, whatever it holds.
+_ENDS = json.JSONDecoder(strict=False, parse_int=len, parse_float=len)
+_SURE = 12
+"""Characters after a mistake in JSON from which more text cannot mend it: none of a literal, an escape or a number."""
+
+
+class BrokenJsonError(ValueError):
+    """Text that is no JSON value, at least not yet.
+
+    Attributes:
+        at: Where it is broken.
+        unfinished: Whether more text might mend it.
+    """
+
+    def __init__(self, message: str, at: int, *, unfinished: bool) -> None:
+        super().__init__(message)
+        self.at = at
+        self.unfinished = unfinished
+
+
+def end_of_json(text: str, begin: int) -> int:
+    """Where the JSON value ends that begins somewhere in a text.
+
+    Raises:
+        BrokenJsonError: There is none.
+    """
+    try:
+        return _ENDS.raw_decode(text, begin)[1]
+    except json.JSONDecodeError as error:
+        open_string = error.msg.startswith("Unterminated string")
+        unfinished = open_string or len(text) - error.pos < _SURE
+        raise BrokenJsonError(f"no JSON: {error.msg}", error.pos, unfinished=unfinished) from None
+    except RecursionError:
+        raise BrokenJsonError("no JSON: nested too deep", begin, unfinished=False) from None
+
+
+def skip_space(text: str, begin: int, also: str = "") -> int:
+    """Where the next character is that is no white space, nor one of `also`."""
+    while begin < len(text) and (text[begin].isspace() or text[begin] in also):
+        begin += 1
+    return begin
+
+
+@dataclass
+class JsonCalls:
+    """Values one after another, each a call or a list of calls.
+
+    Attributes:
+        sources: The text of each call.
+        end: Where they end, or where what is broken begins.
+        broken: Why they end early; None: they do not.
+    """
+
+    sources: list[str] = field(default_factory=list)
+    end: int = 0
+    broken: BrokenJsonError | None = None
+
+    @classmethod
+    def read(cls, text: str, begin: int, separators: str) -> JsonCalls:
+        """The values that begin somewhere in a text.
+
+        Args:
+            text: The text.
+            begin: Where the first value begins.
+            separators: What may stand between two values, beside white space.
+        """
+        found = cls(end=begin)
+        while begin < len(text) and text[begin] in "{[":
+            try:
+                end = end_of_json(text, begin)
+            except BrokenJsonError as error:
+                found._read_elements(text, begin)
+                found.broken = error
+                return found
+            value = text[begin:end]
+            elements = _elements(value) if value.startswith("[") else [value]
+            found.sources += elements or [value]
+            found.end = end
+            begin = skip_space(text, end, separators)
+        return found
+
+    def _read_elements(self, text: str, begin: int) -> None:
+        """Read those calls of a list that are whole."""
+        self.end = begin
+        if text[begin] != "[":
+            return
+        begin = skip_space(text, begin + 1)
+        while begin < len(text) and text[begin] == "{":
+            try:
+                end = end_of_json(text, begin)
+            except BrokenJsonError:
+                return
+            self.sources.append(text[begin:end])
+            begin = self.end = skip_space(text, end, ",")
+
+
+def _elements(text: str) -> list[str]:
+    """The texts of a JSON list's elements."""
+    texts: list[str] = []
+    at = skip_space(text, 1)
+    while text[at] != "]":
+        end = end_of_json(text, at)
+        texts.append(text[at:end])
+        at = skip_space(text, end, ",")
+    return texts
+
+
+def add_source(parsed: ParsedReply, source: str, tools: Tools) -> None:
+    """Add a call by its JSON text, or say why it is none."""
+    try:
+        call = read_json(source)
+    except ValueError as error:
+        parsed.add_invalid(name_in(source), source, error)
     else:
-        parsed.add(name, arguments, body)
+        parsed.add_json(call, source, tools)
 
 
-def parse_constrained(text: str) -> ParsedReply:
+def parse_constrained(text: str, tools: Tools) -> ParsedReply:
     """Read a reply that was written under `call_constraint`."""
-    try:
-        calls = json.loads(text)
-    except json.JSONDecodeError:  # it was cut off
-        calls = None
     parsed = ParsedReply("")
-    if isinstance(calls, list):
-        for call in calls:
-            _add(parsed, json.dumps(call))
-    else:
-        _add(parsed, text)
+    begin = skip_space(text, 0)
+    found = JsonCalls.read(text, begin, "")
+    for source in found.sources:
+        add_source(parsed, source, tools)
+    rest = text[found.end :].strip()
+    if found.broken is not None:
+        parsed.add_invalid(name_in(rest), rest, found.broken)
+    elif rest or not found.sources:
+        parsed.add_invalid(name_in(rest), text, "it is more, or less, than a call")
     return parsed
-
-
-class ContentStream:
-    """Passes on a reply's text as it comes, up to where a tool call begins.
-
-    Args:
-        markers: Texts that may begin a tool call.
-        on_content: Given the pieces that are certainly content.
-    """
-
-    def __init__(self, markers: tuple[str, ...], on_content: Callable[[str], None]) -> None:
-        self._markers = markers
-        self._on_content = on_content
-        self._text = ""
-        self._passed_on = 0
-
-    def push(self, text: str) -> None:
-        """Add text."""
-        self._text += text
-        found = [at for marker in self._markers if (at := self._text.find(marker)) >= 0]
-        end = min(found) if found else len(self._text) - held_back(self._text, self._markers)
-        # White space before a call is no content.
-        self._pass_on(len(self._text[:end].rstrip()) if self._markers else end)
-
-    def finish(self, content: str) -> None:
-        """Pass on what is left of the reply's final content."""
-        if content.startswith(self._text[: self._passed_on]):
-            self._text = content
-            self._pass_on(len(content))
-
-    def _pass_on(self, end: int) -> None:
-        if end > self._passed_on:
-            self._on_content(self._text[self._passed_on : end])
-            self._passed_on = end

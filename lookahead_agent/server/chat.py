@@ -17,6 +17,7 @@ from starlette.responses import Response
 from lookahead_agent.chat.messages import from_openai, thinking_of
 from lookahead_agent.engines.background import all_of
 from lookahead_agent.replies.request import Piece
+from lookahead_agent.replies.tool_calls import as_unreadable
 from lookahead_agent.server.protocol import (
     ChatChoice,
     ChatReplyBody,
@@ -94,9 +95,11 @@ def _reply(message: AIMessage) -> ReplyMessage:
 
 
 def _calls(message: AIMessage) -> list[ToolCall]:
-    """Tool calls, also those whose arguments cannot be read: clients report these themselves."""
+    """Tool calls, also those that cannot be read: clients report these themselves, and must not complete them."""
     read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls]
-    unread = [(call["id"], call["name"] or "", call["args"] or "") for call in message.invalid_tool_calls]
+    unread = [
+        (call["id"], call["name"] or "", as_unreadable(call["args"] or "")) for call in message.invalid_tool_calls
+    ]
     return [
         ToolCall(id=identifier or "", function=FunctionCall(name=name, arguments=arguments), index=index)
         for index, (identifier, name, arguments) in enumerate(read + unread)

@@ -236,12 +236,19 @@ class CompletionRequestBody(Sampled):
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
 
+class CompletionTokens(BaseModel):
+    """How many tokens of a reply are of one kind."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(BaseModel):
     """How many tokens."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    completion_tokens_details: CompletionTokens = Field(default_factory=CompletionTokens)
 
 
 class LookaheadFigures(BaseModel):

@@ -21,7 +21,7 @@ from lookahead_agent.replies.request import ChatRequest, Piece
 from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
-from lookahead_agent.server.protocol import LookaheadFigures, Sampled, Usage
+from lookahead_agent.server.protocol import CompletionTokens, LookaheadFigures, Sampled, Usage
 from lookahead_agent.server.settings import ServerSettings
 from lookahead_agent.server.streaming import disconnected
 
@@ -186,7 +186,13 @@ def usage_of(messages: list[AIMessage], choices: int) -> Usage:
     counts = [message.usage_metadata for message in messages if message.usage_metadata is not None]
     prompt = sum(count["input_tokens"] for count in counts[::choices])
     completion = sum(count["output_tokens"] for count in counts)
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    thinking = sum(count.get("output_token_details", {}).get("reasoning", 0) for count in counts)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        completion_tokens_details=CompletionTokens(reasoning_tokens=thinking),
+    )
 
 
 def figures_of(message: AIMessage) -> LookaheadFigures:

@@ -16,7 +16,7 @@ from lookahead_agent.engines.servers import RemoteModel, Replicas, Servers
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
-from lookahead_agent.replies.tool_parsers import HermesToolParser, choose_tool_parser
+from lookahead_agent.replies.tool_parsers import JsonToolParser, choose_tool_parser
 from lookahead_agent.verifiers import ExactVerifier
 from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
@@ -115,7 +115,7 @@ async def test_behind_such_a_server_a_tool_parser_is_not_ignored(tokenizer: HFTo
     engine = engine_on({"one": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)
     await engine.connect()
     assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "nobody exchanges token ids with it"
-    assert isinstance(choose_tool_parser(None, engine.tokenizer), HermesToolParser)
+    assert isinstance(choose_tool_parser(None, engine.tokenizer), JsonToolParser)
     with pytest.raises(ConfigurationError, match="no_such_parser"):
         choose_tool_parser("no_such_parser", engine.tokenizer)
 

@@ -1,73 +1,200 @@
+"""Calls in Hermes' format, and what small models make of it."""
+
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
-from lookahead_agent.replies.tool_calls import MARKERS, ContentStream, parse_reply
+from lookahead_agent.replies.tool_calls import ParsedReply, as_unreadable, parse_constrained
+from tests.unit.replies import TOOLS, read, said
 
-TOOL = {
-    "type": "function",
-    "function": {"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}},
-}
 CALL = '{"name": "add", "arguments": {"a": 1}}'
+TAGGED = f"<tool_call>\n{CALL}\n</tool_call>"
+ADD = ("add", {"a": 1})
 
 
-def test_tagged_calls() -> None:
-    parsed = parse_reply(f"I add.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}</tool_call>", {"add"})
-    assert parsed.content == "I add."
-    assert [(call["name"], call["args"]) for call in parsed.tool_calls] == [("add", {"a": 1})] * 2
-    assert len({call["id"] for call in parsed.tool_calls}) == 2
+def parsed(text: str, *, cut: bool = False) -> ParsedReply:
+    """The reply, which reads the same at once and letter by letter."""
+    whole = read(text, cut=cut)
+    assert said(read(text, range(0, len(text), 1 + len(text) // 1000), cut=cut)) == said(whole)
+    return whole.parsed
 
 
-def test_a_call_without_its_closing_tag() -> None:
-    assert parse_reply(f"<tool_call>{CALL}", {"add"}).tool_calls[0]["args"] == {"a": 1}
+def calls(reply: ParsedReply) -> list[tuple[str, dict[str, Any]]]:
+    return [(call["name"], call["args"]) for call in reply.tool_calls]
 
 
 @pytest.mark.parametrize(
-    "text", [f"```json\n{CALL}\n```", CALL, f"Now:\n{CALL}", '{\n  "name": "add",\n"arguments": {}}']
+    ("text", "content", "count"),
+    [
+        (TAGGED, "", 1),
+        (f"I add.\n{TAGGED}\n<tool_call>{CALL}</tool_call>", "I add.", 2),
+        (f"{TAGGED}\nThat is all.", "That is all.", 1),
+        (f"\nLet me see.\n{TAGGED}\nThat is all.\n", "\nLet me see.\n\nThat is all.", 1),
+        (f"One. {TAGGED} Two. {TAGGED} Three.", "One.  Two.  Three.", 2),
+        (f"<tool_call>{CALL}", "", 1),
+        (f"<tool_call>{CALL}\n</tool_", "", 1),
+        (f"<tool_call>{CALL}\n<tool_call>{CALL}", "", 2),
+        (f"<tool_call>{CALL}\n{CALL}</tool_call>", "", 2),
+        (f"<tool_call>[{CALL}, {CALL}]</tool_call> So.", "So.", 2),
+        (CALL, "", 1),
+        (f"Now:\n{CALL} Done.", "Now:\n Done.", 1),
+        (f"[{CALL}, {CALL}]", "", 2),
+        (f"```json\n{CALL}\n```", "", 1),
+        (f"```\n{CALL}\n{CALL}\n```\nI add.", "I add.", 2),
+        (f"So:```json\n{CALL}\n```", "So:", 1),
+    ],
 )
-def test_calls_without_tags(text: str) -> None:
-    assert parse_reply(text, {"add"}).tool_calls[0]["name"] == "add"
+def test_calls_and_the_text_around_them(text: str, content: str, count: int) -> None:
+    reply = parsed(text)
+    assert (reply.content, calls(reply), reply.invalid_tool_calls) == (content, [ADD] * count, [])
+    assert len({call["id"] for call in reply.tool_calls}) == count
 
 
-def test_json_that_names_no_tool_is_content() -> None:
-    text = '```json\n{"name": "Ada", "arguments": {}}\n```'
-    parsed = parse_reply(text, {"add"})
-    assert parsed.content == text
-    assert not parsed.tool_calls
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use <tool_call> tags to call a tool.",
+        "Use <tool_call> and </tool_call>, as in <tool_call></tool_call>.",
+        "<tool_call> is the opening tag and </tool_call> the closing one.",
+        f"`<tool_call>{CALL}</tool_call>` calls it.",
+        f"``<tool_call>`{CALL}`` calls it, and `{CALL}` does too.",
+        f"You write\n```\n{TAGGED}\n```\nfor a call.",
+        f"~~~xml\n{TAGGED}\n~~~",
+        "Let me see. <tool_cal",
+        "I end with <tool_call>",
+        "</tool_call> closes it.\n",
+        '```json\n{"name": "Ada", "arguments": {}}\n```',
+        '{"name": "Ada", "age": 36}',
+        '{"name": "add"}',
+        "a < b, and <toolbox> ```json\n{}\n```\n",
+        "\nHello  \n",
+    ],
+)
+def test_an_answer_that_calls_nothing_is_text(text: str) -> None:
+    assert parsed(text) == ParsedReply(text)
 
 
-def test_without_tools_nothing_is_a_call() -> None:
-    assert parse_reply(f"<tool_call>{CALL}</tool_call>", ()).tool_calls == []
+def test_an_example_in_a_fence_is_no_call_where_there_is_one() -> None:
+    example = '```json\n{"name": "remove", "arguments": {"path": "/"}}\n```'
+    for call in (CALL, TAGGED):
+        reply = parsed(f"Not this:\n{example}\nbut {call}")
+        assert (reply.content, calls(reply), reply.invalid_tool_calls) == (f"Not this:\n{example}\nbut", [ADD], [])
+    tagged = parsed(f'{{"name": "remove", "arguments": {{}}}} or {TAGGED}')
+    assert calls(tagged) == [ADD], "a call with tags is the model's own"
 
 
-@pytest.mark.parametrize("body", ["{", "[]", '{"arguments": {}}', '{"name": "add", "arguments": [1]}'])
+def test_tags_and_lines_in_a_text_of_the_arguments() -> None:
+    text = '</tool_call>\n<tool_call>{"name": "now"}</tool_call> <think>\t'
+    for written in (json.dumps({"path": text}), json.dumps({"path": text}).replace("\\n", "\n").replace("\\t", "\t")):
+        for call in ("<tool_call>\n%s\n</tool_call>", "%s", "```json\n%s\n```"):
+            reply = parsed(call % f'{{"name": "remove", "arguments": {written}}}')
+            assert calls(reply) == [("remove", {"path": text})]
+            assert not reply.invalid_tool_calls
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args"])
+def test_what_arguments_are_called(key: str) -> None:
+    assert calls(parsed(f'<tool_call>{{"name": "add", "{key}": {{"a": 1}}}}</tool_call>')) == [ADD]
+    assert calls(parsed(f'<tool_call>{{"name": "add", "{key}": "{{\\"a\\": 1}}"}}</tool_call>')) == [ADD]
+
+
+def test_only_a_tool_without_parameters_is_called_without_arguments() -> None:
+    assert calls(parsed('<tool_call>{"name": "now"}</tool_call>')) == [("now", {})]
+    assert calls(parsed('<tool_call>{"name": "now", "arguments": null}</tool_call>')) == [("now", {})]
+    assert calls(parsed('<tool_call>{"name": "remove", "arguments": {}}</tool_call>')) == [("remove", {})]
+    assert parsed('<tool_call>{"name": "remove"}</tool_call>').invalid_tool_calls[0]["name"] == "remove"
+
+
+def test_a_tool_that_is_not_there_is_called_all_the_same() -> None:
+    assert calls(parsed('<tool_call>{"name": "nobody", "arguments": {}}</tool_call>')) == [("nobody", {})]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        "[]",
+        "[1]",
+        "[[]]",
+        '{"arguments": {}}',
+        '{"name": "", "arguments": {}}',
+        '{"name": 1, "arguments": {}}',
+        '{"name": "remove", "arguments": [1]}',
+        '{"name": "remove", "arguments": []}',
+        '{"name": "remove", "arguments": ""}',
+        '{"name": "remove", "arguments": null}',
+        '{"name": "remove", "arguments": "{\\"path\\": \\"/home/a"}',
+        '{"name": "remove", "arguments": {}, "parameters": {"path": "/home/a"}}',
+        '{"name": "remove", "arguments": {}, "path": "/home/a"}',
+        '{"name": "remove", "arguments": {"path": "/a", "path": "/b"}}',
+        '{"name": "remove", "arguments": {"path": "he said "hi""}}',
+        '{"name": "remove", "arguments": {"path": "/a"}}}',
+        '{"name": "add", "arguments": {"a": NaN}}',
+        '{"name": "add", "arguments": {"a": -Infinity}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        '{"name": "add", "arguments": {"a": [{"b": "-1e400", "c": -1e400}]}}',
+        '{"name": "add", "arguments": "{\\"a\\": NaN}"}',
+        '{"name": "remove", "arguments": {"path": "\\ud83d"}}',
+        '{"name": "remove", "arguments": {"\\udc00": 1}}',
+        '{"name": "\\ud83d", "arguments": {}}',
+        '{"name": "remove", "arguments": {"path": ' + "[" * 100_000 + "]" * 100_000 + "}}",
+        '{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}",
+        "add(a=1)",
+        "\n<function=add>\n",
+    ],
+)
 def test_calls_that_cannot_be_read_are_reported(body: str) -> None:
-    parsed = parse_reply(f"<tool_call>{body}</tool_call>", {"add"})
-    assert not parsed.tool_calls
-    assert parsed.invalid_tool_calls[0]["args"] == body
-    assert parsed.invalid_tool_calls[0]["error"]
+    reply = parsed(f"First.\n<tool_call>{body}</tool_call>\nLast.")
+    assert (reply.content, reply.tool_calls) == ("First.\n\nLast.", [])
+    (invalid,) = reply.invalid_tool_calls
+    assert invalid["args"] == body.strip()
+    assert str(invalid["error"]).startswith("not a tool call: ")
+    json.dumps(invalid, ensure_ascii=False).encode()
 
 
-def test_arguments_as_a_json_text() -> None:
-    body = '{"name": "add", "arguments": "{\\"a\\": 1}"}'
-    assert parse_reply(f"<tool_call>{body}</tool_call>", {"add"}).tool_calls[0]["args"] == {"a": 1}
+@pytest.mark.parametrize("call", [TAGGED, CALL, f"```json\n{CALL}\n```", f"<tool_call>[{CALL}, {CALL}]</tool_call>"])
+def test_a_call_that_is_cut_off_is_invalid(call: str) -> None:
+    for end in range(call.index('"add"') + 5, call.index("}}") + 1):
+        for cut in (True, False):
+            reply = parsed(f"Well. {call[:end]}", cut=cut)
+            assert (reply.content, reply.tool_calls) == ("Well.", []), call[:end]
+            assert [invalid["name"] for invalid in reply.invalid_tool_calls] == ["add"]
 
 
-def test_the_stream_holds_back_calls() -> None:
-    pieces: list[str] = []
-    stream = ContentStream(MARKERS, pieces.append)
-    for piece in ("I ", "add. <to", "ol_call>", CALL, "</tool_call>"):
-        stream.push(piece)
-    assert "".join(pieces) == "I add."
-    stream.finish("I add.")
-    assert "".join(pieces) == "I add."
+def test_a_call_that_is_cut_off_leaves_those_before_it() -> None:
+    for begun in (f"{TAGGED}\n<tool_call>\n", f"<tool_call>[{CALL}, ", f"<tool_call>{CALL}\n"):
+        reply = parsed(begun + '{"name": "remove", "arguments": {"path": "/ho', cut=True)
+        assert calls(reply) == [ADD]
+        assert [invalid["name"] for invalid in reply.invalid_tool_calls] == ["remove"]
+    assert len(parsed("So <tool_call>", cut=True).invalid_tool_calls) == 1
 
 
-def test_the_stream_gives_back_what_was_no_call() -> None:
-    pieces: list[str] = []
-    stream = ContentStream(MARKERS, pieces.append)
-    stream.push("a < b, and <tool")
-    stream.push("box> ")
-    stream.push("```json\n{}\n```")
-    stream.finish("a < b, and <toolbox> ```json\n{}\n```")
-    assert "".join(pieces) == "a < b, and <toolbox> ```json\n{}\n```"
+def test_what_is_unreadable_stays_so() -> None:
+    for text in ("", " ", "{", '{"path": "/a', "[1", '"a', "1", "null", "true", "NaN", "-1"):
+        assert as_unreadable(text) == f"(unreadable) {text}"
+    assert as_unreadable("<tool_call>{") == "<tool_call>{"
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "invalid"),
+    [
+        (CALL, ["add"], []),
+        (f" [{CALL}, {CALL}]\n", ["add", "add"], []),
+        ('{"name":"remove","arguments":{"path":"/ho', [], ["remove"]),
+        (f'[{CALL}, {{"name":"remove","argu', ["add"], ["remove"]),
+        (f"{CALL} and more", ["add"], [None]),
+        ('{"name":"add","arguments":{"a":NaN}}', [], ["add"]),
+        ("", [], [None]),
+        ("Hello", [], [None]),
+        ("{}", [], [None]),
+        ("[]", [], [None]),
+    ],
+)
+def test_a_reply_that_must_be_a_call(text: str, names: list[str], invalid: list[str | None]) -> None:
+    reply = parse_constrained(text, TOOLS)
+    assert reply.content == ""
+    assert [call["name"] for call in reply.tool_calls] == names
+    assert [call["name"] for call in reply.invalid_tool_calls] == invalid

@@ -13,24 +13,37 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.replies.tool_parsers import HermesToolParser, VLLMToolParser, choose_tool_parser
+from lookahead_agent.replies.tool_calls import ParsedReply
+from lookahead_agent.replies.tool_parsers import JsonToolParser, VLLMToolParser, choose_tool_parser
+from tests.unit.replies import read, said
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
-    },
-}
-MARKS = ["<|python_tag|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>"]
+MARKS = [
+    *("<|python_tag|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+]
 CALLS = {
     "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+    "qwen3_json": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
     "llama3_json": '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}',
+    "llama4_json": '{"type": "function", "name": "add", "parameters": {"a": 1, "b": 2}}',
+    "mistral": '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}',
     "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
     "</function>\n</tool_call>",
+    "qwen3_xml": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+    '{"a": 1, "b": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+    '{"a": 1, "b": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "pythonic": "[add(a=1, b=2)]",
 }
+WITH_TEXT = [name for name in CALLS if name != "pythonic"]
 
 
 def tokenizer_with(folder: Path, template: str = "") -> HFTokenizer:
@@ -53,25 +66,67 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
     return tokenizer_with(tmp_path_factory.mktemp("tokenizer"))
 
 
+def written(name: str, tokenizer: HFTokenizer, text: str, *, cut: bool = False) -> ParsedReply:
+    parser = choose_tool_parser(name, tokenizer)
+    whole = read(text, parser=parser, cut=cut)
+    assert said(read(text, range(len(text)), parser=parser, cut=cut)) == said(whole)
+    return whole.parsed
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_are_read(tokenizer: HFTokenizer, name: str) -> None:
-    parser = VLLMToolParser(name, tokenizer)
-    parsed = parser.parse(CALLS[name], [TOOL])
+    parsed = written(name, tokenizer, CALLS[name])
     assert [(call["name"], call["args"]) for call in parsed.tool_calls] == [("add", {"a": 1, "b": 2})]
     assert parsed.content == ""
-    plain = parser.parse("I would rather not.", [TOOL])
-    assert (plain.content, plain.tool_calls, plain.invalid_tool_calls) == ("I would rather not.", [], [])
-    assert parser.markers is not None
-    assert any(marker in CALLS[name] for marker in parser.markers)
+    plain = written(name, tokenizer, "I would [rather] {not}, as in [1].\n")
+    assert plain == ParsedReply("I would [rather] {not}, as in [1].\n")
+    markers = choose_tool_parser(name, tokenizer).markers
+    assert markers is not None
+    assert any(marker in CALLS[name] for marker in markers)
 
 
-def test_calls_that_cannot_be_read_are_reported(tokenizer: HFTokenizer) -> None:
-    parsed = VLLMToolParser("hermes", tokenizer).parse('I add. <tool_call>\n{"name": oops\n</tool_call>', [TOOL])
-    assert parsed.content == "I add."
-    assert parsed.tool_calls == []
-    (invalid,) = parsed.invalid_tool_calls
-    assert invalid["args"] is not None
-    assert "oops" in invalid["args"]
+@pytest.mark.parametrize("name", WITH_TEXT)
+def test_text_around_calls_is_content(tokenizer: HFTokenizer, name: str) -> None:
+    call = CALLS[name]
+    parsed = written(name, tokenizer, f"First: {call}\nThen: {call}\nThat is all.\n")
+    assert parsed.content.split() == ["First:", "Then:", "That", "is", "all."]
+    assert parsed.content.startswith("First:")
+    assert parsed.content.endswith("all.")
+    assert [call["args"] for call in parsed.tool_calls] == [{"a": 1, "b": 2}] * 2
+    assert not parsed.invalid_tool_calls
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_that_are_cut_off_are_invalid(tokenizer: HFTokenizer, name: str) -> None:
+    call = CALLS[name]
+    last = max(call.rfind("2"), 0) + 1  # the last argument, which might have been longer
+    for end in range(1, last + 1):
+        for cut in (True, False):
+            parsed = written(name, tokenizer, call[:end], cut=cut)
+            assert not parsed.tool_calls, call[:end]
+    parsed = written(name, tokenizer, call[:last], cut=True)
+    assert len(parsed.invalid_tool_calls) == 1
+    assert parsed.content == ""
+
+
+@pytest.mark.parametrize("name", WITH_TEXT)
+def test_of_two_calls_only_the_one_that_is_cut_off_is_invalid(tokenizer: HFTokenizer, name: str) -> None:
+    call = CALLS[name]
+    parsed = written(name, tokenizer, f"{call}\n{call[: call.rfind('2') + 1]}", cut=True)
+    assert [call["args"] for call in parsed.tool_calls] == [{"a": 1, "b": 2}]
+    assert len(parsed.invalid_tool_calls) == 1
+
+
+@pytest.mark.parametrize("name", ["xlam", "jamba"])
+def test_the_last_call_of_a_cut_reply_is_invalid_where_nothing_tells_its_end(tokenizer: HFTokenizer, name: str) -> None:
+    call = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
+    if name == "jamba":
+        call = f"<tool_calls>{call}</tool_calls>"
+        tokenizer.backend.add_special_tokens({"additional_special_tokens": ["<tool_calls>", "</tool_calls>"]})
+    assert [call["name"] for call in written(name, tokenizer, call).tool_calls] == ["add"]
+    parsed = written(name, tokenizer, call, cut=True)
+    assert not parsed.tool_calls
+    assert [call["name"] for call in parsed.invalid_tool_calls] == ["add"]
 
 
 def test_a_format_whose_beginning_is_unknown(tokenizer: HFTokenizer) -> None:
@@ -81,17 +136,16 @@ def test_a_format_whose_beginning_is_unknown(tokenizer: HFTokenizer) -> None:
 @pytest.mark.parametrize(
     ("template", "kind"),
     [
-        ("{{ '<tool_call>' }}", HermesToolParser),
+        ("{{ '<tool_call>' }}", JsonToolParser),
         ("{{ '<tool_call>\\n<function=' }}", "qwen3_coder"),
-        ("{{ '<|python_tag|>' }}", "llama3_json"),
-        ("nothing about tools", HermesToolParser),
+        ("{{ '<|python_tag|>' }}", "<|python_tag|>"),
+        ("nothing about tools", JsonToolParser),
     ],
 )
 def test_the_chat_template_gives_the_family_away(tmp_path: Path, template: str, kind: type | str) -> None:
     parser = choose_tool_parser(None, tokenizer_with(tmp_path, template))
     if isinstance(kind, str):
-        assert isinstance(parser, VLLMToolParser)
-        assert parser._name == kind
+        assert kind in (parser.name if isinstance(parser, VLLMToolParser) else parser.markers or ())
     else:
         assert isinstance(parser, kind)
 
@@ -99,7 +153,7 @@ def test_the_chat_template_gives_the_family_away(tmp_path: Path, template: str, 
 def test_names_are_checked_before_anything_loads() -> None:
     with pytest.raises(ConfigurationError, match=r"it has .*hermes.*qwen3_coder"):
         ChatLookahead(tool_parser="esperanto")
-    assert isinstance(choose_tool_parser("mistral", ScriptedTokenizer()), HermesToolParser)
+    assert isinstance(choose_tool_parser("mistral", ScriptedTokenizer()), JsonToolParser)
 
 
 def test_special_tokens_that_part_a_reply_are_shown(tokenizer: HFTokenizer) -> None:
