@@ -47,6 +47,9 @@ def remove(folder: Path) -> None:
     Raises:
         OSError: Something in it cannot be removed.
     """
+    with suppress(OSError):
+        os.rmdir(folder)  # which needs no descriptor, where there is none left
+        return
     os.chmod(folder, 0o700)  # its owner may have closed it
     with opened(folder) as base:
         names = itertools.filterfalse(set(os.listdir(base)).__contains__, map(str, itertools.count()))

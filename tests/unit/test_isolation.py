@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shlex
 import shutil
 import socket
@@ -507,12 +508,26 @@ def test_where_no_folder_can_be_made(isolation: Isolation, tmp_path: Path, monke
     assert "the code could not be run" in make_python_tool(isolation=isolation).invoke({"code": "print(1)"})
 
 
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
+def test_where_no_descriptor_is_left(isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        with pytest.raises(IsolationError, match="Too many open files"):
+            run_isolated("print(1)", SHORT, isolation)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert os.listdir(tmp_path) == []
+    assert run_isolated("print(1)", SHORT, isolation) == "1\n"
+
+
 @pytest.mark.parametrize(
     "name", ["folders deeper than names go", "folders that nobody may look into", "folders in folders"]
 )
 def test_a_folder_on_disk_is_counted_and_goes_away(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    said = attempt(EXHAUSTIONS[name], "none")
+    said = attempt(EXHAUSTIONS[name], "none", replace(SHORTER, files=1 << 20))
     assert said.startswith("the code wrote more" if name != "folders that nobody may look into" else "the code failed")
     assert os.listdir(tmp_path) == []
     assert attempt("import os\nos.rmdir(os.getcwd())", "none") == ""
@@ -525,7 +540,7 @@ def test_folders_deeper_than_names_go(tmp_path: Path) -> None:
     (top / "0").mkdir()
     (top / "link").symlink_to(tmp_path)
     descriptor = os.open(top, os.O_RDONLY)
-    for name in ["0", "x" * 255] * 600:
+    for name in ["0", "x" * 255] * 100:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=descriptor)
         below = os.open(name, os.O_RDONLY, dir_fd=descriptor)
