@@ -11,6 +11,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import resource
 import struct
 import sys
@@ -47,7 +48,7 @@ def call(name: str, *arguments: object) -> None:
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     """mount(2)."""
-    texts = [None if text is None else text.encode() for text in (source, target, kind, options)]
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
 
 
@@ -104,12 +105,13 @@ def new_root(plan: dict[str, Any]) -> None:
             if not os.path.exists(there):
                 os.close(os.open(there, os.O_CREAT | os.O_WRONLY, 0o644))
         mount(path, there, None, MS_BIND | MS_REC)
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        below = [line.split()[4].encode().decode("unicode_escape") for line in file]
-    for path in below:
+    for path in mounts():
         if path.startswith(root + "/") and not path.startswith(root + "/dev/"):
             kept = os.statvfs(path).f_flag & KEPT_BY_REMOUNT
             mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
+    for path in plan["readable"]:
+        if not os.statvfs(root + path).f_flag & os.ST_RDONLY:
+            raise OSError(f"{path} could be written to")
     os.makedirs(root + plan["inside"])
     own_folder(plan, root + plan["inside"])
     os.chdir(root)
@@ -117,6 +119,13 @@ def new_root(plan: dict[str, Any]) -> None:
     call("umount2", b".", MNT_DETACH)
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     os.chdir(plan["inside"])
+
+
+def mounts() -> list[str]:
+    """Where something is mounted; the kernel writes spaces and some other bytes in octal."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        fields = [line.split(b" ")[4] for line in file]
+    return [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)) for field in fields]
 
 
 def own_folder(plan: dict[str, Any], path: str) -> None:

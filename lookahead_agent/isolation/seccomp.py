@@ -45,9 +45,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "readv": (19, 65), "writev": (20, 66), "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286),
     "pwritev2": (328, 287), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
     "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
-    "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "readlink": (89, None),
-    "readlinkat": (267, 78), "statfs": (137, 43), "fstatfs": (138, 44), "getxattr": (191, 8), "lgetxattr": (192, 9),
-    "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13),
+    "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "statfs": (137, 43), "fstatfs": (138, 44),
     # Waiting.
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
     "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
@@ -77,8 +75,11 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
 }  # fmt: skip
 
-# What changes files, and signals to processes: where a filesystem and process numbers of its own bound them.
+# What changes files and tells of them without opening them, and signals to processes: where a filesystem and process
+# numbers of its own bound them.
 _CALLS_OF_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
+    "readlink": (89, None), "readlinkat": (267, 78), "getxattr": (191, 8), "lgetxattr": (192, 9),
+    "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13),
     "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47),
     "copy_file_range": (326, 285), "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None),
     "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None),

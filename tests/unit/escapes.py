@@ -37,6 +37,8 @@ ESCAPES = {
     + "d = libc.open(b'{secret}', 0)\nprint('ESCAPED' if d >= 0 and os.read(d, 9) else '')",
     "read it by the root of a process": "print('ESCAPED', open('/proc/{agent}/root{secret}').read())",
     "read it by its own root": "print('ESCAPED', open('/proc/self/root{secret}').read())",
+    "read its attributes": "import os\nprint('ESCAPED', os.getxattr('{secret}', 'user.about'))",
+    "where a link leads": "import os\nprint('ESCAPED', os.readlink('{link}'))",
     "list the folder": "import os\nprint('ESCAPED' if os.listdir('{open}/..') else '')",
     "write a file": "open('{open}/x', 'w')\nprint('ESCAPED')",
     "write it with sqlite": "import sqlite3\nc = sqlite3.connect('{open}/x')\nc.execute('create table t(x)')\nprint('ESCAPED')",

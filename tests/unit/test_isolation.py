@@ -51,6 +51,7 @@ UNTIL_IT_IS_ENDED = {
 
 
 REAL = (
+    "read its attributes", "where a link leads",
     "read a file", "read it by way of folders above", "read it over a symbolic link", "list the folder",
     "read it with the C library", "start a program", "start Python again", "start a shell", "become a program",
     "spawn", "fork", "clone", "send a datagram", "connect to an abstract socket", "open by handle",
@@ -83,6 +84,7 @@ class Outside:
         return {
             "secret": self.secret,
             "open": self.open,
+            "link": self.secret.with_name("link"),
             "port": self.port,
             "socket": self.datagrams.getsockname(),
             "victim": self.victim.pid,
@@ -99,6 +101,8 @@ def outside() -> Iterator[Outside]:
     (folder / "open").chmod(0o777)
     (folder / "secret").write_text("hidden")
     (folder / "secret").chmod(0o666)
+    os.setxattr(folder / "secret", "user.about", b"hidden")
+    (folder / "link").symlink_to("hidden")
     listener, abstract = socket.socket(), socket.socket(socket.AF_UNIX)
     datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     datagrams.bind(str(folder / "datagrams"))
@@ -418,6 +422,18 @@ def test_the_machines_name_is_not_told(isolation: Isolation) -> None:
         attempt("import os, socket\nprint(os.uname().nodename, socket.gethostname())", isolation)
         == "isolated isolated\n"
     )
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "größer", "back\\slash\\040", "new\nline"])
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
+def test_all_but_its_folder_is_read_only(
+    isolation: Isolation, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the folder is called that the new root is mounted at."""
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    code = "import os\nfor p in ('/', '/dev', '/usr/lib', os.__file__): print(os.statvfs(p).f_flag & os.ST_RDONLY)"
+    assert attempt(code, isolation) == "1\n1\n1\n1\n"
 
 
 @pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
