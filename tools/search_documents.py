@@ -207,18 +207,19 @@ def _pages(data: bytes, name: str) -> Iterator[Passage]:
     except OSError as error:
         logger.warning("%s is left out: it cannot be read now: %s", name, error.strerror)
         return
-    problem = None
+    problem: str | None = f"its process ended with status {finished.status}"
     for frame in isolation.frames(finished.output):
         match frame:
             case {"page": int(number), "text": str(text)}:
                 # A font may say that its letters are lone surrogates, which no message can carry.
                 yield from _bounded(f"{name}, page {number}", text.encode(errors="replace").decode())
+            case {"problem": None}:
+                problem = None
             case {"problem": str(said)}:
                 problem = ascii(said)[1:-1]
-    if finished.stopped is not None or finished.status != 0 or problem is not None:
-        why = {"time": f"it takes more than {_PDF_SECONDS:g} s", "output": "it has too much text"}
-        said = why.get(finished.stopped or "") or problem or f"status {finished.status}"
-        logger.warning("%s is left out from where it cannot be read: %s", name, said)
+    why = {"time": f"it takes more than {_PDF_SECONDS:g} s", "output": "it has too much text"}
+    if (problem := why.get(finished.stopped or "", problem)) is not None:
+        logger.warning("%s is left out from where it cannot be read: %s", name, problem)
 
 
 def _bounded(source: str, text: str) -> Iterator[Passage]:

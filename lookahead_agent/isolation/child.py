@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent.isolation import folders
+from lookahead_agent.isolation.pdf_inside import FRAMES
 
 _OFTEN = 0.05
 """Seconds between two looks at the folder of a program that has no disk of its own."""
@@ -48,12 +49,12 @@ def program_text(name: str) -> str:
 
 
 def frames(output: bytes) -> Iterator[Any]:
-    """What a program of ours said in frames, each four bytes of length (big-endian) and as many of JSON.
+    """What a program of ours said in frames: after a mark, each four bytes of length (big-endian) and as many of JSON.
 
     What an input can make a library print goes elsewhere (see `framed_output` in the programs), so it forges no frame.
     Reading ends without an error at what is no whole frame: the program was ended while it wrote.
     """
-    start = 0
+    start = output.find(FRAMES) + len(FRAMES) if FRAMES in output else len(output)
     while start + 4 <= len(output):
         end = start + 4 + int.from_bytes(output[start : start + 4], "big")
         if end > len(output):

@@ -75,6 +75,8 @@ def _errors_of_httpx() -> Iterator[None]:
         raise httpx.ReadTimeout("the time is over") from error
     except httpcore.ProtocolError as error:
         raise httpx.RemoteProtocolError(str(error)) from error
+    except httpcore.ConnectError as error:
+        raise httpx.ConnectError(str(error)) from error
     except httpcore.NetworkError as error:
         raise httpx.NetworkError(str(error)) from error
 

@@ -1,7 +1,8 @@
 """The text of a PDF's pages, in a process of its own.
 
 The text of this file is handed to another interpreter (`python -I -c`). It reads the PDF from its standard input, and
-writes a frame for each page, `{"page": its number from 1, "text": ...}`, and `{"problem": ...}` where it has to stop.
+writes a frame for each page, `{"page": its number from 1, "text": ...}`, and a last one, `{"problem": ...}`: why it has
+to stop, or None.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import resource
 import sys
 from typing import BinaryIO
 
+FRAMES = b"\0frames\0"
+"""Comes before the frames, and after what Python's start may have printed."""
+
 
 def framed_output() -> BinaryIO:
     """Takes standard output for frames alone: what libraries print goes nowhere from here on."""
     frames = os.fdopen(os.dup(1), "wb")
+    frames.write(FRAMES)
+    frames.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -48,6 +54,7 @@ def main(memory: int, seconds: int) -> None:
         for number, page in enumerate(PdfReader(io.BytesIO(sys.stdin.buffer.read())).pages, 1):
             if text := page.extract_text().strip():
                 send(frames, {"page": number, "text": text})
+        send(frames, {"problem": None})
     except Exception as error:  # broken files make a parser fail in every way
         send(frames, {"problem": f"{type(error).__name__}: {error}"[:300]})
 

@@ -36,9 +36,15 @@ SQLITE_LIMITS = {
 }
 
 
+FRAMES = b"\0frames\0"
+"""Comes before the frames, and after what Python's start may have printed."""
+
+
 def framed_output() -> BinaryIO:
     """Takes standard output for frames alone: what libraries print goes nowhere from here on."""
     frames = os.fdopen(os.dup(1), "wb")
+    frames.write(FRAMES)
+    frames.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -35,7 +35,7 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, Str
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, make_tool
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.isolation import frames, program_text, run_child
-from lookahead_agent.isolation.pdf_inside import send
+from lookahead_agent.isolation.pdf_inside import FRAMES, send
 from tools import search_documents
 from tools.calculator import calculate, calculator
 from tools.files import make_file_tools, read_text, write_text
@@ -627,6 +627,19 @@ def test_names_that_are_no_hosts(name: str) -> None:
         make_http_tool([name])
 
 
+def test_an_address_that_refuses_is_followed_by_the_next(
+    serve: Callable[[Callable[[socket.socket], None]], str],
+) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(HEAD + b"Content-Length: 4\r\n\r\nwell")
+
+    port = serve(answer).rpartition(":")[2]
+    allowed = [f"example.org:{port}"]
+    found = ["127.0.0.2", "127.0.0.1"]
+    assert fetch(f"http://example.org:{port}/", allowed, BRIEF, resolving=lambda *_: found) == "well"
+
+
 def test_proxies_of_the_environment_are_not_asked(
     serve: Callable[[Callable[[socket.socket], None]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -885,22 +898,25 @@ def test_frames_are_read_as_they_were_written(values: list[object], missing: int
         send(written, value)
         ends.append(written.tell())
     whole = written.getvalue()
-    assert list(frames(whole)) == values
     kept = len(whole) - min(missing, len(whole))
-    assert list(frames(whole[:kept])) == values[: sum(end <= kept for end in ends)]
+    for before in (b"", b"a remark of Python's start\n"):
+        assert list(frames(before + FRAMES + whole)) == values
+        assert list(frames(before + FRAMES + whole[:kept])) == values[: sum(end <= kept for end in ends)]
 
 
 @given(st.binary(max_size=200))
 def test_whatever_else_comes_is_no_frame(data: bytes) -> None:
-    list(frames(data))
-    list(frames(b"\0\0\0\x02{}" + data))
-    assert list(frames(b"\xff\xff\xff\xff" + data)) == []
+    assert list(frames(data)) == []
+    list(frames(FRAMES + data))
+    assert next(frames(FRAMES + b"\0\0\0\x02{}" + data)) == {}
+    assert list(frames(FRAMES + b"\xff\xff\xff\xff" + data)) == []
 
 
 def test_what_a_library_prints_is_in_no_frame() -> None:
     program = program_text("pdf_inside").split("if __name__")[0]
     program += (
         "import ctypes, os\n"
+        "print('a remark of Python\\'s start', flush=True)\n"
         "frames = framed_output()\n"
         "print('\\0\\0\\0\\2{}')\n"
         "os.write(1, b'\\0\\0\\0\\2{}')\n"
@@ -910,7 +926,7 @@ def test_what_a_library_prints_is_in_no_frame() -> None:
     )
     finished = run_child([sys.executable, "-I", "-c", program], seconds=60, output=10_000)
     assert (list(frames(finished.output)), finished.status) == (["mine"], 0)
-    assert len(finished.output) == 4 + len('"mine"')
+    assert finished.output.endswith(FRAMES + b"\0\0\0\x06" + b'"mine"')
 
 
 # --- how long results are, and what they raise ---
