@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import logging
 import os
@@ -27,6 +28,7 @@ from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotF
 from lookahead_agent.plain_text import plain
 
 _INTERRUPTED = 130
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _COMMANDS = {
     "ask": "ask",
@@ -152,6 +154,12 @@ def _run() -> int:
     except LookaheadError as error:
         errors.error(error)
         return 1
+    except OSError as error:
+        if error.errno not in _FULL:
+            errors.print(traceback.format_exc(), end="", soft_wrap=True)
+        else:
+            errors.error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+        return 1
     except Exception:  # a fault of the library: its traceback may have texts in it
         errors.print(traceback.format_exc(), end="", soft_wrap=True)
         return 1
@@ -169,9 +177,12 @@ def _leave(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except OSError:  # whoever read it has left
+            if stream is not None:  # it was closed before this process began
+                stream.flush()
+        except OSError as error:  # quietly, if whoever read it has left
             code = code or 1
+            if error.errno in _FULL and stream is sys.stdout:
+                Terminal(stderr=True).error(f"the output cannot be written: {error.strerror}")
     os._exit(code)
 
 

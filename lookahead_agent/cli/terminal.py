@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -50,7 +50,9 @@ class Terminal(Console):
 
 def echo(text: object, *, nl: bool = True) -> None:
     """Write a text to stdout as it is, tabs and long lines included, but for what `plain` takes out."""
-    typer.echo(plain(str(text)), nl=nl)
+    if sys.stdout is not None:  # it was closed before this process began
+        sys.stdout.write(plain(str(text)) + ("\n" if nl else ""))
+        sys.stdout.flush()
 
 
 class LogFormatter(logging.Formatter):

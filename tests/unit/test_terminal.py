@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -270,3 +272,53 @@ def test_reports_take_names_as_text(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.svg")) == pictures  # none beside the folder
     assert len(pictures) > 3
     assert all(f"({place.name}/{picture.name})" in markdown for picture in pictures)
+
+
+# The command line as a process, on scripted engines.
+PROGRAM = """
+import sys
+from lookahead_agent.cli import app, options
+from lookahead_agent.testing import scripted_chat
+known = ("policy", "policies", "max_tokens", "return_token_ids")
+options.ChatLookahead = lambda **given: scripted_chat("1. Cost: 2 * 3\\n\\u2192 \\xe9 \\u2028 etc.", **{
+    name: given[name] for name in known if name in given})
+app.main()
+"""
+
+
+def command_line(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.PIPE, **how)
+
+
+@pytest.mark.parametrize("arguments", [["ask", "x"], ["ask", "x", "--json"], ["agent", "x", "--live"]])
+def test_a_reader_that_leaves_and_a_disk_that_is_full(arguments: list[str], tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    process = command_line(*arguments, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, [line for line in said.split(b"\n") if b"rror" in line]) == (1, [])
+    with open("/dev/full", "wb") as full:
+        process = command_line(*arguments, stdout=full, env=environment)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert said.endswith(b"Error: the output cannot be written: No space left on device\n")
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "locale"),
+    [
+        (["ask", "x"], {"PYTHONIOENCODING": "ascii"}),
+        (["agent", "x", "--live"], {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}),
+        (["ask", "--help"], {"PYTHONIOENCODING": "ascii"}),
+    ],
+)
+def test_a_locale_that_lacks_characters(arguments: list[str], locale: dict[str, str], tmp_path: Path) -> None:
+    environment = os.environ | locale | {"XDG_STATE_HOME": str(tmp_path)}
+    process = command_line(*arguments, stdout=subprocess.PIPE, env=environment)
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert out.isascii()
+    if "--help" not in arguments:
+        assert rb"\u2192 \xe9 \u2028" in out
