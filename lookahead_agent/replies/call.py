@@ -234,7 +234,8 @@ class ChatCall:
             left = sampling.max_tokens - len(thought.token_ids)
             closed = self._thinking.closed_by(tokenizer.decode(thought.token_ids))
             if not closed or left < 1:
-                return self._complete(read, len(prompt), thoughts)
+                unfinished = replace(thought, finish_reason="length")  # also where the model ended itself its thinking
+                return self._complete(read, len(prompt), [unfinished])
             prompt_after = [*opened, *thought.token_ids]
             sampling = replace(sampling, max_tokens=left)
         else:

@@ -143,10 +143,18 @@ def test_a_model_that_thinks_first_thinks_freely_and_then_keeps_to_the_form(open
     assert all(sampling.structured is None for _, sampling in draft.requests)
 
 
-def test_thinking_that_never_ends_has_no_answer() -> None:
+@pytest.mark.parametrize(
+    ("thought", "max_tokens"),
+    [
+        ("I think. " + "And so on. " * 50, 20),  # it is cut off
+        ("I think.", 500),  # it ends the reply
+        ("I think.\n</think>", 5),  # nothing is left for the answer
+    ],
+)
+def test_thinking_without_room_for_an_answer_has_not_stopped(thought: str, max_tokens: int) -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
-    target = ScriptedEngine(tokenizer, replying(lambda _: "<think>\nI think. " + "And so on. " * 50))
-    llm = ChatLookahead(engines=EngineSet(target), policy="off", max_tokens=20)
+    target = ScriptedEngine(tokenizer, replying(lambda _: f"<think>\n{thought}"))
+    llm = ChatLookahead(engines=EngineSet(target), policy="off", max_tokens=max_tokens)
     message = llm.invoke("?", response_format={"type": "json_object"})
     assert (message.text, message.response_metadata["finish_reason"]) == ("", "length")
     assert message.additional_kwargs["reasoning_content"].startswith("I think.")
