@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -108,19 +110,46 @@ def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
     def moved(value: Any) -> Any:
         return relocated(value, pointer) if isinstance(value, Mapping) else value
 
-    copy: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            copy[key] = f"#{pointer}{value[1:]}"
+            found[key] = f"#{pointer}{value[1:]}"
         elif key in _BY_NAME and isinstance(value, Mapping):
-            copy[key] = {name: moved(part) for name, part in value.items()}
+            found[key] = {name: moved(part) for name, part in value.items()}
         elif key in _LISTED and isinstance(value, list):
-            copy[key] = [moved(part) for part in value]
+            found[key] = [moved(part) for part in value]
         elif key in _SINGLE:
-            copy[key] = moved(value)
+            found[key] = moved(value)
         else:
-            copy[key] = value
-    return copy
+            found[key] = value
+    return found
+
+
+def with_named_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which the `propertyNames` of a map are the pattern of its keys, as llguidance takes them."""
+    schema = copy.deepcopy(schema)
+    for part in list(subschemas(schema)):
+        names = part.get("propertyNames")
+        if isinstance(names, Mapping) and isinstance(ref := names.get("$ref"), str):
+            names = target(schema, ref)
+        pattern = _pattern_of(names)
+        if pattern is not None and isinstance(part, dict) and not part.keys() & {"properties", "patternProperties"}:
+            part["patternProperties"] = {pattern: part.pop("additionalProperties", {})}
+            part["additionalProperties"] = False
+            del part["propertyNames"]
+    return schema
+
+
+def _pattern_of(names: Any) -> str | None:
+    """The pattern of the texts that a schema allows, if it lists them or says it itself."""
+    match names:
+        case {"pattern": str() as pattern}:
+            return pattern
+        case {"enum": [_, *_] as keys} | {"const": str() as keys}:
+            listed = [keys] if isinstance(keys, str) else keys
+            if all(isinstance(key, str) for key in listed):
+                return f"^(?:{'|'.join(map(re.escape, listed))})$"
+    return None
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:

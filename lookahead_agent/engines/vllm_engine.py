@@ -24,7 +24,7 @@ from lookahead_agent.engines.deaths import Deaths
 from lookahead_agent.engines.garbage import collection_paused
 from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
-from lookahead_agent.engines.json_schema import composes
+from lookahead_agent.engines.json_schema import composes, with_named_keys
 from lookahead_agent.engines.memory import no_shared_memory
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
@@ -444,11 +444,13 @@ def _structured_outputs(structured: Mapping[str, Any] | None) -> Any:
 
     if structured is None:
         return None
-    schema = structured.get("json")
-    if isinstance(schema, dict) and not composes(schema):
+    if not isinstance(schema := structured.get("json"), dict):
+        return StructuredOutputsParams(**structured)
+    schema = with_named_keys(schema)
+    if not composes(schema):
         # Properties that nobody has named are seldom wanted, and a small model writes them without end.
-        return StructuredOutputsParams(json=process_for_additional_properties(schema))
-    return StructuredOutputsParams(**structured)
+        schema = process_for_additional_properties(schema)
+    return StructuredOutputsParams(json=schema)
 
 
 def _ended(reason: str, sampling: Sampling, model: str) -> Exception:

@@ -41,6 +41,7 @@ class Small(BaseModel):
     first: bool
     kind: Literal["a", "b"]
     numbers: list[Literal[1, 2]] = Field(max_length=3)
+    counts: dict[Literal["a b", "c|d"], bool]
 
 
 @tool
@@ -61,7 +62,7 @@ def test_a_form_is_whole_and_has_no_white_space(tiny: ChatLookahead, policy: str
     assert message.response_metadata["finish_reason"] == "stop"
     assert Small.model_validate_json(message.text)
     assert message.text == json.dumps(json.loads(message.text), separators=(",", ":"))
-    assert json.loads(message.text).keys() == {"first", "kind", "numbers"}
+    assert json.loads(message.text).keys() == {"first", "kind", "numbers", "counts"}
     called = tiny.bind_tools([measure], tool_choice="any").invoke("A two?", temperature=1.0, seed=seed, policy=policy)
     (call,) = called.tool_calls
     assert call["args"] in ({"unit": "m"}, {"unit": "s"})

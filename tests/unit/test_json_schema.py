@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent.engines import ScriptedEngine
-from lookahead_agent.engines.json_schema import check_schema, composes, relocated, target
+from lookahead_agent.engines.json_schema import check_schema, composes, relocated, target, with_named_keys
 from lookahead_agent.errors import ConfigurationError
 from tests.unit.chat import scripted_chat
 
@@ -195,3 +195,34 @@ def test_a_schema_within_another_refers_to_what_it_referred_to(schema: dict[str,
     same(inside, schema)
     assert target(outer, "#/anyOf/1/items") == inside
     assert relocated(schema, "") == schema
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        ({"enum": ["a b", "c|d"]}, r"^(?:a\ b|c\|d)$"),
+        ({"const": "k"}, "^(?:k)$"),
+        ({"pattern": "^x"}, "^x"),
+        ({"$ref": "#/$defs/K"}, "^(?:k)$"),
+    ],
+)
+def test_the_names_of_a_maps_keys_become_a_pattern(names: dict[str, Any], pattern: str) -> None:
+    schema = {"type": "array", "items": {"type": "object", "propertyNames": names, "additionalProperties": INTEGER}}
+    whole = schema | {"$defs": {"K": {"enum": ["k"]}}}
+    found = with_named_keys(whole)
+    assert found["items"] == {"type": "object", "patternProperties": {pattern: INTEGER}, "additionalProperties": False}
+    assert "propertyNames" in whole["items"], "the caller's schema stays"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"propertyNames": {"maxLength": 3}},
+        {"propertyNames": {"enum": [1]}},
+        {"propertyNames": {"enum": []}},
+        {"propertyNames": {"$ref": "#/$defs/nothing"}},
+        {"propertyNames": {"const": "a"}, "properties": {"a": INTEGER}},
+    ],
+)
+def test_other_names_are_left_to_vllm(schema: dict[str, Any]) -> None:
+    assert with_named_keys(schema) == schema
