@@ -7,6 +7,7 @@ called again and again. So all decoding runs in one loop of our own, and callers
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,8 @@ S = TypeVar("S")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_of_parents: list[asyncio.AbstractEventLoop] = []
+"""Kept, so that nothing is closed that the parent uses."""
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
@@ -28,6 +31,18 @@ def background_loop() -> asyncio.AbstractEventLoop:
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="lookahead-agent", daemon=True).start()
         return _loop
+
+
+def _begin_anew() -> None:
+    """Leave the parent's loop to it, in a process that was forked: the thread that runs it is not here."""
+    global _loop, _lock
+    _lock = threading.Lock()
+    if _loop is not None:
+        _of_parents.append(_loop)
+    _loop = None
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -71,9 +86,10 @@ async def astream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]])
     items: asyncio.Queue[S | _End] = asyncio.Queue()
 
     def put(item: S | _End) -> None:
-        # A caller whose loop has ended no longer wants anything.
-        if not caller.is_closed():
+        try:
             caller.call_soon_threadsafe(items.put_nowait, item)
+        except RuntimeError:  # the caller's loop has ended, and nobody wants the rest
+            future.cancel()
 
     future = submit(work(put))
     future.add_done_callback(lambda _: put(_End()))

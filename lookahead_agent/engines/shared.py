@@ -8,6 +8,7 @@ import logging
 # Imported for its exit handler, which waits for child processes and must be registered before ours: handlers run in
 # reverse order, and ours is what ends those children.
 import multiprocessing.util  # noqa: F401
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,6 +121,16 @@ class EnginePool:
             self._starts.refuse()
             kill_processes(worker_processes())
 
+    def begin_anew(self) -> None:
+        """Leave all engines to the parent, in a process that was forked: here they cannot be asked, nor closed."""
+        self._lock = threading.Lock()
+        entries, self._entries = self._entries, {}
+        self._number_starting = 0
+        for entry in entries.values():
+            if entry.engine is not None:
+                entry.engine.leave_to_parent()
+
 
 POOL = EnginePool()
+os.register_at_fork(after_in_child=POOL.begin_anew)
 atexit.register(POOL.close)

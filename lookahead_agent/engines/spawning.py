@@ -191,8 +191,17 @@ def _folder_of_sockets() -> str:
         return tempfile.gettempdir()
     remove_leftovers(Path(tempfile.gettempdir()), _SOCKETS)
     folder, _ = made_and_locked(partial(tempfile.mkdtemp, prefix=_SOCKETS))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove_own, folder, os.getpid())
     return str(folder)
+
+
+os.register_at_fork(after_in_child=_folder_of_sockets.cache_clear)
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    """Remove a folder that this process has made, and not one that was forked from it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

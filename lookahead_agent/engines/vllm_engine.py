@@ -311,6 +311,14 @@ class VLLMEngine:
             # Collected now and not at interpreter exit, when vLLM's destructor no longer finds what it calls.
             self._llm = None
 
+    def leave_to_parent(self) -> None:
+        """Be closed in a process that was forked, without a word to vLLM's processes, which are its parent's."""
+        self._closed = True
+        client = self._llm.engine_core
+        client._finalizer.detach()
+        client.resources.engine_manager._finalizer.detach()
+        self._llm.shutdown = lambda *_, **__: None  # vLLM's destructor calls it
+
     async def _stop_reading(self, llm: Any) -> None:
         """End vLLM's reader before what it reads from, else it reports its engine's end as a crash.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 import weakref
@@ -114,6 +115,10 @@ class _Closable(Protocol):
     async def aclose(self) -> None: ...
 
 
+_RUNTIMES: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_OF_PARENTS: list[object] = []
+
+
 class Runtime:
     """Starts engines when they are needed and keeps them until it is closed or collected.
 
@@ -154,6 +159,7 @@ class Runtime:
         self._tokenizer: Tokenizer | None = None
         self._closings = 0
         self._connections: list[_Closable] = []
+        _RUNTIMES.add(self)
         # The finalizers must not keep the runtime alive, so they get the lists and not a method.
         weakref.finalize(self, _release, self._held)
         # At exit nobody runs coroutines any more, and connections end by themselves.
@@ -522,6 +528,16 @@ class Runtime:
             logger.warning("running without the embedding model: %s", error)
             self._embedder_problem = engines.problems["embedding"] = str(error)
 
+    def begin_anew(self) -> None:
+        """Leave engines and connections to the parent, in a process that was forked."""
+        self._changed, self._calls = asyncio.Condition(), 0
+        self._holding = threading.Lock()
+        self._held.clear()
+        _OF_PARENTS.extend([self._engines, *self._connections])  # kept, so that nothing of them is closed
+        self._connections.clear()
+        self._restarting.clear()
+        self._engines = self._judged_by = self._remote_draft = self._looking_for_draft = None
+
     def close(self) -> None:
         """Shut down the engines that nobody else uses; a later call starts them again."""
         with self._holding:
@@ -529,6 +545,16 @@ class Runtime:
         _release(self._held)
         _disconnect(self._connections)
         self._engines = None
+
+
+def _begin_anew() -> None:
+    """Have every runtime of a process that was forked start engines of its own when they are needed."""
+    Runtime._registry_lock = threading.Lock()
+    for runtime in list(_RUNTIMES):
+        runtime.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _release(held: list[VLLMConfig]) -> None:

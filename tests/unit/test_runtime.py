@@ -443,3 +443,14 @@ async def test_whatever_reading_the_embedding_model_raises_fails_no_call(
     assert engines.embedder is None
     assert engines.problem == "no such layer"
     assert engines.verifier(as_policy("fast")) is None
+
+
+async def test_in_a_forked_process_a_runtime_starts_engines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    parents = await engines_of(runtime)
+    runtime.begin_anew()
+    own = await engines_of(runtime)
+    assert own.target is not parents.target
+    assert parents.target.healthy
+    assert len(pool.held) == 4, "what the parent holds is not given back here"

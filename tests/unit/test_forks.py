@@ -1,0 +1,107 @@
+"""Processes that are forked from one that has written replies, and callers whose event loop ends under a reply."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from lookahead_agent.engines.shared import EnginePool
+from lookahead_agent.engines.spawning import Starts
+from lookahead_agent.engines.vllm_engine import VLLMConfig
+
+FORKED = """
+import multiprocessing, sys
+from lookahead_agent.testing import scripted_chat
+
+llm = scripted_chat("One.\\n\\nTwo.", policy="exact")
+assert llm.invoke("q").text == "One.\\n\\nTwo."
+
+def ask(_):
+    return llm.invoke("q").text
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map_async(ask, range(4)).get(60) == ["One.\\n\\nTwo."] * 4)
+print(llm.invoke("q").text == "One.\\n\\nTwo.", flush=True)
+"""
+SOCKETS = """
+import os, sys
+from pathlib import Path
+from lookahead_agent.engines.spawning import Starts
+
+def folder():
+    with Starts().starting(on_cpu=True):
+        return Path(os.environ["VLLM_RPC_BASE_PATH"])
+
+own = folder()
+if (child := os.fork()) == 0:
+    print(folder() != own and folder().is_dir(), flush=True)
+    sys.exit()
+os.waitpid(child, 0)
+print(own.is_dir(), flush=True)
+"""
+
+
+def said_by(script: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_forked_processes_write_replies_and_their_parent_goes_on() -> None:
+    assert said_by(FORKED) == ["True", "True"]
+
+
+def test_a_forked_process_has_sockets_of_its_own_and_leaves_its_parents_alone() -> None:
+    assert said_by(SOCKETS) == ["True", "True"]
+
+
+class FakeEngine:
+    healthy = True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def leave_to_parent(self) -> None:
+        self.calls.append("leave")
+
+
+def test_in_a_forked_process_engines_are_left_to_the_parent_and_started_anew() -> None:
+    started: list[FakeEngine] = []
+
+    def start(_: VLLMConfig) -> Any:
+        started.append(FakeEngine())
+        return started[-1]
+
+    pool, config = EnginePool(start, Starts()), VLLMConfig(Path("model"))
+    pool.acquire(config)
+    pool.begin_anew()
+    pool.release(config)  # as the parent's holders do when they are collected
+    assert pool.acquire(config) is started[1]
+    pool.close()
+    assert [engine.calls for engine in started] == [["leave"], ["close"]]
+
+
+HURRIED = """
+import asyncio, os, time
+from lookahead_agent.testing import scripted_chat
+
+llm = scripted_chat("One word after another. " * 20_000, policy="off")
+loop = asyncio.new_event_loop()
+reply = llm.astream("q", max_tokens=1_000_000)
+loop.run_until_complete(anext(aiter(reply)))
+loop.close()  # without ending what runs in it, as a program that is in a hurry does
+deadline = time.monotonic() + 30
+while llm.engines.target.in_flight and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(llm.engines.target.in_flight, llm.engines.target.generated < 20_000, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_reply_ends_when_its_callers_event_loop_has_ended() -> None:
+    assert said_by(HURRIED) == ["0", "True"]
