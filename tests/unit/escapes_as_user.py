@@ -9,12 +9,23 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-from lookahead_agent.isolation import PythonLimits, available, run_isolated
+from lookahead_agent.isolation import Isolation, PythonLimits, available, run_isolated
 from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 
 LIMITS = PythonLimits(seconds=3, memory=256 << 20, output=2000, files=16 << 20)
+
+
+def attempt(isolation: Isolation, places: dict[str, Any], name: str) -> str:
+    """What the code printed or failed with."""
+    code = ESCAPES[name].format(**places) if name in ESCAPES else EXHAUSTIONS[name]
+    try:
+        return run_isolated(code, LIMITS, isolation)
+    except ValueError as error:
+        return str(error)
 
 
 def main(places: dict[str, Any], names: list[str]) -> None:
@@ -26,13 +37,10 @@ def main(places: dict[str, Any], names: list[str]) -> None:
         for isolation, problem in available().items():
             said[isolation] = problem
             if problem is None:
-                said[isolation] = {}
-                for name in names:
-                    code = ESCAPES[name].format(**places) if name in ESCAPES else EXHAUSTIONS[name]
-                    try:
-                        said[isolation][name] = run_isolated(code, LIMITS, isolation)
-                    except ValueError as error:
-                        said[isolation][name] = str(error)
+                with ThreadPoolExecutor(4) as runs:
+                    said[isolation] = dict(
+                        zip(names, runs.map(partial(attempt, isolation, places), names), strict=True)
+                    )
         assert victim.poll() is None
         victim.kill()
     print(json.dumps(said))
