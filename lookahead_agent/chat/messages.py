@@ -187,23 +187,19 @@ def from_openai(fields: Mapping[str, Any]) -> BaseMessage:
     Raises:
         ConfigurationError: It is no message.
     """
-    rest = dict(fields)
-    thinking = rest.pop(THINKING_KEY, None) or rest.pop("reasoning", None)
-    if rest.get("role") in ("assistant", "ai"):
-        calls = [_call_of(call) for call in rest.get("tool_calls") or ()]
-        further = {key: rest[key] for key in ("function_call", "refusal") if rest.get(key)}
-        return AIMessage(
-            content=rest.get("content") or "",
-            name=rest.get("name"),
-            id=rest.get("id"),
-            tool_calls=[call for call in calls if call["type"] == "tool_call"],
-            invalid_tool_calls=[call for call in calls if call["type"] == "invalid_tool_call"],
-            additional_kwargs={**further, **({THINKING_KEY: thinking} if isinstance(thinking, str) else {})},
-        )
+    rest = {**fields, "content": fields.get("content") or ""}
+    own = rest.get("role") in ("assistant", "ai")
+    calls = [_call_of(call) for call in rest.pop("tool_calls", None) or ()] if own else []
+    thinking = (rest.pop(THINKING_KEY, None) or rest.pop("reasoning", None)) if own else None
     try:
-        (message,) = convert_to_messages([{**rest, "content": rest.get("content") or ""}])
+        (message,) = convert_to_messages([rest])
     except (ValueError, NotImplementedError, TypeError, KeyError) as error:
         raise ConfigurationError(f"a message cannot be read: {' '.join(str(error).split())[:300]}") from error
+    if isinstance(message, AIMessage):
+        message.tool_calls += [call for call in calls if call["type"] == "tool_call"]
+        message.invalid_tool_calls += [call for call in calls if call["type"] == "invalid_tool_call"]
+        if isinstance(thinking, str):
+            message.additional_kwargs[THINKING_KEY] = thinking
     return message
 
 

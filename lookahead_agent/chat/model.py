@@ -403,7 +403,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         """
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages, tools)
-        converted = template_messages(messages) if messages else []
+        converted = template_messages(self._convert_input(messages).to_messages()) if messages else []
         tokenizer, offered = self.access.tokenizer(), openai_tools(tools or ())
         if not converted and not offered:
             return 0

@@ -140,6 +140,8 @@ def test_parts_of_conversations_are_counted_whatever_the_template_says(tmp_path:
         assert llm.get_num_tokens_from_messages(part) >= 50
     assert llm.get_num_tokens_from_messages([HumanMessage("a"), CALL]) > 0
     assert llm.get_num_tokens_from_messages([]) == 0
+    spoken: Any = [("user", "a" * 50), {"role": "assistant", "content": "b"}]
+    assert llm.get_num_tokens_from_messages(spoken) >= 50
     assert llm.get_num_tokens_from_messages([], tools=[add]) > 10
 
 

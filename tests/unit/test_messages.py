@@ -400,6 +400,28 @@ def test_a_reply_of_any_text_is_taken_back(text: str) -> None:
         assert (call["args"] or "") in converted[0]["content"]
 
 
+def test_a_dictionary_keeps_what_else_a_reply_has() -> None:
+    message = from_openai(
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{"}}],
+            "reasoning_content": "Hm.",
+            "response_metadata": {"finish_reason": "stop"},
+            "additional_kwargs": {"refusal": "No."},
+            "id": "a",
+        }
+    )
+    assert isinstance(message, AIMessage)
+    assert (message.id, message.response_metadata) == ("a", {"finish_reason": "stop"})
+    assert message.additional_kwargs == {"refusal": "No.", "reasoning_content": "Hm."}
+    assert message.invalid_tool_calls[0]["args"] == "{"
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        from_openai({"role": "assistant", "content": 3})
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        from_openai({"role": "tool", "content": "a"})
+
+
 BAD = '<tool_call>\n{"name": "add", "arguments": {"x": "he said "hi""}}\n</tool_call>'
 
 
