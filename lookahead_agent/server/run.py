@@ -22,7 +22,13 @@ def run_server(llm: ChatLookahead, settings: ServerSettings, listener: socket.so
         listener: Bound to its address.
         grace: Seconds that running replies have to end.
     """
-    config = ServerConfig(create_app(llm, settings), settings, log_level="warning", timeout_graceful_shutdown=grace)
+    config = ServerConfig(
+        create_app(llm, settings),
+        settings,
+        log_level="warning",
+        log_config=None,  # its records go where those of this library go, which shows no terminal sequences
+        timeout_graceful_shutdown=grace,
+    )
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:

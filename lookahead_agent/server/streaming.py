@@ -100,7 +100,7 @@ class EventStream(Response):
         except Exception as error:
             status, body = error_body(error)
             self._on_failure(status)
-            await self._send_data(send, ErrorReply(error=body).model_dump_json())
+            await self._send_data(send, json.dumps(ErrorReply(error=body).model_dump()))
         await self._send_data(send, "[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

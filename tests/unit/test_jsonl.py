@@ -29,6 +29,7 @@ from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.running.frames import receive, send
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace import TraceRecorder, read_trace, timeline, write_page
+from tests.unit.serving import serving
 
 ENDS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\n\ud800\ufeff"
 """What some reader or other takes for the end of a line, or cannot read at all."""
@@ -313,3 +314,21 @@ def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
         list(pool.map(lambda text: write_whole(file, text), texts * 50))
     assert file.read_text() in texts
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_servers_events_are_ascii_and_whatever_the_reply_says_comes_whole() -> None:
+    said = "one\u2028two\x85three\x1e\n\nfour\u2029\x0c."
+    with serving(scripted_chat(said, policy="off")) as (url, _):
+        body = {"model": "qwen2.5-coder-1.5b", "messages": [{"role": "user", "content": "?"}], "stream": True}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+        assert response.content.isascii()
+
+        async def received() -> str:
+            servers = Servers(RemoteModel((f"{url}/v1",), "m"), "target")
+            try:
+                found = [event async for event in servers.stream("/chat/completions", body)]
+            finally:
+                await servers.aclose()
+            return "".join(event["choices"][0]["delta"].get("content") or "" for event in found if event["choices"])
+
+        assert asyncio.run(received()) == said
