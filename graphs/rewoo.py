@@ -60,7 +60,7 @@ UNREADABLE = """That could not be read ({error}). Write all calls again, as shor
 SOLVER = """You answer a problem from results that were already found. Trust the results and do not calculate again. \
 Answer in one short sentence."""
 
-_REFERENCE = re.compile(r"#E(\d+)")
+_REFERENCE = re.compile(r"#E([0-9]{1,4})(?![0-9])")
 
 POLICIES = {"planner": r"balanced:delimiter=/\n+/", "caller": "off", "solver": "strict"}
 
@@ -247,7 +247,7 @@ def _calls(parsed: Any) -> list[PlannedCall]:
             return [
                 PlannedCall(number=number, tool=str(call["tool"]), arguments=dict(call["arguments"]))
                 for number, call in enumerate(listed, 1)
-                if isinstance(call, dict) and {"tool", "arguments"} <= call.keys()
+                if isinstance(call, dict) and "tool" in call and isinstance(call.get("arguments"), dict)
             ]
         case _:
             return []

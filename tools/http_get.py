@@ -21,7 +21,7 @@ from encodings.aliases import aliases
 import httpx
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.tool_use import cut, make_tool
+from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
 from lookahead_agent.isolation.deadline import DeadlineTransport
 
 _MOST_REDIRECTS = 5
@@ -117,6 +117,7 @@ def fetch(
     allowed: Collection[str],
     limits: HttpLimits | None = None,
     *,
+    first_character: int = 1,
     resolving: Resolve = resolve,
     transport: httpx.BaseTransport | None = None,
 ) -> str:
@@ -127,6 +128,7 @@ def fetch(
         allowed: Hosts that may be asked at the ports 80 and 443; ".example.org" allows all below it, and
             "example.org:8080" that port alone.
         limits: What it may cost.
+        first_character: From which character of the page's text, from 1.
         resolving: Finds the addresses of a host.
         transport: Replaces the network, for tests.
 
@@ -152,7 +154,7 @@ def fetch(
                         continue
                     if response.is_error:
                         raise ValueError(f"{_short(target)} answered {response.status_code}")
-                    text = _text(response, limits, end)
+                    text = _text(response, limits, end, max(0, first_character - 1))
                     if not text and not response.is_success:
                         return f"({_short(target)} answered {response.status_code}, without text)"
                     return text
@@ -271,7 +273,7 @@ def _answer(client: httpx.Client, url: httpx.URL, host: str, port: int, addresse
     raise AssertionError("a host has an address")
 
 
-def _text(response: httpx.Response, limits: HttpLimits, end: float) -> str:
+def _text(response: httpx.Response, limits: HttpLimits, end: float, left_out: int) -> str:
     given = response.headers.get("Content-Type", "text/plain")
     kind = given.partition(";")[0].strip().lower()
     if not kind.startswith("text/") and kind not in ("application/json", "application/xml", "application/xhtml+xml"):
@@ -286,7 +288,9 @@ def _text(response: httpx.Response, limits: HttpLimits, end: float) -> str:
     text = _decoded(bytes(data), given)
     if kind in ("text/html", "application/xhtml+xml"):
         text = _visible(text)
-    return cut(text, "the rest cannot be fetched", limits.text)
+    # Room for the line that says how to go on.
+    most = min(limits.text, LONGEST_RESULT - 200)
+    return cut(text[left_out:], f"fetch it again from first_character={left_out + most + 1}", most)
 
 
 def _decoded(data: bytes, content_type: str) -> str:
@@ -376,8 +380,10 @@ def make_http_tool(allowed: Collection[str], limits: HttpLimits | None = None) -
         raise ValueError("name the hosts that may be asked")
     names = ", ".join(sorted(str(_Allowed.read(name)) for name in allowed))
 
-    @make_tool(description=f"Fetch a web page as text. Allowed hosts: {names}.", rest="the rest cannot be fetched")
-    def http_get(url: str) -> str:
-        return fetch(url, allowed, limits) or "(the page has no text)"
+    description = f"Fetch a web page as text, from a character of it on. Allowed hosts: {names}."
+
+    @make_tool(description=description, rest="fetch it again from a later first_character")
+    def http_get(url: str, first_character: int = 1) -> str:
+        return fetch(url, allowed, limits, first_character=first_character) or "(there is no more text)"
 
     return http_get

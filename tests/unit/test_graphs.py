@@ -241,6 +241,20 @@ def test_rewoo_plans_once_and_calls_at_once() -> None:
     assert state["spent"]["steps"] == 6
 
 
+@pytest.mark.parametrize(
+    "planned",
+    [
+        calls(("calculator", {"expression": "#E" + "9" * 5_000})),
+        calls(("calculator", {"expression": "#E\u0663"})),
+        '{"calls": [{"tool": "calculator", "arguments": "1+1"}, {"tool": "calculator", "arguments": ["a"]}, 7, null]}',
+    ],
+    ids=["a number that is none", "other digits", "arguments that are none"],
+)
+def test_rewoo_goes_on_after_plans_that_cannot_be_read(planned: str) -> None:
+    llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "I do not know."})
+    assert build_rewoo(llm, [calculator]).invoke({"question": "?"})["answer"] == "I do not know."
+
+
 def test_rewoo_goes_on_without_what_failed() -> None:
     planned = calls(
         ("calculator", {"expression": "1/0"}),

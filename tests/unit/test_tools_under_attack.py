@@ -951,6 +951,29 @@ def every_descriptor_taken(but: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_a_long_page_is_read_to_its_end() -> None:
+    text, whole, first = "".join(f"{number} " for number in range(40_000)), "", 1
+    further = re.compile(r"\n… \(cut: .+; fetch it again from first_character=(\d+)\)$")
+    for limits in (HttpLimits(text=10**9), *[HttpLimits()] * 20):
+        answer = httpx.Response(200, headers={"Content-Type": "text/plain"}, stream=httpx.ByteStream(text.encode()))
+        transport = httpx.MockTransport(lambda _, answer=answer: answer)  # type: ignore[misc]
+        said = fetch(
+            "http://example.org/",
+            ["example.org"],
+            limits,
+            first_character=first,
+            resolving=lambda *_: ["93.184.216.34"],
+            transport=transport,
+        )
+        assert len(said) <= LONGEST_RESULT
+        more = further.search(said)
+        whole += said[: more.start()] if more else said
+        if more is None:
+            break
+        first = int(more[1])
+    assert whole == text
+
+
 def http_tool(answer: Callable[[], httpx.Response]) -> BaseTool:
     @make_tool(description="Fetch.", rest="the rest cannot be fetched")
     def http_get(url: str) -> str:
