@@ -225,11 +225,12 @@ class ReplyReader:
         text, at = self._text, self._at
         fence = _FENCE.match(text, at)
         if fence is None:
-            in_code = self._in_code(at, final=final)
-            if in_code is None:
+            code_end = self._code_end(at, final=final)
+            if code_end is None:
                 return False
-            if in_code:
-                self._add_text(at + 1)
+            if code_end > at:
+                self._add_text(code_end)
+                self._line_floor = code_end
                 return True
         if self._tags is not None:
             if text.startswith(self._tags.open, at):
@@ -260,21 +261,23 @@ class ReplyReader:
         assert fence is not None
         return self._begin_fence(fence, final=final)
 
-    def _in_code(self, at: int, *, final: bool) -> bool | None:
-        """Whether a place is between backticks, of which both are in its line; None: that is not known yet."""
+    def _code_end(self, at: int, *, final: bool) -> int | None:
+        """Where the code between backticks ends that a place is in; the place itself: in none; None: not known yet.
+
+        Those that end it are in the same line, or, of backticks right before the place, in the same paragraph.
+        """
         begin = max(self._text.rfind("\n", 0, at) + 1, self._line_floor)
         opened = ""
         for ticks in _TICKS.findall(self._text, begin, at):
             opened = ticks if not opened else "" if ticks == opened else opened
         if not opened:
-            return False
-        end = self._text.find("\n", at)
-        rest = self._text[at : end if end >= 0 else len(self._text)]
-        if end < 0 and not final:
-            rest = rest.rstrip("`")
-        if any(ticks == opened for ticks in _TICKS.findall(rest)):
-            return True
-        return False if end >= 0 or final else None
+            return at
+        end = self._text.find("\n\n" if self._text.endswith(opened, 0, at) else "\n", at)
+        known = end >= 0 or final
+        for ticks in _TICKS.finditer(self._text, at, end if end >= 0 else len(self._text)):
+            if ticks.group() == opened and (known or ticks.end() < len(self._text)):
+                return ticks.end()
+        return at if known else None
 
     def _begin_fence(self, fence: re.Match[str], *, final: bool) -> bool:
         """Read the first line of a code block."""

@@ -61,6 +61,7 @@ def test_calls_and_the_text_around_them(text: str, content: str, count: int) -> 
         "<tool_call> is the opening tag and </tool_call> the closing one.",
         f"`<tool_call>{CALL}</tool_call>` calls it.",
         f"``<tool_call>`{CALL}`` calls it, and `{CALL}` does too.",
+        f"`{TAGGED}` calls it.",
         f"You write\n```\n{TAGGED}\n```\nfor a call.",
         f"~~~xml\n{TAGGED}\n~~~",
         "Let me see. <tool_cal",
