@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import resource
 import shutil
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
-from lookahead_agent.errors import IsolationError
+from lookahead_agent.errors import ConfigurationError, IsolationError
 from lookahead_agent.isolation import folders
 from lookahead_agent.isolation.boundaries import Isolation, choose
 from lookahead_agent.isolation.cgroup import limited
@@ -43,12 +44,19 @@ class PythonLimits:
         output: Bytes of what it prints.
         files: Bytes that its files may come to. They are in memory, beside `memory`. Behind "landlock" it has none, and
             with "none" those on disk in its own folder count.
+
+    Raises:
+        ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
     """
 
     seconds: float = 10
     memory: int = 512 << 20
     output: int = 10_000
     files: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not (0 < self.seconds < math.inf and self.memory > 0 and self.output >= 0 and self.files >= 0):
+            raise ConfigurationError(f"seconds and memory have to be above 0, and output and files not below: {self}")
 
 
 class _Plan(TypedDict):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -614,6 +614,43 @@ def test_the_best_one_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         boundaries._problem.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "limits", [{"seconds": 0}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"memory": -1}, {"files": -1}]
+)
+def test_limits_that_are_none(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="above 0"):
+        PythonLimits(**limits)
+
+
+LESS_THAN_ROOT = """
+import json
+from lookahead_agent.isolation import available, run_isolated
+code = "import os; print(0 not in os.getresuid())"
+print(json.dumps({name: problem or run_isolated(code, isolation=name) for name, problem in available().items()}))
+"""
+
+
+@pytest.mark.parametrize("missing", ["sys_admin", "setuid", "sys_admin,-setuid"])
+def test_root_that_may_less(missing: str) -> None:
+    """As in containers: the code is another user whose threads are counted, or there is no boundary."""
+    without = ["setpriv", "--bounding-set", f"-{missing}"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*without, sys.executable, "-c", LESS_THAN_ROOT],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said: dict[str, str] = json.loads(done.stdout)
+    if not without:
+        assert "True\n" in said.values()
+    elif "setuid" in missing:
+        assert all("would be root" in text or "not count" in text or "not permitted" in text for text in said.values())
+    else:
+        assert said["landlock"] == "True\n" or available()["landlock"] is not None
+        assert "not permitted" in said["bubblewrap"]
 
 
 def test_names_that_are_none() -> None:
