@@ -23,7 +23,7 @@ from lookahead_agent.machine.gpus import gpus
 from lookahead_agent.machine.kernels import processor
 from lookahead_agent.machine.versions import version_of
 from lookahead_agent.models import ModelFacts, ResolvedSet, locate
-from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir
+from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage
 from lookahead_agent.models.packaged import disk_needed
 
 State = Literal["there", "missing", "optional"]
@@ -139,7 +139,9 @@ def _weights(facts: ModelFacts) -> float:
 def _models(models: ResolvedSet) -> Iterator[Finding]:
     for facts in _pair(models):
         folder = locate(facts)
-        if folder is not None:
+        if folder is not None and (problem := damage(folder)) is not None:
+            yield Finding(facts.hub_id, "missing", f"damaged: {problem}", f"copy or fetch {folder} anew")
+        elif folder is not None:
             yield Finding(facts.hub_id, "there", f"{_weights(facts) / 1e9:.1f} GB")
         else:
             yield Finding(facts.hub_id, "missing", "not here", f"lookahead-agent models fetch {facts.hub_id}")

@@ -48,7 +48,7 @@ def choose_models(
     judge: str | None = None,
     embedding: str | None = None,
 ) -> ResolvedSet:
-    """Work out which models the names mean, without touching disk or network beyond `stat`.
+    """Work out which models the names mean, without the network, and without reading weights.
 
     Args:
         model: A catalogue name, a folder, or a Hub id.
@@ -59,10 +59,13 @@ def choose_models(
 
     Raises:
         ModelNotFoundError: A name that is none of these.
+        IntegrityError: The target's folder is damaged.
         ConfigurationError: A target without a draft.
     """
     catalogued = CATALOGUE.get(model.lower()) or _set_of_target(model)
     target = catalogued.target if model.lower() in CATALOGUE and catalogued else _facts(model)
+    if (folder := Path(target.hub_id)).is_dir():
+        _whole(target, folder)  # a draft that is damaged is done without
     if draft is None:
         chosen_draft = catalogued.draft if catalogued else None
         if chosen_draft is None and draft_wanted:

@@ -17,6 +17,7 @@ from langchain_openai import ChatOpenAI
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.vllm_engine import VLLMEngine
+from lookahead_agent.errors import EngineError
 from tests.integration.command_line import COMMAND, command
 from tests.integration.conftest import descendants
 from tests.integration.servers import free_port
@@ -146,6 +147,42 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()
+
+
+@pytest.mark.timeout(300)
+def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_no_engine(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    port = free_port()
+    process = serve(tiny_pair, port)
+    try:
+        assert process.stderr is not None
+        while "Serving on" not in process.stderr.readline():
+            assert process.poll() is None
+        with ChatLookahead(
+            model="tiny",
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key="secret",  # type: ignore[arg-type]
+            tokenizer=str(tiny_pair[0]),
+            policy="off",
+            temperature=1.0,
+            max_tokens=900,
+            max_retries=0,
+        ) as far:
+            reply = far.stream("A two and three?")
+            next(reply)
+            children = descendants(process.pid)
+            assert len(children) >= 2
+            process.kill()
+            with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
+                list(reply)
+            with pytest.raises(EngineError, match="cannot be reached"):
+                far.invoke("A two?")
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def becomes_healthy(client: httpx.AsyncClient, url: str) -> None:

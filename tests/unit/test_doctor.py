@@ -21,6 +21,7 @@ from lookahead_agent.machine.checkup import Finding, checkup
 from lookahead_agent.machine.gpus import gpus
 from lookahead_agent.machine.output import output_of
 from lookahead_agent.models import choose_models
+from tests.unit.weights import weights
 
 PAIR = choose_models("qwen2.5-coder-1.5b")
 TARGET, DRAFT = "Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
@@ -35,7 +36,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
     ) -> None:
         folder = tmp_path / "model"
         folder.mkdir(exist_ok=True)
-        (folder / "model.safetensors").write_bytes(b"0" * 1000)
+        (folder / "model.safetensors").write_bytes(weights(1000))
+        (folder / "config.json").write_text("{}")
         monkeypatch.setattr(checkup_module, "locate", lambda _: folder if models else None)
         monkeypatch.setattr(checkup_module, "memory", lambda: (int(total * 2**30), int(free * 2**30)))
         monkeypatch.setattr(checkup_module, "gpus", lambda: list(cards))

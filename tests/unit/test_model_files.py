@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lookahead_agent import ChatLookahead
 from lookahead_agent.cli import agent as agent_command
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -20,6 +21,7 @@ from lookahead_agent.errors import (
     ModelError,
     ModelNotFoundError,
 )
+from lookahead_agent.machine.checkup import _models
 from lookahead_agent.machine.observed import Observed
 from lookahead_agent.models import ModelFacts, choose_models, fetch
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
@@ -108,6 +110,24 @@ def test_a_damaged_model_is_one_clear_error_before_anything_loads(
     assert said in (damage(model) or "")
     with pytest.raises(IntegrityError, match=r"is damaged: .*Copy it there again"):
         fetch(ModelFacts(str(model)))
+
+
+def test_a_damaged_target_is_told_of_when_its_chat_model_is_made_and_a_damaged_draft_is_done_without(
+    model: Path, tmp_path: Path
+) -> None:
+    draft = write_model(tmp_path / "draft")
+    (draft / "config.json").write_text("{")
+    chat = ChatLookahead(model=str(model), draft_model=str(draft), policy="exact:depth=2")
+    assert chat.profile is not None
+    (model / "tokenizer_config.json").write_text('{"chat_template": ')
+    for fields in ({"policy": "off"}, {"draft_model": str(draft)}):
+        with pytest.raises(IntegrityError, match=r"tokenizer_config\.json cannot be read"):
+            ChatLookahead(model=str(model), **fields)
+    (model / "tokenizer_config.json").unlink()
+    findings = {finding.what: finding for finding in _models(choose_models(str(model), str(draft)))}
+    assert findings[str(model)].state == "there"
+    assert findings[str(draft)].state == "missing"
+    assert "config.json cannot be read" in findings[str(draft)].found
 
 
 @pytest.mark.parametrize(("harm", "said"), DAMAGES)
