@@ -181,6 +181,9 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         for keyword in ("minItems", "maxItems"):
             items += (found := _whole(part.get(keyword)))
             _bound(found, MOST_ITEMS, f"as its {keyword}")
+        for keyword in ("enum", "anyOf", "oneOf", "allOf"):
+            if part.get(keyword) == []:
+                raise ConfigurationError(f"{keyword} of a JSON schema has at least one value")
         enum += len(listed) if isinstance(listed := part.get("enum"), list) else 0
         if "multipleOf" in part:
             factors.append(_factor(part["multipleOf"]))

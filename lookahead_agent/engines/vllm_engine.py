@@ -219,9 +219,11 @@ class VLLMEngine:
             raise EngineError(_SHUT_DOWN)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.current_thread()
         request_id = uuid.uuid4().hex
-        outputs = self._llm.generate(
-            {"prompt_token_ids": list(prompt_ids)}, _sampling_params(sampling, room), request_id
-        )
+        prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+        if sampling.structured is None:
+            # vLLM takes it in at once then, and not in the one thread in which it makes grammars of others' schemas.
+            prompt["type"] = "token"
+        outputs = self._llm.generate(prompt, _sampling_params(sampling, room), request_id)
         self._running.add(request_id)
         try:
             output = await self._first(outputs)

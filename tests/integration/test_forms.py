@@ -82,12 +82,14 @@ def test_an_object_that_is_composed_is_not_closed(tiny: ChatLookahead) -> None:
 def test_what_vllm_refuses_is_the_callers(tiny: ChatLookahead, name: str) -> None:
     inside = {"type": "object", "properties": {"a": REFUSED[name]}, "required": ["a"]}
     called = {"type": "function", "function": {"name": "f", "description": "", "parameters": inside}}
+    either = {"tools": [called], "response_format": form({"type": "object"})}
     for options in (
         {"response_format": form(inside)},
         {"tools": [called], "tool_choice": "required"},
-        {"tools": [called], "response_format": form({"type": "object"})},
+        # Where nothing satisfies one of two, the other is left.
+        *([either] if name != "contradiction" else []),
     ):
-        with pytest.raises(ConfigurationError, match="vLLM refuses the request: "):
+        with pytest.raises(ConfigurationError, match=r"vLLM refuses the request: |JSON schema has at least one"):
             tiny.invoke("A two?", **options)
     assert tiny.invoke("A two?", max_tokens=2).response_metadata["token_ids"]
 

@@ -29,7 +29,8 @@ def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
         running = background.submit(collect(engine, prompt, Sampling(max_tokens=900)))
         background.run(becomes(engine._llm.output_processor.has_unfinished_requests))
         slow_to_take_in(engine)
-        starting = background.submit(collect(engine, prompt, Sampling(max_tokens=900)))
+        form = Sampling(max_tokens=900, structured={"json_object": True})
+        starting = background.submit(collect(engine, prompt, form))
         background.run(becomes(lambda: engine.in_flight == 2))
     for requested in (running, starting):
         with pytest.raises(EngineError, match="shut down"):

@@ -71,6 +71,8 @@ BOMBS: dict[str, tuple[Any, str]] = {
     ),
     "multipleOf": ({"type": "integer", "multipleOf": 1_000_003}, "multipleOf"),
     "common multiple": ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "multipleOf"),
+    "empty enum": ({"type": "object", "properties": {"b": {"enum": []}}}, "at least one"),
+    "empty alternatives": ({"oneOf": []}, "at least one"),
     "not JSON": ({"enum": [{1}]}, "is JSON"),
     "not a number": ({"const": float("nan")}, "is JSON"),
 }
