@@ -26,11 +26,11 @@ from lookahead_agent.isolation.deadline import DeadlineTransport
 
 _MOST_REDIRECTS = 5
 _USUAL_PORTS = frozenset({80, 443})
-# IPv6 addresses of hosts lie in the first. Of its parts, these are for protocols (Teredo, ORCHID, AMT), carry IPv4
-# addresses (6to4) or are for documentation. All others that carry IPv4 addresses, or are local, lie outside.
+# IPv6 addresses of hosts lie in this network. Addresses outside of it are local, or carry IPv4 addresses.
 _IPV6_HOSTS = ipaddress.IPv6Network("2000::/3")
+# These parts of it are for protocols (Teredo, ORCHID, AMT), for documentation, or carry IPv4 addresses (6to4).
 _NO_IPV6_HOSTS = [ipaddress.IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
-# Which Python's `is_global` lets pass: protocols, AS112, AMT, and relays to 6to4.
+# Python's `is_global` lets these pass: protocols, AS112, AMT, and relays to 6to4.
 _NO_IPV4_HOSTS = [
     ipaddress.IPv4Network(text)
     for text in ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24")

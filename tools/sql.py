@@ -83,7 +83,7 @@ def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> Base
 
 
 def _asked(database: Path, statement: str | None, limits: SqlLimits) -> str:
-    """What a process of its own finds out: this one never opens the file, whatever it is."""
+    """Ask in a process of its own: this one never opens the file, whatever it is."""
     try:
         path = database.resolve()
         there = path.is_file()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec
+from inspect import iscoroutinefunction
+from typing import Any, NamedTuple, ParamSpec, cast
 from uuid import uuid4
 
 from langchain_core.messages import ToolCall, ToolMessage
@@ -60,7 +62,7 @@ def _cut_line(shown: int, length: int, rest: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """What went wrong, for a model; at most `LONGEST_RESULT` characters, whatever the error says."""
+    """An error in words that a model can use; at most `LONGEST_RESULT` characters, whatever the error says."""
     try:
         said = in_words(error) if isinstance(error, ValidationError) else str(error)
     except Exception:  # an error that cannot be printed is still one
@@ -72,30 +74,47 @@ def error_text(error: BaseException) -> str:
     return cut(said, "the rest of this error is of no use")
 
 
-def make_tool(*, rest: str, description: str | None = None) -> Callable[[Callable[Given, str]], BaseTool]:
+def make_tool(
+    *, rest: str, description: str | None = None
+) -> Callable[[Callable[Given, str] | Callable[Given, Awaitable[str]]], BaseTool]:
     """A decorator like LangChain's `tool`, for tools that never raise and never return too much.
 
-    Errors, wrong arguments included, are results of the status "error". `KeyboardInterrupt` and its like pass.
+    Errors, wrong arguments included, are results of the status "error". `KeyboardInterrupt` and its like pass, and so
+    do LangGraph's own signals.
 
     Args:
         rest: How a model gets what is left out of a long result.
         description: For the model; None: the function's docstring.
     """
 
-    def decorated(function: Callable[Given, str]) -> BaseTool:
+    def decorated(function: Callable[Given, str] | Callable[Given, Awaitable[str]]) -> BaseTool:
         @wraps(function)
         def bounded(*args: Given.args, **kwargs: Given.kwargs) -> str:
-            try:
-                return cut(function(*args, **kwargs), rest)
-            except Exception as error:
-                raise ToolException(error_text(error)) from error
+            with _documented():
+                return cut(cast("str", function(*args, **kwargs)), rest)
 
-        made = tool(description=description)(bounded)
+        @wraps(function)
+        async def abounded(*args: Given.args, **kwargs: Given.kwargs) -> str:
+            with _documented():
+                return cut(await cast("Awaitable[str]", function(*args, **kwargs)), rest)
+
+        made = tool(description=description)(abounded if iscoroutinefunction(function) else bounded)
         made.handle_tool_error = True
         made.handle_validation_error = error_text
         return made
 
     return decorated
+
+
+@contextmanager
+def _documented() -> Iterator[None]:
+    """Every error becomes the one that a tool may raise."""
+    try:
+        yield
+    except GraphBubbleUp:
+        raise
+    except Exception as error:
+        raise ToolException(error_text(error)) from error
 
 
 def use_tool(

@@ -49,7 +49,7 @@ def program_text(name: str) -> str:
 
 
 def frames(output: bytes) -> Iterator[Any]:
-    """What a program of ours said in frames: after a mark, each four bytes of length (big-endian) and as many of JSON.
+    """The frames that a program of ours wrote after a mark: each four bytes of length (big-endian) and as many of JSON.
 
     What an input can make a library print goes elsewhere (see `framed_output` in the programs), so it forges no frame.
     Reading ends without an error at what is no whole frame: the program was ended while it wrote.

@@ -7,7 +7,7 @@ import concurrent.futures
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphInterrupt
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel
 
 from lookahead_agent.agents import templates
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, ause_tool, cut, error_text, make_tool, use_tool
@@ -282,6 +283,56 @@ async def test_a_tool_returns_its_errors(error: Exception) -> None:
         assert message.status == "error"
         assert 0 < len(message.text) <= LONGEST_RESULT
         message.text.encode()
+
+
+Kind = Literal["red", "green"]
+
+
+class Box(BaseModel):
+    """A box."""
+
+    size: int
+
+
+@make_tool(rest="ask for less")
+def paint(kind: Kind, box: Box, more: list[int] | None = None) -> str:
+    """Paint a box."""
+    return f"{kind} {box.size} {more}"
+
+
+@make_tool(rest="ask for less", description="Paint a box, in time.")
+async def paint_in_time(kind: Kind, box: Box) -> str:
+    await asyncio.sleep(0)
+    if box.size < 0:
+        raise OSError(5, "no such size")
+    return kind * box.size
+
+
+async def test_tools_of_ones_own_may_have_any_types_and_be_coroutines() -> None:
+    given = {"kind": "red", "box": {"size": 3}}
+    assert paint.invoke(given) == "red 3 None"
+    assert "kind: Input should be 'red' or 'green'" in paint.invoke({**given, "kind": "blue"})
+    assert paint_in_time.description == "Paint a box, in time."
+    assert await paint_in_time.ainvoke(given) == "redredred"
+    assert len(await paint_in_time.ainvoke({**given, "box": {"size": 1_000_000}})) <= LONGEST_RESULT
+    message = await paint_in_time.ainvoke(request("paint_in_time", {**given, "box": {"size": -1}}))
+    assert (message.text, message.status) == ("OSError: [Errno 5] no such size", "error")
+
+
+def test_a_made_tool_may_ask_somebody() -> None:
+    @make_tool(rest="ask for less")
+    def look_up(text: str) -> str:
+        """Look something up."""
+        return str(interrupt(text))
+
+    llm = scripted_chat(
+        in_turn(You_think="I ask.", You_solve=[call("look_up", text="Which?"), "It is b."]), policy="off"
+    )
+    graph: Any = templates.build_react(llm, [look_up], InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    assert graph.invoke({"question": "?"}, config)["__interrupt__"][0].value == "Which?"
+    state = graph.invoke(Command(resume="b"), config)
+    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["b"]
 
 
 def test_a_made_tool_is_described_as_its_function_is() -> None:
