@@ -17,6 +17,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
+_SQLITE = b"SQLite format 3\0"
 _POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -53,6 +54,11 @@ def _sqlite(file: Path) -> Iterator[BaseCheckpointSaver[str]]:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_file():  # SQLite would take a short file of another kind for an empty database, and write over it
+            with file.open("rb") as opened:
+                begin = opened.read(len(_SQLITE))
+            if begin not in (b"", _SQLITE):
+                raise ConfigurationError(f"{file} is no SQLite file: choose another for the checkpoints")
     except OSError as error:
         raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
     try:

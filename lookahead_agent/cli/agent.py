@@ -86,6 +86,8 @@ def agent(
     as_json: options.AsJson = False,
 ) -> None:
     """Plan, calculate and answer, showing each step."""
+    options.check_text(question, "QUESTION")
+    options.check_text(thread, "--thread")
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
     if live and as_json:

@@ -34,6 +34,8 @@ def ask(
     as_json: options.AsJson = False,
 ) -> None:
     """Ask one question and stream the reply."""
+    options.check_text(question, "QUESTION")
+    options.check_text(system, "--system")
     if not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
     llm = options.chat_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -85,6 +86,19 @@ def policy_of(name: str, depth: int | None) -> VerifierPolicy:
         Terminal(stderr=True).print("--depth has no effect: the policy 'off' runs the target alone.")
         return policy
     return policy.model_copy(update={"depth": depth})
+
+
+def check_text(given: str | None, option: str) -> None:
+    """Check a text that a model or a database is to be given, before any is loaded or opened.
+
+    Raises:
+        typer.BadParameter: It is not in the terminal's encoding.
+    """
+    try:
+        (given or "").encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        raise typer.BadParameter(f"{given!r} has bytes that are no {encoding}", param_hint=option) from None
 
 
 def words(text: str) -> list[str]:

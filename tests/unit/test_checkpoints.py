@@ -228,9 +228,14 @@ def test_an_error_of_the_run_is_not_one_of_the_checkpoints(tmp_path: Path) -> No
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
-    file.write_text("not a database, but long enough to be looked at as one" * 20)
-    with pytest.raises(ConfigurationError, match=r"notes\.txt"), checkpointer(file):
-        pytest.fail("opened")
+    for text in ("x", "not a database, but long enough to be looked at as one" * 20):
+        file.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"notes\.txt"), checkpointer(file):
+            pytest.fail("opened")
+        assert file.read_text() == text
+    file.write_text("")
+    with checkpointer(file):
+        pass
 
 
 def test_a_database_that_is_not_there_and_its_password(tmp_path: Path) -> None:

@@ -189,6 +189,10 @@ def test_json_has_the_texts_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys:
         ["bench", "--dataset", "[/bold]\x1b[2J"],
         ["bench", "report", "[/bold]\x1b[2J"],
         ["models", "path", "[/bold]\x1b[2J"],
+        ["ask", "\udcff"],
+        ["ask", "x", "--system", "\udcff"],
+        ["agent", "\udcff"],
+        ["agent", "x", "--thread", "\udcff"],
     ],
 )
 def test_errors_about_arguments(
