@@ -46,6 +46,8 @@ CPU_OPERATIONS = "lookahead_agent.engines.cpu_operations"
 CPU_SAMPLING = "lookahead_agent.engines.cpu_sampling"
 """Imported by vLLM's processes on a CPU; not above, for it needs vLLM."""
 CPU_PROVIDER = "lookahead_cpu"
+_WITHOUT_WHITE_SPACE = ("guidance", "xgrammar")
+"""Backends of structured outputs that can keep a model from writing white space, which a small one does without end."""
 _SHUT_DOWN = "the engine was shut down"
 
 STARTS = Starts()
@@ -175,7 +177,7 @@ class VLLMEngine:
     @property
     def described(self) -> dict[str, Any]:
         """The model's name, its cores, and the engine's arguments, for records of measurements."""
-        arguments = _defaults(self._config) | dict(self._config.arguments)
+        arguments = _arguments(self._config)
         return {"cores": self._config.cores, "arguments": _without_folders(arguments)}
 
     @property
@@ -345,7 +347,7 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = _defaults(config) | dict(config.arguments)
+    arguments = _arguments(config)
     known = AsyncEngineArgs.__dataclass_fields__
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
@@ -381,6 +383,18 @@ def _a_head_for_each_core(model: Path) -> bool:
     stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
     heads = stated.get("num_key_value_heads") or stated.get("num_attention_heads") or 0
     return len(available_cores()) <= int(heads)
+
+
+def _arguments(config: VLLMConfig) -> dict[str, Any]:
+    """The engine's arguments, those that the caller did not give included."""
+    defaults, given = _defaults(config), dict(config.arguments)
+    asked = given.get("structured_outputs_config")
+    if isinstance(asked, Mapping):
+        forms = {**defaults["structured_outputs_config"], **asked}
+        if forms["backend"] not in _WITHOUT_WHITE_SPACE:
+            forms["disable_any_whitespace"] = asked.get("disable_any_whitespace", False)
+        given["structured_outputs_config"] = forms
+    return defaults | given
 
 
 def _defaults(config: VLLMConfig) -> dict[str, Any]:
