@@ -120,13 +120,14 @@ async def test_several_calls_instead_of_a_form() -> None:
         assert [call["args"] for call in message.tool_calls] == [ARGUMENTS, ARGUMENTS]
 
 
+@pytest.mark.parametrize("response_format", [ProviderStrategy(Weather), Weather])
 @pytest.mark.parametrize("tagged", [True, False])
-async def test_an_agent_measures_before_it_answers_in_its_form(tagged: bool) -> None:
+async def test_an_agent_measures_before_it_answers_in_its_form(tagged: bool, response_format: Any) -> None:
     def reply(prompt: str) -> str:
         return '{"degrees": 17}' if "17" in prompt else TAGGED if tagged else BARE
 
     llm = scripted_chat(reply)
-    agent = create_agent(llm, [thermometer], response_format=ProviderStrategy(Weather))
+    agent = create_agent(llm, [thermometer], response_format=response_format)
     for result in (
         agent.invoke({"messages": [("user", "How warm is Bonn?")]}),
         await agent.ainvoke({"messages": [("user", "How warm is Bonn?")]}),
