@@ -62,7 +62,7 @@ async def chat_completions(
         created=created,
         model=writer.model_name,
         choices=[
-            ChatChoice(index=index, message=_reply(reply), finish_reason=reply.response_metadata["finish_reason"])
+            ChatChoice(index=index, message=_reply(reply), finish_reason=_finish_reason(reply))
             for index, reply in enumerate(replies)
         ],
         usage=usage_of(replies, body.n),
@@ -106,6 +106,12 @@ def _calls(message: AIMessage) -> list[ToolCall]:
     ]
 
 
+def _finish_reason(message: AIMessage) -> str:
+    """As of the message; but "tool_calls" also where all calls are invalid, since clients are told of them as calls."""
+    reason: str = message.response_metadata["finish_reason"]
+    return "tool_calls" if reason == "stop" and _calls(message) else reason
+
+
 async def _chunks(
     streams: list[AsyncGenerator[Piece | AIMessage, None]], base: dict[str, Any], wants_usage: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
@@ -127,7 +133,7 @@ async def _chunks(
             replies.append(item)
             if calls := _calls(item):
                 yield chunk(index, {"tool_calls": [call.model_dump() for call in calls]})
-            finished = chunk(index, {}, item.response_metadata["finish_reason"])
+            finished = chunk(index, {}, _finish_reason(item))
             yield finished | {"lookahead": figures_of(item).model_dump()}
     if wants_usage:
         yield base | {"choices": [], "usage": usage_of(replies, len(streams)).model_dump()}

@@ -40,6 +40,7 @@ from lookahead_agent.running.keeper import Keeper, Writes
 from lookahead_agent.running.report import StartReport, follow
 from lookahead_agent.running.wire import ReplyOrder, order_from_frame, order_to_frame
 from tests.unit.chat import scripted_chat
+from tests.unit.test_streams import said, summed
 from tests.waiting import becomes
 
 
@@ -118,6 +119,25 @@ def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) ->
 
     with keeping(refuse, client.access.digest), pytest.raises(ContextLengthError, match="too long by 3"):
         client.invoke("?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I look.\n<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>\nSo.',
+        '<tool_call>{"name": "look_up", "arguments": {"word": "\\ud83d"}}</tool_call>',
+        '<tool_call>{"name": "look_up", "arguments": "{\\"word\\": \\"a"}</tool_call>',
+        '<tool_call>{"name": "look_up", "arguments": {"word": "a',
+        "Half a character: \ud83d.",
+    ],
+)
+def test_calls_cross_over_as_they_are(client: ChatLookahead, text: str) -> None:
+    behind = scripted_chat(text)
+    own = said(behind.bind_tools([look_up]).invoke("?"))
+    with keeping(behind.calls.carry_out, client.access.digest):
+        bound = client.bind_tools([look_up])
+        assert said(bound.invoke("?")) == own
+        assert said(summed(bound.stream("?"))) == own
 
 
 class _Listener(BaseCallbackHandler):
