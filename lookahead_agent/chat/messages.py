@@ -189,13 +189,16 @@ def from_openai(fields: Mapping[str, Any]) -> BaseMessage:
     """
     rest = {**fields, "content": fields.get("content") or ""}
     own = rest.get("role") in ("assistant", "ai")
-    calls = [_call_of(call) for call in rest.pop("tool_calls", None) or ()] if own else []
+    given = (rest.pop("tool_calls", None) or []) if own else []
+    if not isinstance(given, list):
+        raise ConfigurationError("a message cannot be read: its tool_calls are no list")
     thinking = (rest.pop(THINKING_KEY, None) or rest.pop("reasoning", None)) if own else None
     try:
         (message,) = convert_to_messages([rest])
     except (ValueError, NotImplementedError, TypeError, KeyError) as error:
         raise ConfigurationError(f"a message cannot be read: {' '.join(str(error).split())[:300]}") from error
     if isinstance(message, AIMessage):
+        calls = [_call_of(call) for call in given]
         message.tool_calls += [call for call in calls if call["type"] == "tool_call"]
         message.invalid_tool_calls += [call for call in calls if call["type"] == "invalid_tool_call"]
         if isinstance(thinking, str):

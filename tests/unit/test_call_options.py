@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
 from pydantic import BaseModel, ValidationError
@@ -17,6 +19,7 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.engines import ScriptedEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replies.call_options import CallOptions, SamplingArguments
+from lookahead_agent.replies.offered_tools import chosen_tools, openai_tools
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
@@ -161,7 +164,8 @@ def test_a_server_refuses_the_same() -> None:
                 headers = {"content-type": "application/json"}
                 reply = httpx.post(f"{url}/v1/{path}", content=body, headers=headers, timeout=60)
                 assert reply.status_code == 400, (name, value, reply.text)
-                assert name in reply.json()["error"]["message"]
+                message = reply.json()["error"]["message"]
+                assert name in message or "the body is no JSON" in message, (name, value)
         reply = httpx.post(f"{url}/v1/completions", json={"prompt": "q", "stop": "END"}, timeout=60)
         assert reply.json()["choices"][0]["text"] == BEFORE
 
@@ -317,3 +321,36 @@ def test_half_a_character_is_refused_and_the_error_says_where(options: dict[str,
 def test_a_policy_has_finite_numbers(fields: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match="finite"):
         VerifierPolicy(verifier="embedding", **fields)  # type: ignore[arg-type]
+
+
+WORDS = st.sampled_from(
+    [
+        *("type", "function", "name", "tool", "any", "parameters", "allowed_tools", "tools", "mode", "input_schema"),
+        *("title", "properties", "json_schema", "schema", "custom", "toolSpec", "required", "add", "\ud83d", ""),
+    ]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(CallOptions.model_fields)), ANYTHING, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_given_is_read_or_refused_in_words(options: dict[str, Any]) -> None:
+    try:
+        CallOptions.read(options)
+    except ConfigurationError as error:
+        str(error).encode()
+
+
+@given(st.lists(ANYTHING, max_size=2), ANYTHING)
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_a_tool_or_a_choice_is_read_or_refused_in_words(tools: list[Any], choice: Any) -> None:
+    try:
+        chosen = chosen_tools(openai_tools(tools), choice)
+    except ConfigurationError as error:
+        str(error).encode()
+    else:
+        assert all(isinstance(each["function"]["name"], str) for each in chosen)

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.chat.messages import from_openai, template_messages
+from lookahead_agent.chat.messages import conversation, from_openai, template_messages
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import HFTokenizer
@@ -383,6 +383,42 @@ def test_arguments_of_any_text_become_a_prompt(arguments: str, name: str | None,
     else:
         assert arguments in converted[1]["content"]
     json.dumps(converted, ensure_ascii=False).encode()
+
+
+WORDS = st.sampled_from(
+    [
+        *("type", "text", "tool_use", "tool_result", "image_url", "refusal", "function", "name", "arguments", "id"),
+        *("input", "content", "json", "reasoning", "function_call", "tool_call", "\ud83d", "", "add"),
+    ]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | WORDS | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+ROLES = st.sampled_from(["assistant", "user", "tool", "function", "system", "developer", "critic"])
+FIELDS = ("content", "tool_calls", "name", "tool_call_id", "refusal", "function_call", "reasoning")
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda role, fields: {"role": role, **fields},
+            ROLES,
+            st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=4),
+        ),
+        max_size=3,
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_a_message_is_read_or_refused_in_words(messages: list[dict[str, Any]]) -> None:
+    try:
+        prompt = conversation([from_openai(message) for message in messages])
+    except ConfigurationError as error:
+        str(error).encode()
+    else:
+        assert all(isinstance(message["content"], str) for message in prompt)
+        json.dumps(prompt, ensure_ascii=False).encode()
 
 
 @given(st.text(alphabet='{}[]",:ax\\ \n<>/tol_c', max_size=60))
