@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from filelock import FileLock
@@ -96,7 +97,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         DiskSpaceError: The disk is full.
         ConfigurationError: The folder's place cannot be written.
     """
-    if folder.is_dir() and damage(folder, weights_wanted=True) is None:
+    if folder.is_dir() and damage(folder, weights="wanted") is None:
         return folder
     root = folder.parent
     with _writing_to_cache(root):
@@ -104,7 +105,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         with FileLock(root / f"{folder.name}.lock"):
             if folder.is_dir():
                 if (
-                    damaged := damage(folder, weights_wanted=True)
+                    damaged := damage(folder, weights="wanted")
                 ) is None:  # another process made it while this one waited
                     return folder
                 logger.warning("%s is damaged (%s) and is made anew", folder, damaged)
@@ -147,24 +148,27 @@ def _writing_to_cache(root: Path) -> Iterator[None]:
         raise
 
 
-def damage(folder: Path, *, weights_wanted: bool = False) -> str | None:
+def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "checked") -> str | None:
     """What is wrong with a model's files, as far as can be seen without reading its weights; None if nothing is.
 
     Args:
         folder: The model's.
-        weights_wanted: Whether a folder without weights is damaged, too.
+        weights: Whether a folder without them is damaged, too, or none is looked at.
     """
-    files = [folder / name for name in _JSON if (folder / name).exists()]
-    if (wrong := next((problem for file in files if (problem := _wrong_json(file)) is not None), None)) is not None:
+    texts = [folder / name for name in _JSON if (folder / name).exists()]
+    if (wrong := next((problem for file in texts if (problem := _wrong_json(file)) is not None), None)) is not None:
         return wrong
+    if weights == "ignored":
+        return None
     index = folder / _INDEX
     named = json.loads(index.read_text(encoding="utf-8")).get("weight_map") if index.is_file() else None
-    weights = sorted(set(named.values())) if isinstance(named, dict) else [p.name for p in folder.glob("*.safetensors")]
-    if weights_wanted and not weights:
+    files = [folder / name for name in set(named.values())] if isinstance(named, dict) else folder.glob("*.safetensors")
+    parts = sorted(files)
+    if weights == "wanted" and not parts:
         return "there are no weights"
-    if weights and not (folder / "config.json").is_file():
+    if parts and not (folder / "config.json").is_file():
         return "config.json is missing"
-    return next((problem for name in sorted(weights) if (problem := _wrong_weights(folder / name)) is not None), None)
+    return next((problem for part in parts if (problem := _wrong_weights(part)) is not None), None)
 
 
 def _wrong_json(file: Path) -> str | None:

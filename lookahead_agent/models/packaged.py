@@ -45,7 +45,7 @@ def disk_needed(packaged: PackagedWeights) -> int:
 def fetched(facts: ModelFacts) -> Path | None:
     """The model's folder if it is complete in the cache, else None."""
     folder = packaged_folder(facts)
-    return folder if folder.is_dir() and damage(folder, weights_wanted=True) is None else None
+    return folder if folder.is_dir() and damage(folder, weights="wanted") is None else None
 
 
 def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:

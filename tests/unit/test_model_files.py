@@ -23,7 +23,7 @@ from lookahead_agent.errors import (
 )
 from lookahead_agent.machine.checkup import _models
 from lookahead_agent.machine.observed import Observed
-from lookahead_agent.models import ModelFacts, choose_models, fetch
+from lookahead_agent.models import ModelFacts, choose_models, fetch, fetch_tokenizer
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
 from lookahead_agent.models.child import run_in_child
 from lookahead_agent.progress import LogProgress
@@ -144,8 +144,17 @@ def test_a_damaged_model_that_was_made_here_is_made_anew(
     harm(model)
     assert made_once(model, make) == model
     assert len(made) == 1
-    assert damage(model, weights_wanted=True) is None
+    assert damage(model, weights="wanted") is None
     assert said in caplog.text
+
+
+def test_a_tokenizer_is_fetched_without_the_weights_that_its_folder_names(model: Path) -> None:
+    sharded_with_one_missing(model)
+    facts = ModelFacts(str(model))
+    assert fetch_tokenizer(facts) == model
+    os.truncate(model / "tokenizer.json", 20)
+    with pytest.raises(IntegrityError, match=r"tokenizer\.json cannot be read"):
+        fetch_tokenizer(facts)
 
 
 def test_an_empty_folder_of_the_cache_is_no_model(tmp_path: Path) -> None:
