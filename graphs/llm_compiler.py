@@ -25,7 +25,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, BaseMessageChunk, HumanMessage, SystemMessage
@@ -34,6 +34,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
+from typing_extensions import TypedDict
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool, stream

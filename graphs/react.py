@@ -20,7 +20,7 @@ asked about others. The thinker says when it is done, and the finisher answers f
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -30,6 +30,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import TypedDict
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool

@@ -16,7 +16,7 @@ reviser that returns the text as it was would be told the same again: that ends 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -24,6 +24,7 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import TypedDict
 
 from lookahead_agent.agents.both_ways import BothWays, ask
 from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import TracebackType
-from typing import TypedDict
 
 from langgraph.errors import GraphBubbleUp
+from typing_extensions import TypedDict
 
 from lookahead_agent.agents.both_ways import aside
 from lookahead_agent.agents.planned_calls import PlannedCall, filled, needed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypedDict
 
 from langchain_core.messages import BaseMessage
 from langgraph.types import TimeoutPolicy
+from typing_extensions import TypedDict
 
 
 class Spent(TypedDict, total=False):

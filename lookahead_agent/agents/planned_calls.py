@@ -6,9 +6,10 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from langchain_core.tools import BaseTool
+from typing_extensions import TypedDict
 
 _LINE = re.compile(r"\W{0,4}(\d{1,4})\W{1,4}([A-Za-z_]\w*)\((.*)\)\s*(?:#[^)]*)?\W*$")
 # Not the beginning of an amount of money with cents.

@@ -7,12 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from langchain_core.tools import tool
 
 from lookahead_agent.agents import templates
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.testing import scripted_chat
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "graphs").glob("*.py"))
+
+
+@tool
+def word_of(word: str) -> str:
+    """Look a word up."""
+    return word
+
 
 # In a new process, where nothing is loaded yet. All threads begin together, and take turns after few steps.
 LOADING = """
@@ -102,3 +111,14 @@ def test_numbers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_MAX_TOKENS", "many")
     with pytest.raises(ConfigurationError, match="LOOKAHEAD_MAX_TOKENS: 'many' is no number"):
         default_llm({})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_tells_the_schema_of_its_input_and_output(name: str) -> None:
+    """LangGraph's server and Studio make their forms of it."""
+    tools = {"one": [word_of]} if name == "supervisor" else [word_of]
+    given = [] if name in ("reflection", "self_consistency") else [tools]
+    graph = getattr(template("graphs", name), f"build_{name}")(scripted_chat("Fine.", policy="off"), *given)
+    asked = "task" if name == "reflection" else "question"
+    assert graph.get_input_jsonschema()["properties"][asked]["type"] == "string"
+    assert graph.get_output_jsonschema()["properties"]["answer"]["type"] == "string"
