@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -21,6 +22,10 @@ _DEEPEST = 100
 """Levels of lists and objects; a schema's level takes two."""
 _MOST_VALUES = 100_000
 """Values of a body beside the token ids of a prompt."""
+_MOST_CONTAINERS = 50_000
+"""Lists and objects among them: "[]," takes thirty times its memory, and Python's garbage collector looks at each."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""Also one without an end: what looks for an end at each quote would look forever."""
 _MOST_HELD = 64 << 20
 """Bytes of all bodies that are on their way, of which any may come slowly."""
 
@@ -101,8 +106,8 @@ def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
 
 
 def _document(data: bytes, most_values: int) -> Any:
-    # Objects take a hundred times the memory of the three bytes of "{},": they are counted before they are made.
-    if data.count(b"{") + data.count(b"[") > 4 * _MOST_VALUES:
+    # Counted before they are made; the second count is exact, and seldom needed.
+    if _containers(data) > _MOST_CONTAINERS and _containers(_STRING.sub(_nothing, data)) > _MOST_CONTAINERS:
         raise _too_many()
     try:
         text = data.decode()
@@ -120,6 +125,15 @@ def _document(data: bytes, most_values: int) -> Any:
         except ConfigurationError as error:
             raise RefusedError(400, str(error)) from None
     return document
+
+
+def _nothing(_: re.Match[bytes]) -> bytes:
+    """As a function, so that other threads come between its calls."""
+    return b""
+
+
+def _containers(data: bytes) -> int:
+    return data.count(b"{") + data.count(b"[")
 
 
 def _integer(text: str) -> int:
@@ -143,20 +157,18 @@ def _constant(text: str) -> float:
 
 def _check_shape(document: Any, most_values: int) -> None:
     level: list[Any] = [[document]]
-    values = containers = 0
+    values = 0
     for _ in range(_DEEPEST):
         below: list[Any] = []
         for value in level:
             inner = value.values() if isinstance(value, dict) else value
             values += len(inner)
-            if values <= most_values:
-                below.extend(each for each in inner if isinstance(each, (dict, list)))
-            if values > most_values or containers + len(below) > _MOST_VALUES:
+            if values > most_values:
                 raise _too_many()
+            below.extend(each for each in inner if isinstance(each, (dict, list)))
         if not below:
             return
         level = below
-        containers += len(below)
     raise _too_deep()
 
 

@@ -599,7 +599,7 @@ def test_no_request_of_a_hostile_client_makes_the_server_fail(tmp_path: Path) ->
         try:
             requests = [(path, body, {}) for body in texts() for path in (CHAT, TEXT)]
             requests += [(path, json.dumps(fields).encode(), {}) for path, fields in wrong_types()]
-            asked = list(policies())
+            asked = [*(({}, fields) for fields in schemas()), *policies()]
             requests += [(CHAT, json.dumps({"messages": [USER], **fields}).encode(), named) for named, fields in asked]
             with ThreadPoolExecutor(8) as threads:
                 for sending in [threads.submit(fuzz.send, *each) for each in requests]:
