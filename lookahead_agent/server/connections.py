@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 import time
 from collections import OrderedDict
 from typing import Any
@@ -76,11 +77,24 @@ class ServerConfig(uvicorn.Config):
         self.settings = settings
         self.waiting: OrderedDict[BoundedProtocol, None] = OrderedDict()
         """Connections without a whole request, those that wait longest first."""
+        self.ending = False
+        """Whether the server ends: what is still being accepted is not waited for."""
         quietly = _Quietly()
         for name in ("uvicorn.error", "asyncio", logger.name):
             log = logging.getLogger(name)
             log.filters = [each for each in log.filters if not isinstance(each, _Quietly)]
             log.addFilter(quietly)
+
+
+class BoundedServer(uvicorn.Server):
+    """Ends also while clients connect."""
+
+    config: ServerConfig
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish what runs."""
+        self.config.ending = True
+        await super().shutdown(sockets)
 
 
 def most_connections(settings: ServerSettings) -> int:
@@ -98,9 +112,11 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        if self.config.ending:
+            transport.abort()
         self._look()
         if len(self.connections) > most_connections(self.config.settings):
-            oldest = next(iter(self.config.waiting))
+            oldest = next(iter(self.config.waiting), self)
             oldest.give_up("more connections than the server takes")
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 
-import uvicorn
-
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.server.app import create_app
-from lookahead_agent.server.connections import ServerConfig
+from lookahead_agent.server.connections import BoundedServer, ServerConfig
 from lookahead_agent.server.settings import ServerSettings
 
 
@@ -32,6 +30,6 @@ def run_server(llm: ChatLookahead, settings: ServerSettings, listener: socket.so
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
-        uvicorn.Server(config).run([listener])
+        BoundedServer(config).run([listener])
     except KeyboardInterrupt:  # uvicorn repeats the signal once it has finished what ran
         return
