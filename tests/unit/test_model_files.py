@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cli import agent as agent_command
@@ -146,6 +148,35 @@ def test_a_damaged_model_that_was_made_here_is_made_anew(
     assert len(made) == 1
     assert damage(model, weights="wanted") is None
     assert said in caplog.text
+
+
+def is_json_object(content: bytes) -> bool:
+    try:
+        return isinstance(json.loads(content.decode()), dict)
+    except ValueError:
+        return False
+
+
+@given(
+    st.integers(0, 999),
+    st.one_of(st.binary(max_size=30), st.sampled_from([b"{}", b"[]", b" { } ", b"null"])),
+    st.integers(0, 200),
+)
+@settings(max_examples=200)
+def test_every_cut_shows_and_nothing_that_stands_in_a_file_is_an_exception(
+    tmp_path_factory: pytest.TempPathFactory, length: int, noise: bytes, at: int
+) -> None:
+    folder = write_model(tmp_path_factory.getbasetemp() / "noisy")
+    whole = weights(1000)
+    (folder / "model.safetensors").write_bytes(whole[:length])
+    assert damage(folder) is not None
+    (folder / "model.safetensors").write_bytes(whole[:at] + noise + whole[at + len(noise) :])
+    assert damage(folder) is None or isinstance(damage(folder), str)
+    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
+        write_model(folder)
+        (folder / name).write_bytes(noise)
+        assert (damage(folder) is None) == is_json_object(noise)
+        (folder / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
 def test_a_tokenizer_is_fetched_without_the_weights_that_its_folder_names(model: Path) -> None:
