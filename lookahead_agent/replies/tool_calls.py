@@ -17,6 +17,8 @@ Tools = Sequence[Mapping[str, Any]]
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 """Keys under which models write a call's arguments."""
+_DEEPEST = 100
+"""Levels of objects and lists in a call."""
 _MEANINGLESS = frozenset({"id", "type"})
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 UNREADABLE = "(unreadable) "
@@ -144,8 +146,8 @@ def read_json(text: str) -> Any:
     """A JSON value, of which nothing is guessed.
 
     Raises:
-        ValueError: It is none; it has what JSON cannot carry (NaN, numbers beyond a float, half a surrogate pair); or
-            an object has a key twice.
+        ValueError: It is none; it has what JSON cannot carry (NaN, numbers beyond a float, half a surrogate pair); an
+            object has a key twice; or it is nested deeper than checkpoints can carry.
     """
     try:
         value = json.loads(
@@ -153,9 +155,21 @@ def read_json(text: str) -> Any:
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    if _depth(value) > _DEEPEST:
+        raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
     if not _encodable(json.dumps(value, ensure_ascii=False)):
         raise ValueError("it has half a surrogate pair, which is no character")
     return value
+
+
+def _depth(value: Any) -> int:
+    """How deep a value is nested; the least depth that is too much, if it is more."""
+    level, nested = 0, [value] if isinstance(value, (dict, list)) else []
+    while nested and level <= _DEEPEST:
+        level += 1
+        inner = [each for outer in nested for each in (outer.values() if isinstance(outer, dict) else outer)]
+        nested = [each for each in inner if isinstance(each, (dict, list))]
+    return level
 
 
 def _no_number(constant: str) -> Any:

@@ -109,6 +109,11 @@ def test_only_a_tool_without_parameters_is_called_without_arguments() -> None:
     assert parsed('<tool_call>{"name": "remove"}</tool_call>').invalid_tool_calls[0]["name"] == "remove"
 
 
+def test_arguments_that_are_nested_as_deep_as_may_be() -> None:
+    (call,) = parsed('<tool_call>{"name": "remove", "arguments": {"path": ' + "[" * 98 + "]" * 98 + "}}").tool_calls
+    assert json.dumps(call["args"]).count("[") == 98
+
+
 def test_a_tool_that_is_not_there_is_called_all_the_same() -> None:
     assert calls(parsed('<tool_call>{"name": "nobody", "arguments": {}}</tool_call>')) == [("nobody", {})]
 
@@ -142,6 +147,7 @@ def test_a_tool_that_is_not_there_is_called_all_the_same() -> None:
         '{"name": "remove", "arguments": {"\\udc00": 1}}',
         '{"name": "\\ud83d", "arguments": {}}',
         '{"name": "remove", "arguments": {"path": ' + "[" * 100_000 + "]" * 100_000 + "}}",
+        '{"name": "remove", "arguments": {"path": ' + "[" * 99 + "]" * 99 + "}}",
         '{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}",
         "add(a=1)",
         "\n<function=add>\n",
