@@ -15,6 +15,7 @@ from pathlib import Path
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from lookahead_agent.chat.reply_message import ReplyChunk
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
 _SQLITE = b"SQLite format 3\0"
@@ -26,8 +27,8 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
     """A checkpointer, ready for use.
 
     A value of a state that is read is made again if it has one of the types that LangGraph holds for safe (messages,
-    documents, dates, paths and the like), or one in `allow`. All others come back as the plain data that they were
-    written as, with a warning in the log. The states of the templates need no further types.
+    documents, dates, paths and the like), is a chunk of a reply, or has one in `allow`. All others come back as the
+    plain data that they were written as, with a warning in the log. The states of the templates need no further types.
 
     Args:
         place: A file, which is made if it is not there, or the address of a PostgreSQL database
@@ -40,11 +41,11 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
     """
     if str(place).startswith(_POSTGRES):
         with _postgres(str(place)) as saver:
-            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=tuple(allow))
+            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(ReplyChunk, *allow))
             yield saver
     else:
         with _sqlite(Path(place)) as saver:
-            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=tuple(allow))
+            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(ReplyChunk, *allow))
             yield saver
 
 

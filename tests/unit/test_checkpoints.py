@@ -20,7 +20,7 @@ from typing import Any, TypedDict
 import ormsgpack
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
@@ -31,6 +31,7 @@ from graphs.react import build_react
 from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.new_project import project_files
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.testing import scripted_chat
 from tests.unit.test_graphs import THOUGHT, call, model, notes, write_note
 
 
@@ -252,3 +253,25 @@ def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         checkpointer("postgresql://localhost/x"),
     ):
         pytest.fail("opened")
+
+
+def test_a_chunk_in_a_state_is_one_again_and_its_call_is_not_completed(tmp_path: Path) -> None:
+    begun = '<tool_call>{"name": "write_note", "arguments": {"text": "ab'
+    llm = scripted_chat(begun, policy="off").bind_tools([write_note])
+
+    def stream(state: dict[str, Any]) -> dict[str, Any]:
+        first, *others = llm.stream("q")
+        return {"reply": sum(others, first)}
+
+    graph = StateGraph(_Streamed).add_node("stream", stream).add_edge(START, "stream")
+    thread: RunnableConfig = {"configurable": {"thread_id": "1"}}
+    with checkpointer(tmp_path / "states.sqlite") as saver:
+        graph.compile(checkpointer=saver).invoke({"reply": None}, thread)
+    with checkpointer(tmp_path / "states.sqlite") as saver:
+        reply = graph.compile(checkpointer=saver).get_state(thread).values["reply"]
+    assert isinstance(reply, AIMessageChunk)
+    assert (reply.tool_calls, len(reply.invalid_tool_calls)) == ([], 1)
+
+
+class _Streamed(TypedDict):
+    reply: Any
