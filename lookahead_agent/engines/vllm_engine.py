@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing.process
 import os
 import threading
 import uuid
@@ -320,7 +321,10 @@ class VLLMEngine:
         self._closed = True
         client = self._llm.engine_core
         client._finalizer.detach()
-        client.resources.engine_manager._finalizer.detach()
+        manager = client.resources.engine_manager
+        manager._finalizer.detach()
+        # Python takes them for this process's, also when it looks for those to end and to wait for.
+        multiprocessing.process._children.difference_update(manager.processes)  # type: ignore[attr-defined]
         self._llm.shutdown = lambda *_, **__: None  # vLLM's destructor calls it
 
     async def _stop_reading(self, llm: Any) -> None:

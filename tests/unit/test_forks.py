@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import psutil
 
 from lookahead_agent.engines.shared import EnginePool
 from lookahead_agent.engines.spawning import Starts
-from lookahead_agent.engines.vllm_engine import VLLMConfig
+from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine
 
 FORKED = """
 import multiprocessing, sys
@@ -105,3 +111,29 @@ os._exit(0)
 
 def test_a_reply_ends_when_its_callers_event_loop_has_ended() -> None:
     assert said_by(HURRIED) == ["0", "True"]
+
+
+def test_an_engine_that_is_left_to_the_parent_is_closed_here_and_its_processes_are_no_childs() -> None:
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    worker.start()
+    assert worker.pid is not None
+    process = psutil.Process(worker.pid)
+    manager = SimpleNamespace(processes=[worker], _finalizer=weakref.finalize(worker, worker.kill))
+    client = SimpleNamespace(
+        _finalizer=weakref.finalize(worker, worker.kill), resources=SimpleNamespace(engine_manager=manager)
+    )
+    engine = VLLMEngine.__new__(VLLMEngine)
+    engine._closed, engine._llm = False, SimpleNamespace(engine_core=client, shutdown=worker.kill)
+    engine.leave_to_parent()
+    try:
+        assert not engine.healthy
+        assert not client._finalizer.alive
+        assert not manager._finalizer.alive
+        engine.close()
+        engine._llm.shutdown()
+        assert worker not in multiprocessing.active_children()
+        assert process.is_running()
+        assert process.status() != psutil.STATUS_ZOMBIE
+    finally:
+        worker.kill()
+        worker.join()
