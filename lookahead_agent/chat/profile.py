@@ -10,6 +10,7 @@ from langchain_core.language_models.model_profile import ModelProfile
 
 from lookahead_agent.chat.engine_access import EngineAccess
 from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.models import configured
 
 
 def profile_of(access: EngineAccess, max_tokens: int) -> ModelProfile:
@@ -59,8 +60,8 @@ def _template(access: EngineAccess) -> tuple[str | None, bool]:
     assert access.runtime is not None
     if (catalogued := access.runtime.models.catalogued) is not None:
         return None, catalogued.thinking is not None
-    folder = Path(access.runtime.models.target.hub_id)
-    template = _read(folder) if folder.is_dir() else None
+    folder = configured(access.runtime.models.target)
+    template = _read(folder) if folder is not None else None
     return template, "</think>" in (template or "")
 
 

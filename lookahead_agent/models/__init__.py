@@ -1,7 +1,15 @@
 """Which models there are and how they get onto this machine."""
 
 from lookahead_agent.models.catalogue import CATALOGUE, DEFAULT_SET, ModelFacts, ModelSet, model_set
-from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, fetch_tokenizer, has_draft, locate
+from lookahead_agent.models.resolve import (
+    ResolvedSet,
+    choose_models,
+    configured,
+    fetch,
+    fetch_tokenizer,
+    has_draft,
+    locate,
+)
 
 __all__ = [
     "CATALOGUE",
@@ -10,6 +18,7 @@ __all__ = [
     "ModelSet",
     "ResolvedSet",
     "choose_models",
+    "configured",
     "fetch",
     "fetch_tokenizer",
     "has_draft",

@@ -129,6 +129,17 @@ def locate(facts: ModelFacts) -> Path | None:
     return folder if any(folder.glob("*.safetensors")) else None
 
 
+def configured(facts: ModelFacts) -> Path | None:
+    """Folder with the model's configuration if that is on this machine, with weights or not; never uses the network."""
+    path = Path(facts.hub_id)
+    if path.is_dir():
+        return path
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(facts.hub_id, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
     """Return a folder with the model, fetching it if it is not on this machine.
 

@@ -36,7 +36,7 @@ from lookahead_agent.engines.vllm_engine import (
 )
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError, ModelError
 from lookahead_agent.machine.choice import Precision
-from lookahead_agent.models import ResolvedSet, fetch, fetch_tokenizer
+from lookahead_agent.models import ResolvedSet, configured, fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
@@ -220,15 +220,14 @@ class Runtime:
         given = self._spec.target_arguments.get("max_model_len")
         if isinstance(given, int) and given > 0:
             return given
-        models = self._spec.models
-        folder = Path(models.target.hub_id)
+        models, on_cpu = self._spec.models, self._spec.runs_here("target") and runs_on_cpu()
         if models.catalogued is not None:
             trained = models.catalogued.context_length
-        elif folder.is_dir():
+        elif (folder := configured(models.target)) is not None:
             trained = trained_context(folder)
         else:
-            return CPU_CONTEXT if self._spec.runs_here("target") and runs_on_cpu() else None
-        return min(CPU_CONTEXT, trained) if self._spec.runs_here("target") and runs_on_cpu() else trained
+            return CPU_CONTEXT if on_cpu else None
+        return min(CPU_CONTEXT, trained) if on_cpu else trained
 
     @asynccontextmanager
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:

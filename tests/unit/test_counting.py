@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +169,22 @@ def test_the_profile_says_what_the_model_can(folder: Path) -> None:
     assert thinks.profile["reasoning_output"] is True
     assert thinks.profile["max_input_tokens"] == 32768
     assert llm.access.running is None
+
+
+def test_a_profile_reads_what_the_hubs_cache_has(folder: Path, tmp_path: Path) -> None:
+    cached = tmp_path / "models--org--name"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs/main").write_text("abc")
+    shutil.copytree(folder, cached / "snapshots/abc")
+    code = (
+        "from lookahead_agent import ChatLookahead\n"
+        "for model in ('org/name', 'org/other'):\n"
+        "    profile = ChatLookahead(model='served', tokenizer=model, base_url='http://t/v1', policy='off').profile\n"
+        "    print(profile.get('max_input_tokens'), profile['tool_calling'])\n"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.split("\n")[:2] == ["4096 True", "None True"]
 
 
 def test_the_profile_follows_the_template(tmp_path: Path) -> None:
