@@ -131,9 +131,15 @@ async def _chunks(
                 yield chunk(index, {"reasoning_content" if item.kind == "thinking" else "content": item.text})
                 continue
             replies.append(item)
-            if calls := _calls(item):
-                yield chunk(index, {"tool_calls": [call.model_dump() for call in calls]})
-            finished = chunk(index, {}, _finish_reason(item))
+            calls = [call.model_dump() for call in _calls(item)]
+            if calls and not item.invalid_tool_calls:
+                yield chunk(index, {"tool_calls": calls})
+                calls = []
+            # Clients that read arguments as they come must know by then that these were cut off. OpenAI's takes the
+            # first chunk as it is.
+            if calls and index not in started:
+                yield chunk(index, {"content": ""})
+            finished = chunk(index, {"tool_calls": calls} if calls else {}, _finish_reason(item))
             yield finished | {"lookahead": figures_of(item).model_dump()}
     if wants_usage:
         yield base | {"choices": [], "usage": usage_of(replies, len(streams)).model_dump()}

@@ -301,6 +301,27 @@ def test_clients_of_the_server_complete_no_call() -> None:
                     json.loads(call.function.arguments)
 
 
+def test_openais_helper_is_told_that_a_call_was_cut_off() -> None:
+    strict = openai.pydantic_function_tool(Path, name="remove")
+    with serving(chat(WHOLE)) as (url, _):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)
+        asked: Any = {
+            "model": "qwen2.5-coder-1.5b",
+            "messages": [{"role": "user", "content": "q"}],
+            "tools": [strict],
+        }
+        with client.chat.completions.stream(**asked) as events:
+            done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+        assert [event.parsed_arguments for event in done] == [Path(path="/home/a/b.txt", note="one two three")]
+        with (
+            pytest.raises(openai.LengthFinishReasonError),
+            client.chat.completions.stream(**asked, max_tokens=30) as events,
+        ):
+            list(events)
+        with pytest.raises(openai.LengthFinishReasonError):
+            client.chat.completions.parse(**asked, max_tokens=30)
+
+
 REMOVE = {
     "type": "function",
     "function": {
