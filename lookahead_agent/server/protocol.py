@@ -17,6 +17,7 @@ _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a dra
 
 _MOST_MESSAGES = 10_000
 _MOST_TOOLS = 512
+_MOST_PARTS = 4096
 
 
 class _Given(BaseModel):
@@ -30,10 +31,11 @@ class _Given(BaseModel):
     def _without_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        given = {name: value for name, value in fields.items() if value is not None}
-        unknown = next((name for name in given if name not in cls.model_fields), None)
-        if unknown is not None and cls.model_config.get("extra") == "forbid":
-            raise PydanticCustomError("extra_forbidden", "there is no field {name}", {"name": repr(unknown[:80])})
+        given = fields
+        if any(value is None for value in fields.values()):
+            given = {name: value for name, value in fields.items() if value is not None}
+        if cls.model_config.get("extra") == "forbid" and (unknown := given.keys() - cls.__pydantic_fields__.keys()):
+            raise PydanticCustomError("extra_forbidden", "there is no field {name}", {"name": repr(min(unknown)[:80])})
         return given
 
 
@@ -47,7 +49,8 @@ class ContentPart(_Given):
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("parts")],
+    Annotated[str, Tag("text")]
+    | Annotated[list[ContentPart], Field(fail_fast=True, max_length=_MOST_PARTS), Tag("parts")],
     Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
 ]
 
