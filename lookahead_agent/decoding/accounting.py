@@ -107,6 +107,13 @@ class ReplyReport:
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_off = self.speculation_off or other.speculation_off
 
+    def not_part_of_reply(self) -> None:
+        """Count what was committed as aborted: it was written to see how a reply would begin."""
+        for tokens in (self.target_tokens, self.draft_tokens):
+            tokens.aborted += tokens.committed
+            tokens.committed = 0
+        self.steps = self.accepted = 0
+
     def pace(self, tokens: int) -> float:
         """Seconds per token after the first, which waits for the prompt; 0 for a reply without others.
 

@@ -20,7 +20,7 @@ from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.replies.reader import ReadReply, ReplyReader
 from lookahead_agent.replies.request import ChatReply, ChatRequest, Emit, Piece
-from lookahead_agent.replies.structured_output import constraint, is_call, is_json
+from lookahead_agent.replies.structured_output import call_constraint, constraint, is_call, is_json
 from lookahead_agent.replies.tool_calls import ParsedReply, parse_constrained
 from lookahead_agent.replies.tool_parsers import ToolParser
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -32,6 +32,8 @@ _TELLING_TOKENS = 24
 """Tokens of a reply from which its pace tells something."""
 _GATHERING = 0.02
 """Seconds for which a reply waits for others that come with it, where engines are idle and work otherwise alone."""
+_FIRST_WORDS = 16
+"""Tokens in which a reply that may be a call shows that it is one."""
 _OTHERS = 0.1
 """Share of the cores' time from which other programs slowed a reply down, so that its pace is not the machine's."""
 _TELLING_PASSES = 12
@@ -240,10 +242,16 @@ class ChatCall:
             sampling = replace(sampling, max_tokens=left)
         else:
             prompt_after = prompt
+        calls = self._forced
+        if self._tools and not calls:
+            sampling, calls = await self._decided(prompt_after, sampling, thoughts)
         # What may be a call is shown when it is complete.
         answer = self._silent if self._tools else self._answer
         written = await self._write(prompt_after, sampling, Regions(), answer, speculate=False)
-        read.parsed = await asyncio.to_thread(self._in_form, written) if self._tools else ParsedReply(written.text)
+        if self._tools:
+            read.parsed = await asyncio.to_thread(self._in_form, written, calls)
+        else:
+            read.parsed = ParsedReply(written.text)
         if self._tools and read.parsed.content:
             self._answer(read.parsed.content)
         if not read.parsed.tool_calls and written.finish_reason == "stop" and not is_json(written.text):
@@ -251,14 +259,33 @@ class ChatCall:
             written = replace(written, finish_reason="length")
         return self._complete(read, len(prompt), [*thoughts, written])
 
-    def _in_form(self, written: Reply) -> ParsedReply:
+    async def _decided(self, prompt: list[int], sampling: Sampling, before: list[Reply]) -> tuple[Sampling, bool]:
+        """Whether a reply that may be a call or in a form is to be a call, and under which constraint it is written.
+
+        The model's own first words decide. Under a grammar of both, a model that has called a tool, and that no prompt
+        tells of the form, would begin the same call again and again: its calls are the only JSON that it knows of.
+        """
+        options = self._request.options
+        free = replace(sampling, structured=None, max_tokens=min(_FIRST_WORDS, sampling.max_tokens))
+        begun = await self._write(prompt, free, Regions(), self._silent, speculate=False)
+        begun.report.not_part_of_reply()
+        before.append(replace(begun, token_ids=()))
+        if begun.text.lstrip().startswith(("{", "```")):
+            return sampling, False  # JSON may be either, and the grammar is of both
+        own = await asyncio.to_thread(self._in_own_format, begun)
+        if own.tool_calls or own.invalid_tool_calls:
+            several = options.parallel_tool_calls is True
+            return replace(sampling, structured=call_constraint(self._tools, several=several)), True
+        return replace(sampling, structured=constraint(options.response_format)), False
+
+    def _in_form(self, written: Reply, calls: bool) -> ParsedReply:
         """A reply that must be a call, or may be one instead of its form."""
-        if not self._forced:
+        if not calls:
             form = constraint(self._request.options.response_format) or {}
             if not is_call(written.text, self._tools, form):
                 return ParsedReply(written.text) if is_json(written.text) else self._in_own_format(written)
         parsed = parse_constrained(written.text, self._tools)
-        if parsed.tool_calls or not self._forced:
+        if parsed.tool_calls or not calls:
             return parsed
         # A server that knows no constraints leaves the model to its own format.
         own = self._in_own_format(written)

@@ -51,7 +51,7 @@ def thermometer(city: str) -> str:
 def requested(llm: ChatLookahead) -> list[Any]:
     assert llm.engines is not None
     assert isinstance(llm.engines.target, ScriptedEngine)
-    return [sampling.structured for _, sampling in llm.engines.target.requests]
+    return [sampling.structured for _, sampling in llm.engines.target.requests if sampling.structured is not None]
 
 
 def client_of(llm: ChatLookahead) -> TestClient:
@@ -111,6 +111,26 @@ def test_the_grammar_is_of_both(several: bool | None) -> None:
     assert form == Weather.model_json_schema()
     assert [inner["type"] for inner in lists] == (["array"] if several else [])
     check_schema(constraint["json"])
+
+
+@pytest.mark.parametrize("words", ["It is 17 degrees.", "", "17"])
+def test_a_model_that_begins_no_call_answers_in_the_form(words: str) -> None:
+    llm = scripted_chat(words)
+    llm.bind_tools([thermometer]).invoke("?", response_format=Form.of(Weather).response_format)
+    assert requested(llm) == [{"json": Weather.model_json_schema()}]
+
+
+@pytest.mark.parametrize("words", [TAGGED, f"Let me see.\n{TAGGED}", TAGGED[:30]])
+def test_a_model_that_begins_a_call_writes_one(words: str) -> None:
+    llm = scripted_chat(words)
+    message = llm.bind_tools([thermometer]).invoke("?", response_format=Form.of(Weather).response_format)
+    (constraint,) = requested(llm)
+    (call,) = constraint["json"]["anyOf"]
+    assert call["properties"]["name"] == {"const": "thermometer"}
+    figures = message.response_metadata["lookahead"]
+    assert figures["steps"] == 1
+    assert figures["tokens"]["target"]["committed"] == message.usage_metadata["output_tokens"]  # type: ignore[index]
+    assert figures["tokens"]["target"]["aborted"] > 0
 
 
 async def test_several_calls_instead_of_a_form() -> None:
