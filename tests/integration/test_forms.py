@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
 from lookahead_agent import ChatLookahead
@@ -15,7 +16,8 @@ from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.protocol import ChecksSampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import as_policy
-from lookahead_agent.replies.structured_output import Form
+from lookahead_agent.replies.call_options import CallOptions
+from lookahead_agent.replies.structured_output import Form, is_call
 from tests.integration.tiny_models import questions
 from tests.unit.test_json_schema import chain
 
@@ -120,16 +122,24 @@ async def test_large_schemas_are_written_while_others_are_answered(tiny: ChatLoo
     assert written[3].text.startswith('{"p0":{"p0":')
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_reply_may_be_a_call_or_in_a_form(tiny: ChatLookahead, temperature: float) -> None:
+async def test_a_grammar_of_calls_and_a_form_is_held_to(tiny: ChatLookahead) -> None:
+    tools = [convert_to_openai_tool(measure)]
+    options = CallOptions.read({"tools": tools, "response_format": Form.of(Small).response_format})
+    assert tiny.access.runtime is not None
+    async with tiny.access.runtime.engines(as_policy("off")) as engines:
+        target = engines.target
+        for seed, question in enumerate(questions(12, seed=3)):
+            prompt = target.tokenizer.chat_prompt([{"role": "user", "content": question}])
+            sampling = Sampling(max_tokens=300, temperature=1.0, seed=seed, structured=options.structured)
+            deltas = [delta async for delta in target.generate(prompt, sampling)]
+            assert deltas[-1].finish_reason == "stop"
+            text = target.tokenizer.decode([token for delta in deltas for token in delta.token_ids])
+            assert is_call(text, tools, {}) or Small.model_validate_json(text)
+
+
+def test_a_model_that_begins_no_call_answers_in_the_form(tiny: ChatLookahead) -> None:
     asked = tiny.bind_tools([measure]).bind(response_format=Form.of(Small).response_format)
-    kinds = set()
-    for question in questions(12, seed=3):
-        message = asked.invoke(question, temperature=temperature)
-        if message.tool_calls:
-            assert message.tool_calls[0]["args"] in ({"unit": "m"}, {"unit": "s"})
-            assert message.text == ""
-        else:
-            assert Small.model_validate_json(message.text)
-        kinds.add(bool(message.tool_calls))
-    assert temperature == 0.0 or kinds == {True, False}
+    for question in questions(4, seed=3):
+        message = asked.invoke(question)
+        assert Small.model_validate_json(message.text)
+        assert message.tool_calls == []
