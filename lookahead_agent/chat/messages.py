@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -316,10 +317,15 @@ def _text(content: Any, name: str, between: str) -> str:
     return between.join(texts)
 
 
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
+
+
 def unreadable(call: InvalidToolCall) -> str:
-    """What tells a model that a call could not be read."""
+    """What tells a model that a call could not be read; small models call again only if the tool is named."""
     reason = call.get("error") or "its arguments are not a JSON object"
-    return f"this call could not be read ({reason}): write it again, with a tool's name and arguments as a JSON object"
+    written = _NAME.search(call.get("args") or "")
+    name = call.get("name") or (written[1] if written else "the tool")
+    return f"Error: this call could not be read ({reason}). Call {name} again, with arguments that are one JSON object."
 
 
 def answers_to_unreadable(message: AIMessage) -> list[ToolMessage]:

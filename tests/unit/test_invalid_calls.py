@@ -59,6 +59,7 @@ async def test_react_tells_the_model_and_goes_on(failures: int) -> None:
         told = [message for message in state["messages"] if isinstance(message, ToolMessage)]
         assert [message.status for message in told] == ["error"] * failures + ["success"]
         assert all("could not be read" in message.text for message in told[:failures])
+        assert all("Call look_up again" in message.text for message in told[:failures])
         assert looked_up == ["tea"]
         assert "stopped" not in state
 
