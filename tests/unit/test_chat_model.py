@@ -391,3 +391,17 @@ def test_models_behind_servers_are_checked_before_anything_loads() -> None:
     ChatLookahead(base_url=url, model="big", tokenizer="qwen2.5-coder-1.5b", engine_args={"max_model_len": 4096})
     llm = ChatLookahead(judge_url="http://judge/v1", judge_model="big", judge_api_key="secret")  # type: ignore[arg-type]
     assert "secret" not in repr(llm)
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tools", "messages", "tokenize", "max_length", "nope"])
+def test_a_call_sets_variables_that_the_template_reads(name: str) -> None:
+    llm = scripted_chat("It is 4.")
+    with pytest.raises(ConfigurationError, match=f"reads no {name}"):
+        llm.invoke("?", template_arguments={name: []})
+    assert llm.invoke("?", template_arguments={"enable_thinking": False}).text == "It is 4."
+
+
+def test_a_text_that_cannot_fit_is_one_error() -> None:
+    engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x")], context_length=100)
+    with pytest.raises(ContextLengthError, match="more than 100 tokens"):
+        ChatLookahead(engines=EngineSet(engine), policy="off").invoke("word and, " * 100_000)

@@ -107,6 +107,10 @@ def test_policies(url: str, headers: dict[str, str], extra: dict[str, Any], poli
     assert post(url, CHAT | extra, **headers).json()["lookahead"][0]["policy"] == policy
 
 
+def test_variables_of_the_chat_template(url: str) -> None:
+    assert post(url, CHAT | {"chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
+
+
 def test_stop_and_length(url: str) -> None:
     assert post(url, CHAT | {"stop": "that"}).json()["choices"][0]["message"]["content"] == "First this.\n\nThen "
     choice = post(url, CHAT | {"max_tokens": 3}).json()["choices"][0]
@@ -152,6 +156,9 @@ def test_texts_without_a_template(url: str) -> None:
         ({"policy": "balanced:depth=3"}, "takes a policy's name"),
         ({"policy": r"balanced:delimiter=/(?:.+)+\x00/"}, "takes a policy's name"),
         ({"policy": "risk=0.5"}, "takes a policy's name"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "reads no chat_template"),
+        ({"chat_template_kwargs": {"tools": []}}, "reads no tools"),
+        ({"chat_template_kwargs": {"truncation": True, "max_length": 3}}, "reads no max_length, truncation"),
         ({"policy": {"verifier": "judge", "judge_prompt": "{target}{draft}"}}, "takes a policy's name"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tool_choice": "required"}, "requests with tools"),
