@@ -147,11 +147,16 @@ def read_json(text: str) -> Any:
 
     Raises:
         ValueError: It is none; it has what JSON cannot carry (NaN, numbers beyond a float, half a surrogate pair); an
-            object has a key twice; or it is nested deeper than checkpoints can carry.
+            object has a key twice; or it has levels or whole numbers beyond those that checkpoints can carry.
     """
     try:
         value = json.loads(
-            text, strict=False, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct
+            text,
+            strict=False,
+            parse_constant=_no_number,
+            parse_float=_finite,
+            parse_int=_countable,
+            object_pairs_hook=_distinct,
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
@@ -179,7 +184,15 @@ def _no_number(constant: str) -> Any:
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"the number {digits} is too large")
+        raise ValueError(f"the number {digits[:24]} is too large")
+    return number
+
+
+def _countable(digits: str) -> int:
+    # Python itself refuses thousands of digits, and LangGraph's checkpoints all that need more than 64 bits.
+    number = int(digits) if len(digits) <= 20 else 1 << 64
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"the number {digits[:24]} has more than 64 bits")
     return number
 
 

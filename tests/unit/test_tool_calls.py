@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from lookahead_agent.replies.tool_calls import ParsedReply, as_unreadable, parse_constrained
 from tests.unit.replies import TOOLS, read, said
@@ -149,6 +150,8 @@ def test_a_tool_that_is_not_there_is_called_all_the_same() -> None:
         '{"name": "remove", "arguments": {"path": ' + "[" * 100_000 + "]" * 100_000 + "}}",
         '{"name": "remove", "arguments": {"path": ' + "[" * 99 + "]" * 99 + "}}",
         '{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}",
+        f'{{"name": "add", "arguments": {{"a": {1 << 64}}}}}',
+        f'{{"name": "add", "arguments": {{"a": [{-(1 << 63) - 1}]}}}}',
         "add(a=1)",
         "\n<function=add>\n",
     ],
@@ -160,6 +163,13 @@ def test_calls_that_cannot_be_read_are_reported(body: str) -> None:
     assert invalid["args"] == body.strip()
     assert str(invalid["error"]).startswith("not a tool call: ")
     json.dumps(invalid, ensure_ascii=False).encode()
+
+
+def test_whole_numbers_reach_as_far_as_checkpoints_carry_them() -> None:
+    for number in ((1 << 64) - 1, -(1 << 63)):
+        (call,) = parsed(f'<tool_call>{{"name": "add", "arguments": {{"a": {number}}}}}</tool_call>').tool_calls
+        assert call["args"] == {"a": number}
+        assert JsonPlusSerializer().loads_typed(JsonPlusSerializer().dumps_typed(call)) == call
 
 
 @pytest.mark.parametrize("call", [TAGGED, CALL, f"```json\n{CALL}\n```", f"<tool_call>[{CALL}, {CALL}]</tool_call>"])
