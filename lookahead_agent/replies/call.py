@@ -222,9 +222,10 @@ class ChatCall:
         tokenizer = target.tokenizer
         thoughts: list[Reply] = []
         read = ReadReply()
-        if self._thinking is not None and not self._thinking.closed_by(self._end_of(prompt)):
-            if isinstance(target, ChecksSampling):
-                await target.check(sampling)  # or the thinking would be for nothing
+        thinks = self._thinking is not None and not self._thinking.closed_by(self._end_of(prompt))
+        if isinstance(target, ChecksSampling) and (thinks or (self._tools and not self._forced)):
+            await target.check(sampling)  # or what is written before would be for nothing
+        if self._thinking is not None and thinks:
             opened = list(prompt)
             if not self._thinking.opened_by(self._end_of(prompt)):
                 opened += tokenizer.encode(f"{self._thinking.open}\n")
