@@ -37,6 +37,9 @@ KEYWORDS = frozenset(
 )
 """Keywords that say something about a value."""
 
+_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+"""Formats that llguidance has grammars of."""
+
 # Chosen so that vLLM makes the grammar of the worst schema within them in about a second, in a thread of its own, and
 # finds the tokens that may come next in milliseconds.
 MOST_BYTES = 256 * 1024
@@ -125,10 +128,16 @@ def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
     return found
 
 
-def with_named_keys(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which the `propertyNames` of a map are the pattern of its keys, as llguidance takes them."""
+def for_llguidance(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy as llguidance takes it.
+
+    The `propertyNames` of a map are the pattern of its keys. A `format` that llguidance does not know is left out, as
+    JSON Schema has it of such annotations: Pydantic writes its own for bytes, paths, secrets and others.
+    """
     schema = copy.deepcopy(schema)
     for part in list(subschemas(schema)):
+        if isinstance(part, dict) and part.get("format") not in (None, *_FORMATS):
+            del part["format"]
         names = part.get("propertyNames")
         if isinstance(names, Mapping) and isinstance(ref := names.get("$ref"), str):
             names = target(schema, ref)

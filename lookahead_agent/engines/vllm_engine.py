@@ -25,7 +25,7 @@ from lookahead_agent.engines.deaths import Deaths
 from lookahead_agent.engines.garbage import collection_paused
 from lookahead_agent.engines.guide_board import GuideBoard, Guides
 from lookahead_agent.engines.guided_proposer import BOARD
-from lookahead_agent.engines.json_schema import composes, with_named_keys
+from lookahead_agent.engines.json_schema import composes, for_llguidance
 from lookahead_agent.engines.memory import no_shared_memory
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
@@ -474,7 +474,7 @@ def _structured_outputs(structured: Mapping[str, Any] | None) -> Any:
         return None
     if not isinstance(schema := structured.get("json"), dict):
         return StructuredOutputsParams(**structured)
-    schema = with_named_keys(schema)
+    schema = for_llguidance(schema)
     if not composes(schema):
         # Properties that nobody has named are seldom wanted, and a small model writes them without end.
         schema = process_for_additional_properties(schema)

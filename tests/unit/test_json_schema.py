@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from lookahead_agent.engines import ScriptedEngine
-from lookahead_agent.engines.json_schema import check_schema, composes, relocated, target, with_named_keys
+from lookahead_agent.engines.json_schema import check_schema, composes, for_llguidance, relocated, target
 from lookahead_agent.engines.vllm_engine import VLLMConfig, _arguments, as_arguments
 from lookahead_agent.errors import ConfigurationError
 from tests.unit.chat import scripted_chat
@@ -234,7 +238,7 @@ def test_a_schema_within_another_refers_to_what_it_referred_to(schema: dict[str,
 def test_the_names_of_a_maps_keys_become_a_pattern(names: dict[str, Any], pattern: str) -> None:
     schema = {"type": "array", "items": {"type": "object", "propertyNames": names, "additionalProperties": INTEGER}}
     whole = schema | {"$defs": {"K": {"enum": ["k"]}}}
-    found = with_named_keys(whole)
+    found = for_llguidance(whole)
     assert found["items"] == {"type": "object", "patternProperties": {pattern: INTEGER}, "additionalProperties": False}
     assert "propertyNames" in whole["items"], "the caller's schema stays"
 
@@ -250,4 +254,25 @@ def test_the_names_of_a_maps_keys_become_a_pattern(names: dict[str, Any], patter
     ],
 )
 def test_other_names_are_left_to_vllm(schema: dict[str, Any]) -> None:
-    assert with_named_keys(schema) == schema
+    assert for_llguidance(schema) == schema
+
+
+class Formats(pydantic.BaseModel):
+    data: bytes
+    key: pydantic.SecretStr
+    place: Path
+    network: ipaddress.IPv4Network
+    day: datetime.date
+    code: pydantic.Json[int]
+
+
+def test_a_format_is_held_to_where_llguidance_knows_it_and_is_a_note_elsewhere() -> None:
+    schema = Formats.model_json_schema()
+    found = for_llguidance(schema)
+    kept = {name: part["format"] for name, part in found["properties"].items() if "format" in part}
+    assert kept == {"day": "date"}
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(found))) == ""
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))) != ""
+    assert for_llguidance({"properties": {"format": {"const": "binary"}}}) == {
+        "properties": {"format": {"const": "binary"}}
+    }
