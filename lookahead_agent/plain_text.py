@@ -43,7 +43,7 @@ class PlainTextStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What may be shown of the text so far and was not yet."""
+        """The part of the text so far that may be shown and was not yet."""
         text = self._held + piece
         begun = _BEGUN.search(text)
         end = len(text) if begun is None else begun.start()
@@ -51,6 +51,6 @@ class PlainTextStream:
         return plain(text[:end])
 
     def end(self) -> str:
-        """What is left where the text ended within a sequence."""
+        """The rest, where the text ended within a sequence."""
         held, self._held = self._held, ""
         return plain(held)

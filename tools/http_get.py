@@ -255,7 +255,7 @@ def _public(host: str, address: str) -> str:
 
 
 def _answer(client: httpx.Client, url: httpx.URL, host: str, port: int, addresses: list[str]) -> httpx.Response:
-    """What the first of a host's addresses answers that can be connected to."""
+    """The answer of the first of a host's addresses that can be connected to."""
     headers = {
         "Host": url.netloc.decode("ascii"),
         "User-Agent": "lookahead-agent",

@@ -140,7 +140,7 @@ class Calls:
         async with access.engines(request.policy) as engines:
 
             def prepared() -> ToolParser:
-                """What may read files or import modules, which would hold up every other reply."""
+                """The parts that may read files or import modules, which would delay every other reply."""
                 engines.certified(request.policy)
                 return access.tool_parser(order.tool_parser, engines)
 

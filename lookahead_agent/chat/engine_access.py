@@ -20,7 +20,7 @@ from lookahead_agent.runtime.runtime import Runtime
 
 
 class EngineUser:
-    """Stands for a chat model among the users of its engines; each copy has one of its own.
+    """Represents a chat model among the users of its engines; each copy has one of its own.
 
     Attributes:
         tool_parsers: What reads their tool calls, by name.

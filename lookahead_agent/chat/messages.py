@@ -321,7 +321,7 @@ _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 
 def unreadable(call: InvalidToolCall) -> str:
-    """What tells a model that a call could not be read; small models call again only if the tool is named."""
+    """The text that tells a model that a call could not be read; small models call again only if the tool is named."""
     reason = call.get("error") or "its arguments are not a JSON object"
     written = _NAME.search(call.get("args") or "")
     name = call.get("name") or (written[1] if written else "the tool")

@@ -1,4 +1,4 @@
-"""What a chat model can do, as LangChain's middleware asks for it."""
+"""The profile of a chat model, which LangChain's middleware reads."""
 
 from __future__ import annotations
 

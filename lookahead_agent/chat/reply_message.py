@@ -63,7 +63,7 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
 
 
 class _WholeReply(AIMessageChunk):
-    """What LangChain makes of all chunks of a reply: it takes the class from which theirs is derived."""
+    """The sum of a reply's chunks: LangChain takes the class from which theirs is derived."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A message, of this class; of a derived one a chunk."""

@@ -38,7 +38,7 @@ class Terminal(Console):
         return super().render_str(plain(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is written, whatever it was made of; Rich's own commands to the terminal stay."""
+        """The text that is written; Rich's own terminal sequences stay."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 

@@ -31,7 +31,7 @@ Finder = Callable[[str, int], Iterator[Any]]
 
 @lru_cache(maxsize=256)
 def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
-    """What finds a delimiter in bounded time, whatever its pattern: `re` has no limit, and lets nobody else work.
+    """A finder of a delimiter in bounded time, for every pattern: `re` has no limit, and lets nobody else work.
 
     Args:
         delimiter: Text, or a pattern of `re`.
@@ -103,7 +103,7 @@ class Segmentation:
 
     @cached_property
     def find(self) -> Finder | None:
-        """What finds the delimiter."""
+        """Finds the delimiter."""
         return delimiter_finder(self.delimiter) if self.delimiter is not None else None
 
     @property

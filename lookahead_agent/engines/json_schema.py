@@ -101,7 +101,7 @@ def refers_to_itself(schema: Mapping[str, Any]) -> bool:
 
 
 def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
-    """A copy of a schema as part of another one: its references point to where it stands there.
+    """A copy of a schema as part of another one: its references point to its place there.
 
     Args:
         schema: One that `check_schema` takes.
@@ -227,7 +227,7 @@ def _levels(schema: Mapping[str, Any]) -> dict[int, int]:
 
 
 def target(schema: Mapping[str, Any], ref: str) -> Any:
-    """What a reference in a schema refers to; None if that is not in it."""
+    """The target of a reference in a schema; None if it is not in it."""
     if not ref.startswith("#"):
         return None
     found: Any = schema
@@ -243,7 +243,7 @@ def target(schema: Mapping[str, Any], ref: str) -> Any:
 
 
 class _Alternatives(NamedTuple):
-    """What may come next where a schema applies: how many schemas, and how many keys and values of them in all."""
+    """Counts of alternatives where a schema applies: schemas, and their keys and values in all."""
 
     schemas: int
     all: int

@@ -270,7 +270,7 @@ class HFTokenizer:
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """What the chat template reads, but for what transformers itself supplies or takes."""
+        """Variables that the chat template reads, but for those that transformers itself supplies or takes."""
         import inspect
 
         from transformers.utils.chat_template_utils import _get_template_variables
@@ -453,7 +453,7 @@ def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a message a template decides by, as far as one knows."""
+    """The features of a message by which templates are known to decide."""
     flags = (bool(message.get(field)) for field in ("content", "name", FINISHED))
     return message["role"], len(_calls(message)), *flags
 
@@ -567,7 +567,7 @@ class ScriptedTokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What templates of models that think usually have."""
+        """The variables of most templates of models that think."""
         return frozenset({"enable_thinking"})
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:

@@ -51,7 +51,7 @@ def program_text(name: str) -> str:
 def frames(output: bytes) -> Iterator[Any]:
     """The frames that a program of ours wrote after a mark: each four bytes of length (big-endian) and as many of JSON.
 
-    What an input can make a library print goes elsewhere (see `framed_output` in the programs), so it forges no frame.
+    Text that a library prints goes elsewhere (see `framed_output` in the programs), so it forges no frame.
     Reading ends without an error at what is no whole frame: the program was ended while it wrote.
     """
     start = output.find(FRAMES) + len(FRAMES) if FRAMES in output else len(output)

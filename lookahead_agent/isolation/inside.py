@@ -212,7 +212,7 @@ def limits(plan: dict[str, Any]) -> None:
 
 
 def nothing_uncounted(plan: dict[str, Any]) -> None:
-    """What the limits above leave open. Raises OSError where the kernel does not count this user's threads."""
+    """Close what the limits above leave open. Raises OSError where the kernel counts no threads of this user."""
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program that takes dumps would be given one in spite of the limit
     # Of a great page that is partly given back all stays, and only the rest of it counts.
     call("prctl", PR_SET_THP_DISABLE, 1, 0, 0, 0)

@@ -47,7 +47,7 @@ _REPEATS = 9
 FORM = 7
 """Changes when what is measured does, so that what was measured before does not count."""
 _unkept: dict[Path, KernelTimes] = {}
-"""What was measured and could not be written, by the file that would hold it."""
+"""Measurements that could not be written, by the file that would hold them."""
 _SECONDS_FOR_ONE = 0.15
 """After so long a size is not repeated: kernels that are emulated take hundreds of times as long as others."""
 

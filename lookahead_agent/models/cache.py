@@ -35,7 +35,7 @@ _JSON = (
     "added_tokens.json",
     "generation_config.json",
 )
-"""What a model is loaded from besides weights: JSON objects."""
+"""Files that a model is loaded from besides weights: JSON objects."""
 _READ_WHOLE = 1 << 20
 """Bytes of a JSON file that is parsed to check it."""
 _LONGEST_HEADER = 100_000_000
@@ -149,7 +149,7 @@ def _writing_to_cache(root: Path) -> Iterator[None]:
 
 
 def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "checked") -> str | None:
-    """What is wrong with a model's files, as far as can be seen without reading its weights; None if nothing is.
+    """The damage to a model's files that shows without reading its weights; None if there is none.
 
     Args:
         folder: The model's.

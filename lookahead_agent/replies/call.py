@@ -205,7 +205,7 @@ class ChatCall:
         return self._complete(read, len(prompt), [written])
 
     def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
-        """What reads a reply to this prompt."""
+        """The reader of a reply to this prompt."""
         end, tags = self._end_of(prompt), self._thinking
         return ReplyReader(
             tags,
@@ -293,7 +293,7 @@ class ChatCall:
         return ParsedReply("", own.tool_calls, own.invalid_tool_calls) if own.tool_calls else parsed
 
     def _in_own_format(self, written: Reply) -> ParsedReply:
-        """What the model's own format makes of a reply without thinking."""
+        """A reply without thinking, read in the model's own format."""
         reader = ReplyReader(None, False, False, self._parser, self._tools, lambda _: None)
         reader.push(written.text)
         return reader.finish(written.cut).parsed

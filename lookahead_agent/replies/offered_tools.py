@@ -113,7 +113,7 @@ def forced(choice: Any) -> Literal["required"] | None:
 
 
 def _read(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] | None]:
-    """What a choice asks for, and of which tools; None: of all."""
+    """The demand of a choice, and the tools that it allows; None: all."""
     match choice:
         case None | False | "auto" | {"type": "auto"}:
             return "auto", None

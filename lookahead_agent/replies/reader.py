@@ -20,7 +20,7 @@ _NO_RANK = 99
 
 @dataclass
 class ReadReply:
-    """What a reply says.
+    """The content of a reply.
 
     Attributes:
         parsed: The answer: its text and its tool calls.
@@ -65,7 +65,7 @@ class _Passed:
 class ReplyReader:
     """Reads one reply. However it is cut into pieces, it reads the same, and the pieces that it emits are all of it.
 
-    - Thinking is what stands between the tags: at the reply's beginning, which the prompt may have opened, or later.
+    - Thinking is the text between the tags: at the reply's beginning, which the prompt may have opened, or later.
       Before a closing tag that nothing opened, all is thinking, if the model thinks before each answer. An opening tag
       without a closing one, past the beginning, is a word of the answer, unless the reply was cut off there.
     - White space around the thinking, before the answer, around calls at its ends, is nobody's.
@@ -95,7 +95,7 @@ class ReplyReader:
         self._tools = tools
         self._emit = emit
         self._text = ""
-        """What is not read yet of the thinking; or the answer from its beginning."""
+        """The thinking that is not read yet; or the answer from its beginning."""
         self._offset = 0
         """Where that begins in the reply."""
         self._at = 0
@@ -109,7 +109,7 @@ class ReplyReader:
         """The length of the text from which it is read on."""
         self._line_floor = 0
         self._parts: list[str | _Call | None] = []
-        """What is read of the answer and not passed on; None stands for thinking."""
+        """The answer that is read and not passed on; None means thinking."""
         self._rank = _NO_RANK
         """The lowest of the calls' ranks."""
         self._spans: list[tuple[int, int]] = []
@@ -221,7 +221,7 @@ class ReplyReader:
             self._at = end
 
     def _at_mark(self, *, final: bool, cut: bool) -> bool:
-        """Read what stands where a call, a code block or thinking may begin."""
+        """Read on where a call, a code block or thinking may begin."""
         text, at = self._text, self._at
         fence = _FENCE.match(text, at)
         if fence is None:

@@ -31,7 +31,7 @@ from lookahead_agent.errors import ConfigurationError
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
 _VALUE = "value"
-"""The argument of a call that stands for a schema whose values are no objects."""
+"""The argument of a call whose schema's values are no objects."""
 _LONGEST_NAME = 64
 
 
@@ -139,7 +139,7 @@ def is_call(text: str, tools: Sequence[Mapping[str, Any]], form: Mapping[str, An
 
 @dataclass(frozen=True)
 class Form:
-    """What a schema of structured output stands for.
+    """The form that a schema of structured output describes.
 
     Attributes:
         name: Its name, which may be a tool's.

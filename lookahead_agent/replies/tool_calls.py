@@ -22,7 +22,7 @@ _DEEPEST = 100
 _MEANINGLESS = frozenset({"id", "type"})
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 UNREADABLE = "(unreadable) "
-"""Stands before the text of a call that could not be read: see `as_unreadable`."""
+"""Precedes the text of a call that could not be read: see `as_unreadable`."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ def _new_id() -> str:
 
 
 def read_json(text: str) -> Any:
-    """A JSON value, of which nothing is guessed.
+    """A JSON value, read strictly.
 
     Raises:
         ValueError: It is none; it has what JSON cannot carry (NaN, numbers beyond a float, half a surrogate pair); an

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Found:
-    """What stands where a call may begin.
+    """The text where a call may begin, read.
 
     Attributes:
         end: Where it ends.
@@ -44,7 +44,7 @@ class Found:
 class ToolParser(Protocol):
     """Finds the tool calls in a reply, whose text may not be complete yet.
 
-    What `read` finds depends on the text alone, never on when it is asked: what it has once found stays found.
+    The result of `read` depends on the text alone, never on when it is called.
     """
 
     @property
@@ -63,7 +63,7 @@ class ToolParser(Protocol):
         ...
 
     def read(self, text: str, at: int, tools: Tools, *, final: bool, cut: bool) -> Found | None:
-        """Read what stands where a call may begin; None: more text is needed.
+        """Read on where a call may begin; None: more text is needed.
 
         Args:
             text: The reply, without its thinking.
@@ -115,7 +115,7 @@ class JsonToolParser:
         self.may_begin = re.compile(f"{_beginnings(opens)}|{_HALF_FENCED}|{_HALF_CALL}")
 
     def read(self, text: str, at: int, tools: Tools, *, final: bool, cut: bool) -> Found | None:
-        """Read what stands where a call may begin."""
+        """Read on where a call may begin."""
         if text.startswith(self._opens, at):
             return self._tagged(text, at, tools, final=final, cut=cut)
         return self._untagged(text, at, tools, final=final)
@@ -176,7 +176,7 @@ class JsonToolParser:
         return closing.end() if closing[0] == self._closes else closing.start()
 
     def _mentioned(self, text: str, at: int, begin: int, *, final: bool, cut: bool) -> Found | None:
-        """What a tag is that no JSON follows: a word of the answer, unless tags stand around a block."""
+        """Read a tag that no JSON follows: a word of the answer, unless tags enclose a block."""
         said = Found(at + len(self._opens))
         if text[text.rfind("\n", 0, at) + 1 : at].strip():
             return (
@@ -230,7 +230,7 @@ class JsonToolParser:
             calls.add_invalid(name, text[begin:after].rstrip("` \n"), error)
             return Found(after, calls, 2 if fenced else 1)
         if not _names_tools(text[begin:end], names):
-            # Fenced, it is code like other code. Else what stands in it is no call either.
+            # Fenced, it is code like other code. Else its parts are no calls either.
             return Found(at) if fenced else Found(end)
         if fenced:
             found = JsonCalls.read(text, begin, self._separators)
@@ -328,7 +328,7 @@ class _Units:
     Attributes:
         begins: What begins a call.
         ends: What ends it.
-        around: What stands around one, or around all of them.
+        around: Texts around one, or around all of them.
         alone: A whole reply with the call in it.
     """
 
@@ -468,7 +468,7 @@ class VLLMToolParser:
         return Found(end, calls)
 
     def _extract(self, text: str, tools: Tools) -> Any | None:
-        """What vLLM's parser finds; None: no call."""
+        """The calls that vLLM's parser finds; None: no call."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], model="", tools=list(tools))

@@ -44,7 +44,7 @@ def _private_socket() -> Path | None:
 
 
 async def first_answer(connection: Connection, patience: float = _PATIENCE) -> Frame | None:
-    """What a keeper answers at once, which takes it no work; None if it ends the connection.
+    """A keeper's answer that takes no work; None if it ends the connection.
 
     Args:
         connection: To the keeper, which was sent an order.

@@ -56,7 +56,7 @@ Content = Annotated[
 
 
 class FunctionCall(_Given):
-    """Which function a reply called, as the model wrote it: the name may be missing, the arguments may be no JSON."""
+    """The function that a reply called, as the model wrote it: it may lack a name or valid JSON."""
 
     model_config = _HISTORY
     name: str | None = None

@@ -75,7 +75,7 @@ class ReplyWriter:
         return self._context_length
 
     def no_model(self, name: str) -> RefusedError:
-        """What to raise for another model's name."""
+        """The error for another model's name."""
         return RefusedError(
             404,
             f"there is no model {name[:200]!r}; this is {self.model_name!r}",
