@@ -101,6 +101,8 @@ class ReplyReader:
         self._at = 0
         """Up to where the answer is read."""
         self._state = "answer" if thinking is None else "thinking" if inside else "begin"
+        self._plain = thinking is None and parser is None
+        """Whether all of the reply is its answer, of which nothing has to wait."""
         self._thought = inside
         self._unopened = thinking is not None and thinking.always and not inside and not after
         self._fence: re.Pattern[str] | None = None
@@ -118,6 +120,9 @@ class ReplyReader:
 
     def push(self, text: str) -> None:
         """Add text."""
+        if self._plain:
+            self._say("answer", text, whole=True)
+            return
         self._text += text
         self._read(final=False, cut=False)
         self._pass_on(None)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.utils.json import parse_partial_json
 
 from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.replies.reader import ReplyReader
 from lookahead_agent.replies.tool_calls import as_unreadable
 from lookahead_agent.replies.tool_parsers import ToolParser, choose_tool_parser
 from tests.unit.replies import FORMATS, TAGS, cuts_of, read, replies_in, said
@@ -58,3 +59,14 @@ def test_pieces_read_as_the_whole(
         assert invalid["error"]
         assert invalid["args"] is not None
         assert not completed(as_unreadable(invalid["args"]))
+
+
+@given(pieces=st.lists(st.sampled_from(["\n", "\n\n", " ", "```", "a\n", "<think>", "<tool_call>", "`", "b"])))
+def test_without_tags_and_tools_each_piece_is_passed_on_as_it_is(pieces: list[str]) -> None:
+    """Clients that count tokens by pieces, and people who read code as it is written, wait for no line's end."""
+    passed: list[str] = []
+    reader = ReplyReader(None, False, False, None, [], lambda piece: passed.append(piece.text))
+    for number, piece in enumerate(pieces, 1):
+        reader.push(piece)
+        assert passed == pieces[:number]
+    assert reader.finish(cut=False).parsed.content == "".join(pieces)
