@@ -6,7 +6,6 @@ unpacked. The address that was looked at is the one that is connected to, and pr
 
 from __future__ import annotations
 
-import codecs
 import ipaddress
 import re
 import socket
@@ -15,10 +14,9 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from encodings import normalize_encoding
-from encodings.aliases import aliases
 
 import httpx
+import webencodings
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
@@ -35,22 +33,7 @@ _NO_IPV4_HOSTS = [
     ipaddress.IPv4Network(text)
     for text in ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24")
 ]
-# Python's codecs for the encodings of the web (https://encoding.spec.whatwg.org), each with what browsers read it as.
-# Others do not decode text (zlib, rot13), or take hours for a megabyte of it (punycode).
-_WEB_CODECS = {
-    name: name
-    for name in (
-        "utf_8", "utf_16_le", "utf_16_be", "cp866", "cp874", "cp932", "cp949", "euc_jp", "iso2022_jp", "gb18030",
-        "big5hkscs", "koi8_r", "koi8_u", "mac_roman", "mac_cyrillic", *(f"cp{page}" for page in range(1250, 1259)),
-        *(f"iso8859_{part}" for part in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)),
-    )
-} | {
-    "ascii": "cp1252", "latin_1": "cp1252", "iso8859_1": "cp1252", "iso8859_9": "cp1254", "iso8859_11": "cp874",
-    "tis_620": "cp874", "shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "gb2312": "gb18030",
-    "big5": "big5hkscs", "utf_16": "utf_16_le", "unicode_1_1_utf_8": "utf_8",
-}  # fmt: skip
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECASE)
-_MARKS = ((codecs.BOM_UTF8, "utf_8"), (codecs.BOM_UTF16_LE, "utf_16_le"), (codecs.BOM_UTF16_BE, "utf_16_be"))
 Resolve = Callable[[str, int], list[str]]
 """Addresses of a host and port."""
 
@@ -294,14 +277,14 @@ def _text(response: httpx.Response, limits: HttpLimits, end: float, left_out: in
 
 
 def _decoded(data: bytes, content_type: str) -> str:
-    """The page as text, by its byte order mark or its charset; UTF-8 if that is none of the web's."""
-    for mark, codec in _MARKS:
-        if data.startswith(mark):
-            return data[len(mark) :].decode(codec, errors="replace")
+    """The page as text, by its byte order mark or its charset; UTF-8 if that is none of the web's.
+
+    Python has other codecs, which do not decode text (zlib, rot13) or take hours for a megabyte of it (punycode).
+    """
     found = _CHARSET.search(content_type)
-    name = normalize_encoding(found[1].lower()) if found else ""
-    name = aliases.get(name.replace(".", "_"), name)
-    return data.decode(_WEB_CODECS.get(name, "utf_8"), errors="replace")
+    encoding = webencodings.lookup(found[1]) if found else None
+    text: str = webencodings.decode(data, encoding or webencodings.UTF8, errors="replace")[0]
+    return text
 
 
 def _unpacked(response: httpx.Response, most: int) -> Iterator[bytes]:
