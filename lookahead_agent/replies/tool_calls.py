@@ -150,14 +150,7 @@ def read_json(text: str) -> Any:
             object has a key twice; or it has levels or whole numbers beyond those that checkpoints can carry.
     """
     try:
-        value = json.loads(
-            text,
-            strict=False,
-            parse_constant=_no_number,
-            parse_float=_finite,
-            parse_int=_countable,
-            object_pairs_hook=_distinct,
-        )
+        value = json.loads(text, strict=False, object_pairs_hook=_distinct, **STRICT_NUMBERS)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if _depth(value) > _DEEPEST:
@@ -194,6 +187,14 @@ def _countable(digits: str) -> int:
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"the number {digits[:24]} has more than 64 bits")
     return number
+
+
+STRICT_NUMBERS: dict[str, Any] = {
+    "parse_constant": _no_number,
+    "parse_float": _finite,
+    "parse_int": _countable,
+}
+"""For `json.loads`: numbers that JSON, a float or 64 bits cannot carry raise a ValueError."""
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

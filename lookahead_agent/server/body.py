@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.replies.tool_calls import STRICT_NUMBERS
 from lookahead_agent.server.errors import RefusedError
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -111,7 +111,7 @@ def _document(data: bytes, most_values: int) -> Any:
         raise _too_many()
     try:
         text = data.decode()
-        document = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+        document = json.loads(text, **STRICT_NUMBERS)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:
@@ -134,25 +134,6 @@ def _nothing(_: re.Match[bytes]) -> bytes:
 
 def _containers(data: bytes) -> int:
     return data.count(b"{") + data.count(b"[")
-
-
-def _integer(text: str) -> int:
-    # Python refuses thousands of digits, and nothing here counts beyond 64 bits.
-    number = int(text) if len(text) <= 20 else 1 << 64
-    if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"the number {text[:24]}… has more than 64 bits")
-    return number
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"the number {text[:24]} is too large")
-    return number
-
-
-def _constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON's")
 
 
 def _check_shape(document: Any, most_values: int) -> None:
