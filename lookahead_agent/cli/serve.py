@@ -139,6 +139,7 @@ def serve(
     # The port is taken before models load, and opened after: whoever can connect gets a reply.
     with closing(_bound(host, port)) as listener, llm:
         llm.start(Bars())
+        listener.listen()  # who reads that the server is there, and asks at once, waits for its loop
         _announce(*listener.getsockname()[:2])
         run_server(llm, settings, listener, grace)
 
