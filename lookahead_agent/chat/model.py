@@ -39,7 +39,7 @@ from lookahead_agent.replies.call_options import CallOptions
 from lookahead_agent.replies.offered_tools import chosen_tools, forced, openai_tools
 from lookahead_agent.replies.policy_choice import NodePath, check_policies, with_configured
 from lookahead_agent.replies.request import ChatRequest, Emit, Piece
-from lookahead_agent.replies.structured_output import Form, FormParser, Method, parsed
+from lookahead_agent.replies.structured_output import Form, FormParser, Method, parsed, traced_schema
 from lookahead_agent.replies.tool_parsers import check_tool_parser
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
@@ -500,8 +500,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         if schema is None and method != "json_mode":
             raise ConfigurationError(f"the method {method!r} needs a schema")
         form = Form.of(schema) if schema is not None else None
-        # LangChain reads a tool as it is, and not every JSON schema.
-        described = form.tool if form is not None else None
+        described = traced_schema(schema, form) if form is not None else None
         kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": described}
         if form is not None and method == "function_calling":
             bound = self.bind_tools([form.tool], tool_choice=form.name, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.json import parse_json_markdown
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.v1 import BaseModel as BaseModelV1
 from pydantic.v1 import ValidationError as ValidationErrorV1
@@ -27,6 +28,8 @@ from typing_extensions import is_typeddict
 
 from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
 from lookahead_agent.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
@@ -227,6 +230,21 @@ class Form:
     def of_arguments(self, arguments: Mapping[str, Any]) -> Any:
         """The value in the arguments of a call of `tool`; raises KeyError if it is not there."""
         return arguments if self.is_object else arguments[_VALUE]
+
+
+def traced_schema(schema: Any, form: Form) -> Any:
+    """A schema as LangChain tells its callbacks of it: a Pydantic class as it is, where LangChain can convert it.
+
+    A tool is taken as it is. LangChain's conversion fails for root models and types, with errors that end the call.
+    """
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        try:
+            convert_to_json_schema(schema)
+        except Exception:
+            logger.debug("callbacks get the tool of %s", form.name, exc_info=True)
+        else:
+            return schema
+    return form.tool
 
 
 def _form(schema: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Form:

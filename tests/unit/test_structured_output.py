@@ -11,7 +11,9 @@ import pytest
 import typing_extensions
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import OutputParserException
+from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, ConfigDict, RootModel, TypeAdapter
 
 from lookahead_agent import ChatLookahead
@@ -374,3 +376,20 @@ async def test_a_stream_that_breaks_off_says_so_at_its_end(method: Any) -> None:
         [result async for result in structured.astream("?")]
     with pytest.raises(OutputParserException):
         structured.invoke("?")
+
+
+@pytest.mark.parametrize("schema", [Answer, City, Tree, Numbers, Color])
+@pytest.mark.parametrize("method", get_args(Method))
+def test_callbacks_are_told_the_schema_as_langchain_converts_it(schema: Any, method: Any) -> None:
+    """Also of those that it cannot convert: then they are told of the tool, and the call goes on."""
+    told: list[Any] = []
+
+    class Told(BaseCallbackHandler):
+        def on_chat_model_start(self, *_: Any, options: dict[str, Any], **__: Any) -> None:
+            told.append(options["ls_structured_output_format"]["schema"])
+
+    chat = scripted_chat("{", policy="off").with_structured_output(schema, method=method, include_raw=True)
+    chat.invoke("?", {"callbacks": [Told()]})
+    assert told[0]["title"] == schema.__name__
+    if schema in (Answer, City):
+        assert told[0] == convert_to_json_schema(schema)
