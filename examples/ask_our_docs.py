@@ -9,6 +9,7 @@ cites them by file and line, the other asks the database, which it cannot change
 from __future__ import annotations
 
 import json
+import lzma
 import sqlite3
 import sys
 import tempfile
@@ -26,11 +27,11 @@ QUESTION = "How many replies of the policy exact were right, and what does the p
 
 def load_measurements(database: Path) -> None:
     """Put the rows of the measurements into a table."""
-    measured = DOCS / "measurements" / "verifiers-gsm8k-30.jsonl"
+    measured = DOCS / "measurements" / "verifiers-gsm8k-30.jsonl.xz"
     with (
         closing(sqlite3.connect(database)) as connection,
         connection,
-        measured.open(encoding="utf-8", newline="\n") as rows,
+        lzma.open(measured, "rt", encoding="utf-8", newline="\n") as rows,
     ):
         connection.execute(
             "CREATE TABLE replies (policy TEXT, problem TEXT, is_right INTEGER, seconds REAL, tokens INTEGER, "

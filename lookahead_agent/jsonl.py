@@ -6,8 +6,12 @@ Lines are written in ASCII, so that they mislead no reader and keep lone surroga
 
 from __future__ import annotations
 
+import errno
+import gzip
 import json
+import lzma
 import os
+import zlib
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -36,6 +40,26 @@ def append_line(file: FileIO, value: Any) -> None:
         raise
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether the name says that gzip or xz compressed the file."""
+    return path.suffix in (".gz", ".xz")
+
+
+def read_content(path: Path) -> bytes:
+    """What a file holds, decompressed where its name ends with .gz or .xz.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    content = path.read_bytes()
+    if not is_compressed(path):
+        return content
+    try:
+        return gzip.decompress(content) if path.suffix == ".gz" else lzma.decompress(content)
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise OSError(errno.EINVAL, f"it is no whole {path.suffix} file", str(path)) from error
+
+
 def read_lines(path: Path) -> list[str]:
     """The lines of a file without their line feeds; the last is empty where the file ends with a line feed.
 
@@ -43,7 +67,7 @@ def read_lines(path: Path) -> list[str]:
         OSError: It cannot be read.
         UnicodeDecodeError: It is not UTF-8.
     """
-    return path.read_bytes().decode("utf-8-sig").split("\n")
+    return read_content(path).decode("utf-8-sig").split("\n")
 
 
 def read_value(line: str) -> Any:

@@ -1,7 +1,7 @@
 """How libraries for units and mathematics would judge the results of two steps, beside this package's own check.
 
     pip install quantulum3 pint math-verify
-    python docs/measurements/results_libraries.py docs/pairs/pairs-int8-gsm8k-400.jsonl
+    python docs/measurements/results_libraries.py docs/pairs/pairs-int8-gsm8k-400.jsonl.xz
 
 A verdict is whether two steps come to different results. It is right where it passes a pair that does no harm, or
 stops one that does. Models seldom mistake a unit or an operator in steps whose numbers agree, so each of the target's

@@ -10,7 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import append_line, end_at_whole_line, read_lines, read_value
+from lookahead_agent.jsonl import append_line, end_at_whole_line, is_compressed, read_lines, read_value
 
 Row = dict[str, Any]
 
@@ -19,7 +19,7 @@ class RowFile:
     """Rows that were written, and the place to append more.
 
     Args:
-        path: A JSON Lines file, which need not be there yet.
+        path: A JSON Lines file, which need not be there yet. One that gzip (.gz) or xz (.xz) compressed is only read.
 
     Raises:
         ConfigurationError: It is there and is something else.
@@ -36,8 +36,10 @@ class RowFile:
         A line that an interruption cut off is removed, so that the next row does not become part of it.
 
         Raises:
-            ConfigurationError: Another process writes to it, or nobody may.
+            ConfigurationError: Another process writes to it, nobody may, or it is compressed.
         """
+        if is_compressed(self.path):
+            raise ConfigurationError(f"{self.path} is compressed, and only read: choose a file that ends with .jsonl")
         with ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

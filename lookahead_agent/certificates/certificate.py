@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import is_compressed, read_content
 from lookahead_agent.models.cache import cache_dir, writable, write_whole
 
 PACKAGED = Path(__file__).parent / "packaged"
@@ -120,8 +121,9 @@ def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
 
 
 def digest(file: Path) -> str:
-    """Name and beginning of the sha256 of a file."""
-    return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    """Name and beginning of the sha256 of a file, the same whether it is compressed or not."""
+    name = file.stem if is_compressed(file) else file.name
+    return f"{name} {hashlib.sha256(read_content(file)).hexdigest()[:16]}"
 
 
 class Found(NamedTuple):

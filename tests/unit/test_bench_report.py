@@ -171,7 +171,7 @@ def test_predictions_begin_with_the_formula(tmp_path: Path) -> None:
     assert deep.measured > 0, "how near it comes is for benchmarks: here it depends on what else runs"
 
 
-@pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl.xz")), ids=lambda file: file.stem)
 def test_results_of_every_version_are_read(file: Path) -> None:
     results = read_results(RowFile(file).rows)
     report = Report(results)
@@ -193,7 +193,9 @@ def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
 
 
 def test_version_1_says_what_it_said() -> None:
-    arms = {arm.arm: arm for arm in Report(read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl").rows)).arms}
+    arms = {
+        arm.arm: arm for arm in Report(read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl.xz").rows)).arms
+    }
     assert arms["off"].right is not None
     assert arms["off"].right.value == pytest.approx(23 / 30)
     assert arms["lr exact"].same_tokens == 26

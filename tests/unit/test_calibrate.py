@@ -589,7 +589,7 @@ def test_the_names_of_risks_have_the_thresholds_of_the_packaged_certificates() -
 
 
 def test_certificates_of_the_package_follow_from_the_pairs_of_the_repository(tmp_path: Path) -> None:
-    (file,) = (Path(__file__).parents[2] / "docs" / "pairs").glob("pairs-*.jsonl")
+    (file,) = (Path(__file__).parents[2] / "docs" / "pairs").glob("pairs-*.jsonl.xz")
     names = "embedding,embedding+results,judge,judge+results,both orders,cascade"
     arguments = ["calibrate", "fit", str(file), "--verifiers", names, "--keep-in", str(tmp_path), "--json"]
     computed = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)

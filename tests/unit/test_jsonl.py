@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import json
+import lzma
 import resource
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from io import FileIO
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from lookahead_agent.bench.precision import Solution, read_solutions
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.bench.row_file import RowFile
+from lookahead_agent.certificates.certificate import digest
 from lookahead_agent.engines.server_sent_events import events
 from lookahead_agent.engines.servers import RemoteModel, Servers
 from lookahead_agent.errors import ConfigurationError, EngineError
@@ -227,6 +230,31 @@ class Full(FileIO):
         written = super().write(bytes(data)[: self.room])
         self.room -= written
         return written
+
+
+@pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_rows_are_read_and_not_written(
+    ending: str, compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows.jsonl{ending}"
+    compressed = compress(b'{"a": 1}\n{"a": 2}\n')
+    path.write_bytes(compressed)
+    rows = RowFile(path)
+    assert rows.rows == [{"a": 1}, {"a": 2}]
+    with pytest.raises(ConfigurationError, match=r"is compressed, and only read"), rows.writing():
+        pass
+    assert path.read_bytes() == compressed
+    for broken in (compressed[:-4], b"{}\n", compressed[:12] + b"?" * 12):
+        path.write_bytes(broken)
+        with pytest.raises(ConfigurationError, match=rf"cannot be read: it is no whole {ending} file"):
+            RowFile(path)
+
+
+def test_a_digest_is_of_what_a_compressed_file_holds(tmp_path: Path) -> None:
+    plain, compressed = tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl.xz"
+    plain.write_bytes(b'{"a": 1}\n')
+    compressed.write_bytes(lzma.compress(b'{"a": 1}\n'))
+    assert digest(compressed) == digest(plain)
 
 
 @pytest.mark.parametrize("room", [0, 1, 8])

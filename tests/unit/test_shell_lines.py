@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lookahead_agent.cli import bench_synthetic, options
 from lookahead_agent.cli import plan as plan_command
 from lookahead_agent.cli import running as running_commands
 from lookahead_agent.cli import up as up_command
+from lookahead_agent.jsonl import read_content
 from lookahead_agent.plan import planner
 from lookahead_agent.plan.borders import borders
 from lookahead_agent.plan.planner import Acceptance
@@ -74,8 +74,11 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     _, *arguments = shlex.split(line, comments=True)
     if arguments[:2] in (["bench", "report"], ["bench", "compare"]):
         Path("results").mkdir()
+        Path("docs").symlink_to(ROOT / "docs")
         for name in ("agents", "before", "after"):
-            shutil.copy(ROOT / "docs" / "measurements" / "templates-own-6.jsonl", f"results/{name}.jsonl")
+            Path(f"results/{name}.jsonl").write_bytes(
+                read_content(ROOT / "docs" / "measurements" / "templates-own-6.jsonl.xz")
+            )
     if arguments[0] == "calibrate" and arguments[1] in ("score", "check", "fit", "compare", "judges"):
         for name in ("pairs", "judged"):
             Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))

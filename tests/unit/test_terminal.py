@@ -263,7 +263,7 @@ def test_reports_take_names_as_text(tmp_path: Path) -> None:
     from lookahead_agent.bench.row_file import RowFile
     from lookahead_agent.bench.samples import read_results
 
-    rows = RowFile(Path("docs/measurements/templates-own-6.jsonl")).rows
+    rows = RowFile(Path("docs/measurements/templates-own-6.jsonl.xz")).rows
     bad = "../$x^{$<script>|[/bold]\x1b[2J\ud800"
     report = Report(read_results({**row, "task": bad} for row in rows if row.get("task") == "react"))
     place = tmp_path / "in" / "report"
