@@ -16,8 +16,8 @@ LANGGRAPH_DEV := $(VENV)/langgraph-dev
 FETCH  := $(BIN)/lookahead-agent models fetch
 # Tests of what decides, whose branches are counted.
 DECIDES := $(patsubst %,tests/unit/test_%.py,arithmetic calibration_risk chat_model driver driver_faults driver_regions \
-    driver_tokenizers driver_tree guides judges machine numbers policy policy_choice remote_engines reply_text results \
-    runtime segmenter shadow silence verifiers watching)
+    driver_tokenizers driver_tree judges numbers policy policy_choice remote_engines reply_text results \
+    runtime scheduler segmenter draft_follower drift_monitor idle_timeout shared_draft verifiers)
 # Many tests wait for programs that they start, so there are twice as many workers as cores.
 UNIT_TESTS := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))') --dist worksteal tests/unit
 # Tests start Python hundreds of times: what it has compiled is kept, whatever the shell says.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.budget import Budget
 from lookahead_agent.agents.templates import build_supervisor, template
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -51,7 +51,7 @@ def build(llm: Any, database: Path) -> Any:
     documents = template("tools", "search_documents").make_search_tool(DOCS, count=2)
     sql = template("tools", "sql").make_sql_tool(database)
     specialists = {"librarian": [documents], "statistician": [sql]}
-    return build_supervisor(llm, specialists, limits=Limits(steps=16, tokens=20_000, seconds=600))
+    return build_supervisor(llm, specialists, budget=Budget(steps=16, tokens=20_000, seconds=600))
 
 
 def main(question: str) -> None:

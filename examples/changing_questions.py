@@ -21,7 +21,7 @@ NODE: RunnableConfig = {"metadata": {"langgraph_node": "writer"}}  # as a graph 
 
 def main() -> None:
     """Ask three times twenty questions, and say how each was answered."""
-    # Without guessed tokens, as where the target is behind a server. The planner's steps are commanded, so that the
+    # Without draft tokens, as where the target is behind a server. The planner's steps are commanded, so that the
     # draft has an engine of its own; how the writer's replies are written is free.
     policies = {"planner": "balanced:depth=4", "writer": "balanced"}
     with ChatLookahead(token_speculation="none", policies=policies, temperature=0, max_tokens=120) as llm:

@@ -35,7 +35,7 @@ synthetic() {
 problems() {
     left
     timeout -s INT "$seconds" lookahead-agent bench --dataset "$DATASET" --limit 100 --concurrency "$1" --max-tokens 512 \
-        --modes "${MODES:-off,auto,sd,guided,lr,lr+sd,lr+guided}" --engine-arg gpu_memory_utilization=0.1 \
+        --modes "${MODES:-off,auto,sd,shared_draft,lr,lr+sd,lr+shared_draft}" --engine-arg gpu_memory_utilization=0.1 \
         --out "$OUT/problems-$1.jsonl"
     status=$?
     if [ "$status" -eq 124 ]; then

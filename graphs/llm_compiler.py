@@ -38,6 +38,7 @@ from typing_extensions import TypedDict
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool, stream
+from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculator_among,
@@ -45,11 +46,10 @@ from lookahead_agent.agents.calculations import (
     with_placeholders,
 )
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
-from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.few_shot import worked_plans
 from lookahead_agent.agents.planned_calls import PlannedCall, read_call
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
-from lookahead_agent.agents.worked_plans import worked_plans
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
 {tools}
@@ -101,7 +101,7 @@ class LLMCompilerState(TypedDict, total=False):
     plans: int
     results: Annotated[list[CallResult], _in_order]
     missing: str
-    spent: Annotated[Spent, add_spent]
+    usage: Annotated[Usage, add_usage]
     answer: str
     stopped: str
 
@@ -120,7 +120,7 @@ def build_llm_compiler(
     ask_before: Collection[str] = (),
     max_plans: int = 2,
     calculate: bool = True,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
 ) -> CompiledStateGraph[LLMCompilerState, None, LLMCompilerState, LLMCompilerState]:
     """Build the graph.
 
@@ -133,7 +133,7 @@ def build_llm_compiler(
         max_plans: How often the planner may run; it plans anew when a call failed or the joiner misses something.
         calculate: Whether lines may be calculations in words, if a tool is named "calculator" and takes one argument; a
             planner that has no other tool is told to write nothing else then.
-        limits: What a run may cost.
+        budget: What a run may cost.
 
     Raises:
         ValueError: No tools, a limit below 1, or `ask_before` names none of the tools, or has no checkpointer.
@@ -144,7 +144,7 @@ def build_llm_compiler(
         raise ValueError("max_plans is at least 1")
     by_name = {tool.name: tool for tool in tools}
     check_ask_before(ask_before, by_name, checkpointer)
-    limits = limits or Limits()
+    budget = budget or Budget()
     later = sorted(ask_before)
     calculator = calculator_among(tools) if calculate else None
     if calculator and len(tools) == 1:
@@ -167,8 +167,8 @@ def build_llm_compiler(
             task += "\n\n" + REPLANNER.format(results=results, missing=state.get("missing", ""))
         plan: list[PlannedCall] = []
         reader = PlanReader()
-        with Meter() as meter:
-            most = limits.steps_left(state.get("spent")) - 1  # without this reply
+        with UsageMeter() as meter:
+            most = budget.steps_left(state.get("usage")) - 1  # without this reply
             async with EarlyCalls(carry_out, most=most, later=later) as early:
                 async for line in _lines(llm, [*told, HumanMessage(task)], meter):
                     call = read_call(line, by_name, plan=number)
@@ -177,54 +177,54 @@ def build_llm_compiler(
                     if call is not None and all(call["number"] != other["number"] for other in plan):
                         plan.append(call)
                         early.add(call)
-        spent = add_spent(meter.spent, Spent(steps=len(early.results)))
-        return {"plan": plan, "plans": number, "results": early.results, "spent": spent}
+        usage = add_usage(meter.usage, Usage(steps=len(early.results)))
+        return {"plan": plan, "plans": number, "results": early.results, "usage": usage}
 
     async def worker(state: WorkerState) -> LLMCompilerState:
         call = state["call"]
         refusal = refusal_of(call["tool"], call["arguments"]) if call["tool"] in ask_before else None
-        with Meter() as meter:
+        with UsageMeter() as meter:
             if refusal:
                 outcome = ToolOutcome(f"not carried out: {refusal}", failed=True)
             else:
                 outcome = await call_tool(by_name, call["tool"], call["arguments"], f"call-{call['number']}")
         result = CallResult(call=call, output=outcome.output, failed=outcome.failed)
-        return {"results": [result], "spent": add_spent(meter.spent, Spent(steps=1))}
+        return {"results": [result], "usage": add_usage(meter.usage, Usage(steps=1))}
 
     async def gather(state: LLMCompilerState) -> LLMCompilerState:
         """Waits for all workers of a round."""
         return {}
 
     async def joiner(state: LLMCompilerState) -> LLMCompilerState:
-        stopped = limits.reached(state.get("spent"))
+        stopped = budget.reached(state.get("usage"))
         last_plan = state["plans"] >= max_plans
         if not stopped and not last_plan and (problem := _problem(state)):
             return {"missing": problem}
         task = JOINER_TASK.format(question=state["question"], results=_listed(state.get("results", [])))
         if stopped or last_plan:
             task += "\n\nNo more can be found out: say what is certain and what is missing." if _problem(state) else ""
-        with Meter() as meter:
+        with UsageMeter() as meter:
             reply = await ask(llm, [SystemMessage(JOINER), HumanMessage(task)])
             meter.count(reply)
         missing = _MISSING.match(reply.text)
         if missing and not stopped and not last_plan:
-            return {"missing": f"Missing: {missing[1].strip()}", "spent": meter.spent}
-        return {"answer": reply.text.strip(), "missing": "", "stopped": stopped or "", "spent": meter.spent}
+            return {"missing": f"Missing: {missing[1].strip()}", "usage": meter.usage}
+        return {"answer": reply.text.strip(), "missing": "", "stopped": stopped or "", "usage": meter.usage}
 
     def next_round(state: LLMCompilerState) -> list[Send] | str:
         """The calls that are left and whose inputs are known, all at once; the joiner, when there is none."""
-        if limits.reached(state.get("spent")):
+        if budget.reached(state.get("usage")):
             return "joiner"
         made = _made(state)
         ready = [ready_call(call, made) for call in state["plan"] if call["number"] not in made]
-        room = limits.steps_left(state.get("spent"))
+        room = budget.steps_left(state.get("usage"))
         return [Send("worker", WorkerState(call=call)) for call in ready if call is not None][:room] or "joiner"
 
     def after_joiner(state: LLMCompilerState) -> str:
         return "planner" if state["missing"] else END
 
     builder = StateGraph(LLMCompilerState)
-    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("planner", BothWays(planner))
     builder.add_node("worker", BothWays(worker), input_schema=WorkerState)
     builder.add_node("gather", BothWays(gather))
@@ -242,7 +242,7 @@ def graph() -> CompiledStateGraph[LLMCompilerState, None, LLMCompilerState, LLMC
     return build_llm_compiler(default_llm(POLICIES), [template("tools", "calculator").calculator])
 
 
-async def _lines(llm: BaseChatModel, messages: Sequence[BaseMessage], meter: Meter) -> AsyncGenerator[str]:
+async def _lines(llm: BaseChatModel, messages: Sequence[BaseMessage], meter: UsageMeter) -> AsyncGenerator[str]:
     """The reply's lines, each as soon as it is complete and stands."""
     reply: BaseMessageChunk | None = None
     rest = ""

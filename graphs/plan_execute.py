@@ -35,6 +35,7 @@ from langgraph.types import RetryPolicy, Send
 from typing_extensions import TypedDict
 
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
+from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculation,
@@ -43,10 +44,9 @@ from lookahead_agent.agents.calculations import (
     filled,
     named_results,
 )
-from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.few_shot import worked_plans
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome
-from lookahead_agent.agents.worked_plans import worked_plans
 from lookahead_agent.chat.messages import unreadable
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
@@ -105,7 +105,7 @@ class PlanExecuteState(TypedDict, total=False):
     """The graph's state.
 
     Only `question` is given at the start. `plan` is the latest, `plans` how often the planner ran, and `results`
-    everything that the tools returned, in the order of plans and their steps. `spent` is what the run has cost, and
+    everything that the tools returned, in the order of plans and their steps. `usage` is what the run has cost, and
     `stopped` says which limit ended it, if one did.
     """
 
@@ -113,7 +113,7 @@ class PlanExecuteState(TypedDict, total=False):
     plan: list[str]
     plans: int
     results: Annotated[list[StepResult], _in_order]
-    spent: Annotated[Spent, add_spent]
+    usage: Annotated[Usage, add_usage]
     answer: str
     stopped: str
 
@@ -136,7 +136,7 @@ def build_plan_execute(
     max_plans: int = 3,
     max_steps: int = 12,
     calculate: bool = True,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
 ) -> CompiledStateGraph[PlanExecuteState, None, PlanExecuteState, PlanExecuteState]:
     """Build the graph.
 
@@ -149,7 +149,7 @@ def build_plan_execute(
         calculate: Whether a step that is a calculation is carried out as it stands, if a tool is named "calculator" and
             takes one argument; else the executor puts it into a call. A planner that has no other tool is told to
             write nothing else then.
-        limits: What a run may cost; the finisher answers with what there is then.
+        budget: What a run may cost; the finisher answers with what there is then.
 
     Raises:
         ValueError: No tools, or a limit below 1.
@@ -158,7 +158,7 @@ def build_plan_execute(
         raise ValueError("the executor needs at least one tool")
     if max_plans < 1 or max_steps < 1:
         raise ValueError("max_plans and max_steps are at least 1")
-    limits = limits or Limits()
+    budget = budget or Budget()
     by_name = {tool.name: tool for tool in tools}
     caller = llm.bind_tools(list(tools), tool_choice="any")
     calculator = calculator_among(tools) if calculate else None
@@ -170,14 +170,14 @@ def build_plan_execute(
         task = state["question"]
         if results := state.get("results"):
             task += "\n\n" + REPLANNER.format(results=_listed(results))
-        with Meter() as meter:
+        with UsageMeter() as meter:
             reply = await ask(llm, [*told, HumanMessage(task)])
             meter.count(reply)
         plan = parse_plan(reply.text) or [state["question"]]
         if calculator is not None:
             reader = PlanReader()
             plan = [reader.named_by_number(number, step) for number, step in enumerate(plan, 1)]
-        return {"plan": plan, "plans": state.get("plans", 0) + 1, "spent": meter.spent}
+        return {"plan": plan, "plans": state.get("plans", 0) + 1, "usage": meter.usage}
 
     async def calculated(state: ExecutorState) -> StepResult | None:
         """What a step comes to that is a calculation; None: the executor is to find out what to do."""
@@ -191,12 +191,12 @@ def build_plan_execute(
 
     async def executor(state: ExecutorState) -> PlanExecuteState:
         step = state["step"]
-        with Meter() as meter:
+        with UsageMeter() as meter:
             result = await calculated(state)
         if result is not None:
-            return {"results": [result], "spent": add_spent(meter.spent, Spent(steps=1))}
+            return {"results": [result], "usage": add_usage(meter.usage, Usage(steps=1))}
         task = EXECUTOR_TASK.format(question=state["question"], results=_listed(state["results"]), step=step)
-        with Meter() as meter:
+        with UsageMeter() as meter:
             reply = await ask(caller, [SystemMessage(EXECUTOR), HumanMessage(task)])
             meter.count(reply)
             made = [await _carry_out(state, call, by_name) for call in reply.tool_calls]
@@ -211,7 +211,7 @@ def build_plan_execute(
             ]
         if not made:
             made = [_result(state, "", {}, ToolOutcome(f"no tool was called: {reply.text}", failed=True))]
-        return {"results": made, "spent": meter.spent}
+        return {"results": made, "usage": meter.usage}
 
     async def gather(state: PlanExecuteState) -> PlanExecuteState:
         """Waits for all executors of a round."""
@@ -222,10 +222,10 @@ def build_plan_execute(
         task = FINISHER_TASK.format(question=state["question"], results=_listed(state.get("results", [])))
         if stopped:
             task += f"\n\nNot everything was done: {stopped}. Say what is certain and what is missing."
-        with Meter() as meter:
+        with UsageMeter() as meter:
             reply = await ask(llm, [SystemMessage(FINISHER), HumanMessage(task)])
             meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
+        return {"answer": reply.text.strip(), "stopped": stopped or "", "usage": meter.usage}
 
     def _stop(state: PlanExecuteState) -> str | None:
         failed = _failed(state)
@@ -235,7 +235,7 @@ def build_plan_execute(
             return f"the limit of {max_steps} steps is reached"
         if failed and state["plans"] >= max_plans:
             return f"the limit of {max_plans} plans is reached"
-        return limits.reached(state.get("spent"))
+        return budget.reached(state.get("usage"))
 
     def next_round(state: PlanExecuteState) -> list[Send] | Literal["planner", "finisher"]:
         """The steps that need nothing of each other, all at once."""
@@ -245,7 +245,7 @@ def build_plan_execute(
             return "planner"
         left, results = _left(state), state.get("results", [])
         begun = left[0] if left else len(state["plan"]) + 1
-        room = min(max_steps - len(results), limits.steps_left(state.get("spent")))
+        room = min(max_steps - len(results), budget.steps_left(state.get("usage")))
         ready = [number for number in left if needs_up_to(state["plan"][number - 1], number) < begun][:room]
         given = {"question": state["question"], "plan": state["plans"], "results": results}
         return [
@@ -253,7 +253,7 @@ def build_plan_execute(
         ] or "finisher"
 
     builder = StateGraph(PlanExecuteState)
-    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("planner", BothWays(planner))
     # The executor's model may lose its connection. Its tools raise nothing, so that no call is made again.
     builder.add_node(

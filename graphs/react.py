@@ -34,10 +34,10 @@ from typing_extensions import TypedDict
 
 from lookahead_agent.agents.approval import check_ask_before, refusal_of
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
+from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
-from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.few_shot import DONE, short_thoughts, worked_thoughts
 from lookahead_agent.agents.templates import default_llm, template
-from lookahead_agent.agents.worked_plans import DONE, short_thoughts, worked_thoughts
 from lookahead_agent.chat.messages import answers_to_unreadable
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
@@ -63,14 +63,14 @@ POLICIES = {"thinker": "balanced", "actor": "strict", "finisher": "strict"}
 class ReactState(TypedDict, total=False):
     """The graph's state; only `question` is given at the start.
 
-    `messages` are thoughts, calls and observations, `spent` is what the run has cost, `ends` why the thinker's last
+    `messages` are thoughts, calls and observations, `usage` is what the run has cost, `ends` why the thinker's last
     thought is none ("solved", or "circles": it repeats itself; else empty), and `stopped` says which limit ended it,
     that it went in circles, or that there is no answer.
     """
 
     question: str
     messages: Annotated[list[AnyMessage], add_messages]
-    spent: Annotated[Spent, add_spent]
+    usage: Annotated[Usage, add_usage]
     ends: Literal["", "solved", "circles"]
     answer: str
     stopped: str
@@ -83,7 +83,7 @@ def build_react(
     *,
     ask_before: Collection[str] = (),
     calculate: bool = True,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
 ) -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
     """Build the graph.
 
@@ -96,7 +96,7 @@ def build_react(
         calculate: Whether thoughts are short lines, of which one that is a calculation is carried out as it stands, if
             a tool is named "calculator", takes one argument, and nobody is asked before it. A thinker that has no other
             tool is told to write nothing else then. Without, it thinks in words.
-        limits: What a run may cost.
+        budget: What a run may cost.
 
     Raises:
         ValueError: No tools, or `ask_before` names none of them, or has no checkpointer.
@@ -105,7 +105,7 @@ def build_react(
         raise ValueError("the actor needs at least one tool")
     by_name = {tool.name: tool for tool in tools}
     check_ask_before(ask_before, by_name, checkpointer)
-    limits = limits or Limits()
+    budget = budget or Budget()
     caller = llm.bind_tools(list(tools))
     calculator = calculator_among(tools) if calculate and "calculator" not in ask_before else None
     # Which tools there are besides, a thinker has to think about.
@@ -114,7 +114,7 @@ def build_react(
     async def thinker(state: ReactState) -> ReactState:
         question = state["question"].strip()
         so_far = state.get("messages", [])
-        with Meter() as meter:
+        with UsageMeter() as meter:
             if calculator is not None and filled(question, {}) is not None and not _thought(question, so_far):
                 thought = question
             elif calculator is not None and _came_of(question, so_far):
@@ -124,16 +124,16 @@ def build_react(
                 meter.count(reply)
                 thought = reply.text.strip()
         if calculate and so_far and thought == DONE:
-            return {"ends": "solved", "spent": meter.spent}
+            return {"ends": "solved", "usage": meter.usage}
         said: list[AnyMessage] = [AIMessage(f"Thought: {thought}")]
         expression = filled(thought, {})
         if calculator is not None and expression is not None and "\n" not in expression:
             if one_line and _thought(thought, so_far):
-                return {"ends": "circles", "spent": meter.spent}
+                return {"ends": "circles", "usage": meter.usage}
             arguments = calculator_arguments(calculator, expression)
             call = ToolCall(name=calculator.name, args=arguments, id=uuid4().hex)
             said.append(AIMessage("", tool_calls=[call]))
-        return {"messages": said, "ends": "", "spent": meter.spent}
+        return {"messages": said, "ends": "", "usage": meter.usage}
 
     async def think(question: str, so_far: Sequence[AnyMessage]) -> AIMessage:
         if one_line:
@@ -144,15 +144,15 @@ def build_react(
         return await ask(llm, [SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")])
 
     async def actor(state: ReactState) -> ReactState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             reply = await ask(
                 caller,
                 [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")],
             )
             meter.count(reply)
         if reply.tool_calls or reply.invalid_tool_calls:
-            return {"messages": [reply], "spent": meter.spent}
-        said: ReactState = {"messages": [reply], "spent": meter.spent, "answer": reply.text.strip()}
+            return {"messages": [reply], "usage": meter.usage}
+        said: ReactState = {"messages": [reply], "usage": meter.usage, "answer": reply.text.strip()}
         return said if said["answer"] else {**said, "stopped": "the actor neither called a tool nor answered"}
 
     async def use_tools(state: ReactState) -> ReactState:
@@ -162,14 +162,14 @@ def build_react(
         refusals = {
             call["id"]: refusal_of(call["name"], call["args"]) for call in last.tool_calls if call["name"] in ask_before
         }
-        with Meter() as meter:
+        with UsageMeter() as meter:
             observed: list[AnyMessage] = [
                 await _observe(call, by_name, refusals.get(call["id"])) for call in last.tool_calls
             ]
             # A call that could not be read counts too: the model is told, and tries again within the limits.
             observed += answers_to_unreadable(last)
             meter.count(*observed)
-        return {"messages": observed, "spent": meter.spent}
+        return {"messages": observed, "usage": meter.usage}
 
     async def finisher(state: ReactState) -> ReactState:
         so_far = state.get("messages", [])
@@ -180,11 +180,11 @@ def build_react(
         else:
             asked = [SystemMessage(FINISHER), HumanMessage(state["question"]), *so_far, HumanMessage("Answer.")]
             in_circles = "the thinker repeats itself" if state.get("ends") == "circles" else None
-            stopped = in_circles or limits.reached(state.get("spent")) or ""
-        with Meter() as meter:
+            stopped = in_circles or budget.reached(state.get("usage")) or ""
+        with UsageMeter() as meter:
             reply = await ask(llm, asked)
             meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped, "spent": meter.spent}
+        return {"answer": reply.text.strip(), "stopped": stopped, "usage": meter.usage}
 
     def after_thinker(state: ReactState) -> Literal["tools", "actor", "finisher"]:
         if state.get("ends"):
@@ -195,10 +195,10 @@ def build_react(
         return "tools" if _calls(state) else "__end__"
 
     def after_tools(state: ReactState) -> Literal["thinker", "finisher"]:
-        return "finisher" if limits.reached(state.get("spent")) else "thinker"
+        return "finisher" if budget.reached(state.get("usage")) else "thinker"
 
     builder = StateGraph(ReactState)
-    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("thinker", BothWays(thinker))
     builder.add_node("actor", BothWays(actor))
     builder.add_node("tools", BothWays(use_tools))

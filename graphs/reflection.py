@@ -27,7 +27,7 @@ from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
 from lookahead_agent.agents.both_ways import BothWays, ask
-from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.templates import default_llm
 
 WRITER = """You carry out a task carefully. Think in short steps with a blank line between them, and end with the \
@@ -102,7 +102,7 @@ class ReflectionState(TypedDict, total=False):
     good: bool
     revisions: int
     changed: bool
-    spent: Annotated[Spent, add_spent]
+    usage: Annotated[Usage, add_usage]
     stopped: str
 
 
@@ -112,7 +112,7 @@ def build_reflection(
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
     max_revisions: int = 2,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
 ) -> CompiledStateGraph[ReflectionState, None, ReflectionState, ReflectionState]:
     """Build the graph.
 
@@ -121,7 +121,7 @@ def build_reflection(
         tools: None are used; for likeness with the other templates.
         checkpointer: Saves the state after every node.
         max_revisions: How often the text is revised at most.
-        limits: What a run may cost.
+        budget: What a run may cost.
 
     Raises:
         ValueError: Tools, or a negative number of revisions.
@@ -130,40 +130,40 @@ def build_reflection(
         raise ValueError("reflection uses no tools: give them to react or plan_execute")
     if max_revisions < 0:
         raise ValueError("max_revisions is at least 0")
-    limits = limits or Limits()
+    budget = budget or Budget()
     judge = llm.with_structured_output(VERDICT, include_raw=True)
 
     async def writer(state: ReflectionState) -> ReflectionState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             reply = await ask(llm, [SystemMessage(WRITER), HumanMessage(state["task"])])
             meter.count(reply)
-        return {"answer": reply.text.strip(), "revisions": 0, "changed": True, "spent": meter.spent}
+        return {"answer": reply.text.strip(), "revisions": 0, "changed": True, "usage": meter.usage}
 
     async def critic(state: ReflectionState) -> ReflectionState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             task = to_review(state["task"], state["answer"])
             reply = await ask(llm, [SystemMessage(CRITIC), *_SHOWN, HumanMessage(task)])
             meter.count(reply)
-        return {"critique": reply.text.strip(), "spent": meter.spent}
+        return {"critique": reply.text.strip(), "usage": meter.usage}
 
     async def decider(state: ReflectionState) -> ReflectionState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             said = f"The reviewer says:\n{state['critique']}"
             decided: Any = await ask(judge, [SystemMessage(DECIDER), HumanMessage(said)])
             meter.count(decided["raw"])
         # A verdict that cannot be read is none: the critique stands.
         good = isinstance(decided["parsed"], dict) and decided["parsed"].get("verdict") == "good"
-        return {"good": good, "spent": meter.spent}
+        return {"good": good, "usage": meter.usage}
 
     async def reviser(state: ReflectionState) -> ReflectionState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             task = f"{to_review(state['task'], state['answer'])}\n\nCritique:\n{state['critique']}"
             reply = await ask(llm, [SystemMessage(REVISER), HumanMessage(task)])
             meter.count(reply)
         # A reviser that says nothing has improved nothing.
         text = reply.text.strip() or state["answer"]
         changed = text != state["answer"]
-        return {"answer": text, "revisions": state["revisions"] + 1, "changed": changed, "spent": meter.spent}
+        return {"answer": text, "revisions": state["revisions"] + 1, "changed": changed, "usage": meter.usage}
 
     async def end(state: ReflectionState) -> ReflectionState:
         return {"stopped": "" if state.get("good") else _stop(state) or ""}
@@ -173,7 +173,7 @@ def build_reflection(
             return "a revision changed nothing"
         if state["revisions"] >= max_revisions:
             return f"the limit of {max_revisions} revisions is reached"
-        return limits.reached(state.get("spent"))
+        return budget.reached(state.get("usage"))
 
     def after_writing(state: ReflectionState) -> Literal["critic", "end"]:
         return "end" if _stop(state) else "critic"
@@ -182,7 +182,7 @@ def build_reflection(
         return "end" if state["good"] or _stop(state) else "reviser"
 
     builder = StateGraph(ReflectionState)
-    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("writer", BothWays(writer))
     builder.add_node("critic", BothWays(critic))
     builder.add_node("decider", BothWays(decider))

@@ -32,16 +32,16 @@ from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
+from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculator_among,
     calculator_arguments,
     with_placeholders,
 )
-from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.few_shot import worked_plans
 from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.templates import default_llm, template
-from lookahead_agent.agents.worked_plans import worked_plans
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
 {tools}
@@ -89,7 +89,7 @@ class RewooState(TypedDict, total=False):
     thoughts: str
     plan: list[PlannedCall]
     evidence: Annotated[list[Evidence], operator.add]
-    spent: Annotated[Spent, add_spent]
+    usage: Annotated[Usage, add_usage]
     answer: str
     stopped: str
 
@@ -106,7 +106,7 @@ def build_rewoo(
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
     calculate: bool = True,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
 ) -> CompiledStateGraph[RewooState, None, RewooState, RewooState]:
     """Build the graph.
 
@@ -116,7 +116,7 @@ def build_rewoo(
         checkpointer: Saves the state after every node.
         calculate: Whether a plan of nothing but calculations is read as it stands, if a tool is named "calculator" and
             takes one argument; else the caller puts it into calls.
-        limits: What a run may cost.
+        budget: What a run may cost.
 
     Raises:
         ValueError: No tools.
@@ -124,7 +124,7 @@ def build_rewoo(
     if not tools:
         raise ValueError("the plan needs at least one tool")
     by_name = {tool.name: tool for tool in tools}
-    limits = limits or Limits()
+    budget = budget or Budget()
     described = "\n".join(_described(tool) for tool in tools)
     calculator = calculator_among(tools) if calculate else None
     # Which tools there are besides, a planner has to think about.
@@ -133,17 +133,17 @@ def build_rewoo(
     writer = llm.with_structured_output(_schema(tools), include_raw=True)
 
     async def planner(state: RewooState) -> RewooState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             reply = await ask(llm, [*told, HumanMessage(state["question"])])
             meter.count(reply)
-        return {"thoughts": reply.text.strip(), "spent": meter.spent}
+        return {"thoughts": reply.text.strip(), "usage": meter.usage}
 
     async def caller(state: RewooState) -> RewooState:
         if calculator is not None and (read := _calculations(state["thoughts"], calculator)):
             return {"plan": read, "stopped": ""}
         task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
         asked: list[AnyMessage] = [SystemMessage(CALLER.format(tools=described)), HumanMessage(task)]
-        with Meter() as meter:
+        with UsageMeter() as meter:
             for last in (False, True):
                 written: Any = await ask(writer, asked)
                 meter.count(written["raw"])
@@ -152,20 +152,20 @@ def build_rewoo(
                     break
                 asked += [written["raw"], HumanMessage(UNREADABLE.format(error=error))]
         stopped = f"the calls could not be read: {error}" if error else ""
-        return {"plan": _calls(written["parsed"]), "stopped": stopped, "spent": meter.spent}
+        return {"plan": _calls(written["parsed"]), "stopped": stopped, "usage": meter.usage}
 
     async def worker(state: WorkerState) -> RewooState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             evidence = await _carry_out(state["call"], by_name)
-        return {"evidence": [evidence], "spent": add_spent(meter.spent, Spent(steps=1))}
+        return {"evidence": [evidence], "usage": add_usage(meter.usage, Usage(steps=1))}
 
     async def gather(state: RewooState) -> RewooState:
         """Waits for all workers of a round."""
         return {}
 
     async def solver(state: RewooState) -> RewooState:
-        stopped = limits.reached(state.get("spent")) or state.get("stopped")
-        with Meter() as meter:
+        stopped = budget.reached(state.get("usage")) or state.get("stopped")
+        with UsageMeter() as meter:
             found = _listed(state)
             note = (
                 f"\n\nNot all calls were made: {stopped}. Say what is certain and what is missing." if stopped else ""
@@ -173,12 +173,12 @@ def build_rewoo(
             task = f"Problem: {state['question']}\n\nResults, of which the last one is the final one:\n{found}{note}"
             reply = await ask(llm, [SystemMessage(SOLVER), HumanMessage(task)])
             meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
+        return {"answer": reply.text.strip(), "stopped": stopped or "", "usage": meter.usage}
 
     def next_round(state: RewooState) -> list[Send] | str:
         """The calls whose inputs are known, all at once; the solver, when there is none."""
         outputs = {entry["call"]["number"]: entry for entry in state.get("evidence", [])}
-        if limits.reached(state.get("spent")):
+        if budget.reached(state.get("usage")):
             return "solver"
         ready = []
         for call in state["plan"]:
@@ -192,7 +192,7 @@ def build_rewoo(
         return ready or "solver"
 
     builder = StateGraph(RewooState)
-    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("planner", BothWays(planner))
     builder.add_node("caller", BothWays(caller))
     builder.add_node("worker", BothWays(worker), input_schema=WorkerState)

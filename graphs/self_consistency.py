@@ -31,7 +31,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.templates import default_llm
 
 SAMPLER = """You solve a problem. Think in short steps with a blank line between them. End with one line that has only \
@@ -56,7 +56,7 @@ class SelfConsistencyState(TypedDict, total=False):
     votes: dict[str, int]
     replies: list[str]
     answer: str
-    spent: Annotated[Spent, add_spent]
+    usage: Annotated[Usage, add_usage]
     stopped: str
 
 
@@ -80,7 +80,7 @@ def build_self_consistency(
     *,
     samples: int = 5,
     read: Callable[[str], str | None] = answer_of,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
 ) -> CompiledStateGraph[SelfConsistencyState, None, SelfConsistencyState, SelfConsistencyState]:
     """Build the graph.
 
@@ -90,7 +90,7 @@ def build_self_consistency(
         checkpointer: Saves the state after every node.
         samples: Answers that are begun (k), all at once or as many as a run's `max_concurrency` allows.
         read: Finds the answer in a reply; replies with equal ones vote for the same.
-        limits: What a run may cost.
+        budget: What a run may cost.
 
     Raises:
         ValueError: Tools, or no samples.
@@ -99,7 +99,7 @@ def build_self_consistency(
         raise ValueError("self_consistency uses no tools: give them to react or plan_execute")
     if samples < 1:
         raise ValueError("samples is at least 1")
-    limits = limits or Limits()
+    budget = budget or Budget()
 
     async def asampler(state: SelfConsistencyState, config: RunnableConfig) -> SelfConsistencyState:
         messages = [SystemMessage(SAMPLER), HumanMessage(state["question"])]
@@ -115,9 +115,9 @@ def build_self_consistency(
         replies: list[AIMessage] = []
         votes: Counter[str] = Counter()
         stopped = ""
-        with Meter() as meter:
+        with UsageMeter() as meter:
             try:
-                async with asyncio.timeout(limits.seconds):
+                async with asyncio.timeout(budget.seconds):
                     for done in asyncio.as_completed(tasks):
                         reply = await done
                         meter.count(reply)
@@ -127,11 +127,11 @@ def build_self_consistency(
                         if decided(votes, samples - len(replies)):
                             stopped = "the vote is decided" if len(replies) < samples else ""
                             break
-                        if reached := limits.reached(meter.spent):
+                        if reached := budget.reached(meter.usage):
                             stopped = reached
                             break
             except TimeoutError:
-                stopped = f"the limit of {limits.seconds:g} seconds is reached"
+                stopped = f"the limit of {budget.seconds:g} seconds is reached"
             finally:
                 for task in tasks:
                     task.cancel()
@@ -144,14 +144,14 @@ def build_self_consistency(
             "replies": [reply.text for reply in replies],
             "answer": best,
             "stopped": stopped,
-            "spent": meter.spent,
+            "usage": meter.usage,
         }
 
     def sampler(state: SelfConsistencyState, config: RunnableConfig) -> SelfConsistencyState:
         return _run(asampler(state, config))
 
     builder = StateGraph(SelfConsistencyState)
-    builder.set_node_defaults(timeout=limits.node_timeout)
+    builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("sampler", RunnableLambda(sampler, asampler))
     builder.add_edge(START, "sampler")
     builder.add_edge("sampler", END)

@@ -32,7 +32,7 @@ from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from lookahead_agent.agents.both_ways import BothWays, ask
-from lookahead_agent.agents.limits import Limits, Meter, Spent, add_spent
+from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.templates import build_react, default_llm, template
 
 ROUTER = """You give work to specialists. Write for each specialist who is needed one task, as a question that can be \
@@ -65,7 +65,7 @@ class SupervisorState(TypedDict, total=False):
     question: str
     tasks: dict[str, str]
     findings: Annotated[list[Finding], operator.add]
-    spent: Annotated[Spent, add_spent]
+    usage: Annotated[Usage, add_usage]
     answer: str
     stopped: str
 
@@ -82,7 +82,7 @@ def build_supervisor(
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
     calculate: bool = True,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
 ) -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
     """Build the graph.
 
@@ -91,15 +91,15 @@ def build_supervisor(
         tools: The specialists, by name, with the tools of each.
         checkpointer: Saves the state after every node.
         calculate: As for `build_react`: whether a specialist with a calculator carries out calculations as they stand.
-        limits: What a run may cost; each specialist may spend a part of it.
+        budget: What a run may cost; each specialist may spend a part of it.
 
     Raises:
         ValueError: No specialists, or one without tools.
     """
     if not tools:
         raise ValueError("a supervisor needs at least one specialist")
-    limits = limits or Limits()
-    share = replace(limits, steps=max(4, limits.steps // len(tools)), tokens=max(1000, limits.tokens // len(tools)))
+    budget = budget or Budget()
+    share = replace(budget, steps=max(4, budget.steps // len(tools)), tokens=max(1000, budget.tokens // len(tools)))
     described = "\n".join(
         f"- {name}: " + "; ".join(f"{tool.name} ({tool.description})" for tool in its) for name, its in tools.items()
     )
@@ -113,28 +113,28 @@ def build_supervisor(
     chooser = llm.with_structured_output(schema, include_raw=True)
 
     async def router(state: SupervisorState) -> SupervisorState:
-        with Meter() as meter:
+        with UsageMeter() as meter:
             prompt = ROUTER.format(specialists=described)
             chosen: Any = await ask(chooser, [SystemMessage(prompt), HumanMessage(state["question"])])
             meter.count(chosen["raw"])
         parsed = chosen["parsed"] if isinstance(chosen["parsed"], dict) else {}
         tasks = {name: str(task) for name, task in parsed.items() if name in tools and str(task).strip()}
         # A router that chooses nobody leaves the question to the first.
-        return {"tasks": tasks or {next(iter(tools)): state["question"]}, "spent": meter.spent}
+        return {"tasks": tasks or {next(iter(tools)): state["question"]}, "usage": meter.usage}
 
     def specialist(name: str) -> Any:
-        agent = build_react(llm, tools[name], calculate=calculate, limits=share)
+        agent = build_react(llm, tools[name], calculate=calculate, budget=share)
 
         async def work(state: SpecialistState) -> SupervisorState:
             done = await ask(agent, {"question": state["task"]})
             finding = Finding(specialist=name, task=state["task"], answer=done.get("answer", ""))
-            return {"findings": [finding], "spent": done.get("spent") or Spent()}
+            return {"findings": [finding], "usage": done.get("usage") or Usage()}
 
         return BothWays(work)
 
     async def writer(state: SupervisorState) -> SupervisorState:
-        stopped = limits.reached(state.get("spent"))
-        with Meter() as meter:
+        stopped = budget.reached(state.get("usage"))
+        with UsageMeter() as meter:
             found = "\n".join(
                 f"{entry['specialist']} was asked: {entry['task']}\n  and found: {entry['answer'] or 'nothing'}"
                 for entry in sorted(state["findings"], key=lambda entry: entry["specialist"])
@@ -142,18 +142,18 @@ def build_supervisor(
             task = f"Question: {state['question']}\n\n{found}"
             reply = await ask(llm, [SystemMessage(WRITER), HumanMessage(task)])
             meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped or "", "spent": meter.spent}
+        return {"answer": reply.text.strip(), "stopped": stopped or "", "usage": meter.usage}
 
     def to_specialists(state: SupervisorState) -> list[Send]:
         return [Send(name, SpecialistState(task=task)) for name, task in state["tasks"].items()]
 
     builder = StateGraph(SupervisorState)
     # Specialists are graphs: the time-out is for each of their nodes.
-    builder.add_node("router", BothWays(router), timeout=limits.node_timeout)
+    builder.add_node("router", BothWays(router), timeout=budget.node_timeout)
     for name in tools:
         builder.add_node(name, specialist(name), input_schema=SpecialistState)
         builder.add_edge(name, "writer")
-    builder.add_node("writer", BothWays(writer), timeout=limits.node_timeout)
+    builder.add_node("writer", BothWays(writer), timeout=budget.node_timeout)
     builder.add_edge(START, "router")
     builder.add_conditional_edges("router", to_specialists, list(tools))
     builder.add_edge("writer", END)

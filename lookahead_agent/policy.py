@@ -174,7 +174,7 @@ class VerifierPolicy(BaseModel):
         return self.verifier != "off"
 
     @property
-    def commands_steps(self) -> bool:
+    def forces_speculation(self) -> bool:
         """Whether steps are to be speculated on even where that is slower: it is said how, or it is a control."""
         if not self.speculates:
             return False
@@ -194,7 +194,7 @@ class VerifierPolicy(BaseModel):
         policy._rule = self._rule
         return policy
 
-    def judged_by(self, fields: Mapping[str, Any]) -> VerifierPolicy:
+    def with_verifier(self, fields: Mapping[str, Any]) -> VerifierPolicy:
         """The same policy with another verifier.
 
         Args:
@@ -208,7 +208,7 @@ class VerifierPolicy(BaseModel):
         policy._rule = self._rule
         return policy
 
-    def chosen_by(self, rule: str) -> VerifierPolicy:
+    def with_selection_rule(self, rule: str) -> VerifierPolicy:
         """The same policy, which remembers what chose it."""
         policy = self.model_copy()
         policy._rule = rule
@@ -242,7 +242,7 @@ class VerifierPolicy(BaseModel):
             "likelihood": f"has a mean log-probability of {self.likelihood:g} under the target",
             "random": f"is drawn with probability {self.probability:g}",
         }
-        if self.commands_steps:
+        if self.forces_speculation:
             shape = f"{self.steps_ahead} steps ahead" + (
                 f" with {self.width} candidates each" if self.width > 1 else ""
             )

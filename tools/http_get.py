@@ -20,7 +20,7 @@ import webencodings
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
-from lookahead_agent.isolation.deadline import DeadlineTransport
+from lookahead_agent.sandbox.deadline import DeadlineTransport
 
 _MOST_REDIRECTS = 5
 _USUAL_PORTS = frozenset({80, 443})

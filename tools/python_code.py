@@ -2,7 +2,7 @@
 
 The code has Python's standard library and an empty folder. It cannot reach the network, start programs, or see the
 files and the environment of the agent; its time, memory, output and files are limited. What stands between it and the
-machine is `lookahead_agent.isolation`: bubblewrap, namespaces made by ourselves, or Landlock, whichever is there.
+machine is `lookahead_agent.sandbox`: bubblewrap, namespaces made by ourselves, or Landlock, whichever is there.
 Behind Landlock the code can write no files. docs/tools.md says what each keeps out.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import make_tool
-from lookahead_agent.isolation import Isolation, IsolationError, PythonLimits, choose, run_isolated
+from lookahead_agent.sandbox import Isolation, IsolationError, PythonLimits, choose, run_isolated
 
 __all__ = ["Isolation", "IsolationError", "PythonLimits", "make_python_tool", "python", "run_python"]
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from langchain_core.tools import BaseTool
 
-from lookahead_agent import isolation
+from lookahead_agent import sandbox
 from lookahead_agent.agents.tool_use import make_tool
-from lookahead_agent.isolation.regular import read_regular
+from lookahead_agent.sandbox.regular_files import read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -201,14 +201,14 @@ def _passages(root: Path, path: Path) -> Iterator[Passage]:
 
 def _pages(data: bytes, name: str) -> Iterator[Passage]:
     limits = (str(_PDF_MEMORY), str(math.ceil(_PDF_SECONDS) + 1))
-    command = [sys.executable, "-I", "-c", isolation.program_text("pdf_inside"), *limits]
+    command = [sys.executable, "-I", "-c", sandbox.program_text("pdf_worker"), *limits]
     try:
-        finished = isolation.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
+        finished = sandbox.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
     except OSError as error:
         logger.warning("%s is left out: it cannot be read now: %s", name, error.strerror)
         return
     problem: str | None = f"its process ended with status {finished.status}"
-    for frame in isolation.frames(finished.output):
+    for frame in sandbox.frames(finished.output):
         match frame:
             case {"page": int(number), "text": str(text)}:
                 # A font may say that its letters are lone surrogates, which no message can carry.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from langchain_core.tools import BaseTool
 
-from lookahead_agent import isolation
+from lookahead_agent import sandbox
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
 
 _MEMORY = 64 << 20
@@ -100,8 +100,8 @@ def _asked(database: Path, statement: str | None, limits: SqlLimits) -> str:
         "characters": LONGEST_RESULT - _REMARKS,
     }
     try:
-        finished = isolation.run_child(
-            [sys.executable, "-I", "-S", "-c", isolation.program_text("sqlite_inside")],
+        finished = sandbox.run_child(
+            [sys.executable, "-I", "-S", "-c", sandbox.program_text("sqlite_worker")],
             json.dumps(given).encode(),
             seconds=limits.seconds + _START,
             output=_LONGEST_OUTPUT,
@@ -110,7 +110,7 @@ def _asked(database: Path, statement: str | None, limits: SqlLimits) -> str:
         raise ValueError(f"the database cannot be asked now: {error.strerror}") from error
     if finished.stopped == "time" or finished.status == -signal.SIGALRM:
         raise ValueError(f"the statement took more than {limits.seconds:g} s")
-    match next(isolation.frames(finished.output), None):
+    match next(sandbox.frames(finished.output), None):
         case {"text": str(text), "problem": None}:
             return text
         case {"problem": str(problem)}:

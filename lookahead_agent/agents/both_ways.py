@@ -93,7 +93,7 @@ async def call_tool(
     return use_tool(tools, name, arguments, call_id)
 
 
-async def aside(work: Callable[Given, Update], *args: Given.args, **kwargs: Given.kwargs) -> Update:
+async def run_blocking(work: Callable[Given, Update], *args: Given.args, **kwargs: Given.kwargs) -> Update:
     """Does what blocks: in a thread, where an event loop must not be held up."""
     if _awaited.get():
         return await asyncio.to_thread(work, *args, **kwargs)

@@ -12,7 +12,7 @@ from types import TracebackType
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.both_ways import aside
+from lookahead_agent.agents.both_ways import run_blocking
 from lookahead_agent.agents.planned_calls import PlannedCall, filled, needed
 from lookahead_agent.agents.tool_use import ToolOutcome
 
@@ -79,7 +79,7 @@ class EarlyCalls:
         if error is not None:
             with self._changed:
                 self._left = 0  # what runs ends, and starts nothing any more
-        await aside(self._wait)
+        await run_blocking(self._wait)
 
     def _wait(self) -> None:
         with self._changed:

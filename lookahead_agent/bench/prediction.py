@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
 from lookahead_agent.bench.statistics import mean
-from lookahead_agent.bench.summary import by_arm, pairs, rate_ratio
+from lookahead_agent.bench.summary import by_configuration, pairs, rate_ratio
 from lookahead_agent.policy import as_policy
 from lookahead_agent.theory.formulas import asynchronous_speedup, synchronous_speedup
 from lookahead_agent.theory.simulation import Draw, Durations, always, simulate
@@ -30,7 +30,7 @@ class Prediction:
 
     Attributes:
         task: Name of the task.
-        arm: Name of the way it was done.
+        configuration: Name of the way it was done.
         depth: γ.
         alpha: Measured acceptance rate.
         c: Measured cost ratio: seconds of a draft step over those of a step of the target alone.
@@ -39,7 +39,7 @@ class Prediction:
     """
 
     task: str
-    arm: str
+    configuration: str
     depth: int
     alpha: float
     c: float
@@ -49,18 +49,18 @@ class Prediction:
 
 def predict(results: Results) -> list[Prediction]:
     """Predictions for each way of doing plain questions with step-level speculation that compares pairs of steps."""
-    groups = by_arm(results.samples)
+    groups = by_configuration(results.samples)
     found = []
-    for (task, arm), samples in groups.items():
+    for (task, configuration), samples in groups.items():
         base = groups.get((task, BASELINE), [])
         if samples[0].mode == "lr" and samples[0].does == "questions" and base:
-            prediction = _predict(task, arm, samples, base)
+            prediction = _predict(task, configuration, samples, base)
             if prediction is not None:
                 found.append(prediction)
     return found
 
 
-def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Sample]) -> Prediction | None:
+def _predict(task: str, configuration: str, samples: Sequence[Sample], base: Sequence[Sample]) -> Prediction | None:
     calls = [call for sample in samples for call in sample.calls]
     base = [sample for sample in base if sample.block == samples[0].block]
     alone = [seconds for sample in base for call in sample.calls for seconds in call.times.target]
@@ -103,7 +103,7 @@ def _predict(task: str, arm: str, samples: Sequence[Sample], base: Sequence[Samp
     paired = pairs(samples, base)
     if not paired:
         return None
-    return Prediction(task, arm, policy.steps_ahead, alpha, c, stages, rate_ratio(paired).value)
+    return Prediction(task, configuration, policy.steps_ahead, alpha, c, stages, rate_ratio(paired).value)
 
 
 def _any_of(seconds: Sequence[float]) -> Draw:

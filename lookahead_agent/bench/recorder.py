@@ -12,7 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import LLMResult
 
-from lookahead_agent.agents.figures import replies
+from lookahead_agent.agents.metrics import replies
 from lookahead_agent.bench.samples import CallRecord, StepTimes
 from lookahead_agent.chat.step_callbacks import STEP_EVENT
 
@@ -86,7 +86,7 @@ class CallRecorder(BaseCallbackHandler):
                 judge_calls=figures["judge_calls"],
                 tokens=figures["tokens"],
                 busy=figures["seconds"],
-                speculation_off=figures["speculation_off"],
+                speculation_disabled=figures["speculation_disabled"],
                 times=_times(events, started),
                 token_ids=message.response_metadata.get("token_ids"),
             )

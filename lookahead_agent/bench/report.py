@@ -16,7 +16,7 @@ from lookahead_agent.bench.plots import as_svg, picture_of_tasks, pictures
 from lookahead_agent.bench.prediction import Prediction, predict
 from lookahead_agent.bench.samples import Results
 from lookahead_agent.bench.statistics import Estimate
-from lookahead_agent.bench.summary import ArmSummary, NodeSummary, nodes, summarize
+from lookahead_agent.bench.summary import ConfigurationSummary, NodeSummary, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
@@ -45,14 +45,14 @@ class Report:
         if not results.samples:
             raise ConfigurationError("there are no results in the file yet")
         self.results = results
-        self.arms = summarize(results)
+        self.configurations = summarize(results)
         self.nodes = nodes(results)
         self.predictions = predict(results)
 
     @property
     def tasks(self) -> list[str]:
         """The tasks' names."""
-        return list(dict.fromkeys(arm.task for arm in self.arms))
+        return list(dict.fromkeys(configuration.task for configuration in self.configurations))
 
     def write(self, file: Path) -> None:
         """Write the report in the form that the file's name ends with.
@@ -79,7 +79,7 @@ class Report:
             words = as_markdown_text(caption)
             parts.append(f"![{words}]({quote(folder.name)}/{name}.svg)\n\n*{words}.*\n")
 
-        if overview := picture_of_tasks(self.arms):
+        if overview := picture_of_tasks(self.configurations):
             show("tasks", *overview)
         for task in self.tasks:
             parts.append(f"## {as_markdown_text(task)}\n")
@@ -89,11 +89,11 @@ class Report:
         write_whole(file, "\n".join(parts))
 
     def _write_csv(self, file: Path) -> None:
-        write_whole(file, as_csv(self.arms))
+        write_whole(file, as_csv(self.configurations))
 
     def _write_html(self, file: Path) -> None:
         parts = [f"<p>{html.escape(self.conditions())}</p>"]
-        if overview := picture_of_tasks(self.arms):
+        if overview := picture_of_tasks(self.configurations):
             parts.append(_figure(*overview))
         for task in self.tasks:
             parts.append(f"<h2>{html.escape(task)}</h2>")
@@ -102,11 +102,13 @@ class Report:
         write_whole(file, _PAGE.replace("{{body}}", "\n".join(parts)))
 
     def _pictures(self, task: str) -> dict[str, tuple[str, Figure]]:
-        return pictures(task, self.results, self.arms, self.nodes, self.predictions)
+        return pictures(task, self.results, self.configurations, self.nodes, self.predictions)
 
     def tables(self, task: str) -> list[Table]:
         """The tables of a task: its arms, its nodes, its predictions, those of them that there are."""
-        found = [arm_table([arm for arm in self.arms if arm.task == task])]
+        found = [
+            configuration_table([configuration for configuration in self.configurations if configuration.task == task])
+        ]
         if of_nodes := [node for node in self.nodes if node.task == task]:
             found.append(node_table(of_nodes))
         if of_task := [prediction for prediction in self.predictions if prediction.task == task]:
@@ -129,32 +131,50 @@ def _figure(caption: str, figure: Figure) -> str:
     return f"<figure>{as_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
-def arm_table(arms: Sequence[ArmSummary]) -> Table:
+def configuration_table(configurations: Sequence[ConfigurationSummary]) -> Table:
     """The ways of doing a task, side by side."""
     columns: dict[str, list[str]] = {
-        "mode": [arm.arm for arm in arms],
-        "samples": [f"{arm.samples}" + (f" ({arm.errors} failed)" if arm.errors else "") for arm in arms],
-        "right": [_share(arm.right) for arm in arms],
-        "right against off": [_points(arm.right_difference) for arm in arms],
-        "seconds": [f"{arm.seconds:.1f}" for arm in arms],
-        "speed (seconds)": [_times(arm.speedup) for arm in arms],
-        "tokens/s": [f"{arm.tokens_per_second:.2f}" for arm in arms],
-        "speed (tokens/s)": [_times(arm.rate_ratio) for arm in arms],
-        "first token, s": [_number(arm.first_token) for arm in arms],
-        "between steps, s": [
-            _number(arm.step_gap) + (f" (p90 {arm.step_gap_p90:.1f})" if arm.step_gap_p90 is not None else "")
-            for arm in arms
+        "mode": [configuration.configuration for configuration in configurations],
+        "samples": [
+            f"{configuration.samples}" + (f" ({configuration.errors} failed)" if configuration.errors else "")
+            for configuration in configurations
         ],
-        "accepted": [f"{arm.acceptance:.0%}" if arm.mode not in ("off", "sd") else "" for arm in arms],
-        "wasted target": [f"{arm.wasted_target:.2f}" for arm in arms],
-        "wasted draft": [f"{arm.wasted_draft:.2f}" for arm in arms],
-        "judge asked": [f"{arm.judge_share:.0%}" if arm.judge_share else "" for arm in arms],
-        "verifier time": [f"{arm.verifier_share:.0%}" if arm.verifier_share >= 0.005 else "" for arm in arms],
-        "CPU s": [_number(arm.cpu_seconds) for arm in arms],
-        "GPU s": [_number(arm.gpu_seconds) for arm in arms],
-        "memory, GiB": [_number(arm.peak_memory / 2**30 if arm.peak_memory is not None else None) for arm in arms],
-        "joules": [_number(arm.joules) for arm in arms],
-        "same tokens": [f"{arm.same_tokens}" if arm.same_tokens is not None else "" for arm in arms],
+        "right": [_share(configuration.right) for configuration in configurations],
+        "right against off": [_points(configuration.right_difference) for configuration in configurations],
+        "seconds": [f"{configuration.seconds:.1f}" for configuration in configurations],
+        "speed (seconds)": [_times(configuration.speedup) for configuration in configurations],
+        "tokens/s": [f"{configuration.tokens_per_second:.2f}" for configuration in configurations],
+        "speed (tokens/s)": [_times(configuration.rate_ratio) for configuration in configurations],
+        "first token, s": [_number(configuration.first_token) for configuration in configurations],
+        "between steps, s": [
+            _number(configuration.step_gap)
+            + (f" (p90 {configuration.step_gap_p90:.1f})" if configuration.step_gap_p90 is not None else "")
+            for configuration in configurations
+        ],
+        "accepted": [
+            f"{configuration.acceptance:.0%}" if configuration.mode not in ("off", "sd") else ""
+            for configuration in configurations
+        ],
+        "wasted target": [f"{configuration.wasted_target:.2f}" for configuration in configurations],
+        "wasted draft": [f"{configuration.wasted_draft:.2f}" for configuration in configurations],
+        "judge asked": [
+            f"{configuration.judge_share:.0%}" if configuration.judge_share else "" for configuration in configurations
+        ],
+        "verifier time": [
+            f"{configuration.verifier_share:.0%}" if configuration.verifier_share >= 0.005 else ""
+            for configuration in configurations
+        ],
+        "CPU s": [_number(configuration.cpu_seconds) for configuration in configurations],
+        "GPU s": [_number(configuration.gpu_seconds) for configuration in configurations],
+        "memory, GiB": [
+            _number(configuration.peak_memory / 2**30 if configuration.peak_memory is not None else None)
+            for configuration in configurations
+        ],
+        "joules": [_number(configuration.joules) for configuration in configurations],
+        "same tokens": [
+            f"{configuration.same_tokens}" if configuration.same_tokens is not None else ""
+            for configuration in configurations
+        ],
     }
     return _table({heading: cells for heading, cells in columns.items() if any(cells)})
 
@@ -163,7 +183,7 @@ def node_table(nodes: Sequence[NodeSummary]) -> Table:
     """The nodes of a graph, for each way of running it."""
     return _table(
         {
-            "mode": [node.arm for node in nodes],
+            "mode": [node.configuration for node in nodes],
             "node": [str(node.node) for node in nodes],
             "policy": [node.policy for node in nodes],
             "calls": [f"{node.calls:.1f}" for node in nodes],
@@ -178,7 +198,7 @@ def node_table(nodes: Sequence[NodeSummary]) -> Table:
 def prediction_table(predictions: Sequence[Prediction]) -> Table:
     """Predicted against measured speed (tokens per second, off = 1)."""
     columns = {
-        "predicted for": [prediction.arm for prediction in predictions],
+        "predicted for": [prediction.configuration for prediction in predictions],
         "depth": [str(prediction.depth) for prediction in predictions],
         "α": [f"{prediction.alpha:.2f}" for prediction in predictions],
         "c": [f"{prediction.c:.2f}" for prediction in predictions],
@@ -189,20 +209,20 @@ def prediction_table(predictions: Sequence[Prediction]) -> Table:
     return _table(columns)
 
 
-def as_csv(arms: Sequence[ArmSummary]) -> str:
+def as_csv(configurations: Sequence[ConfigurationSummary]) -> str:
     """All figures of all ways, one line each; an estimate has three columns."""
     file = io.StringIO()
-    rows = [_flat(arm) for arm in arms]
+    rows = [_flat(configuration) for configuration in configurations]
     writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
 
 
-def _flat(arm: ArmSummary) -> dict[str, Any]:
+def _flat(configuration: ConfigurationSummary) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for field in fields(arm):
-        value = getattr(arm, field.name)
+    for field in fields(configuration):
+        value = getattr(configuration, field.name)
         if field.name in ("right", "right_difference", "speedup", "rate_ratio"):
             row[field.name] = value and value.value
             row[f"{field.name}_low"], row[f"{field.name}_high"] = value and value.low, value and value.high

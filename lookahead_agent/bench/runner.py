@@ -17,8 +17,8 @@ import psutil
 from langchain_core.runnables import RunnableConfig
 
 from lookahead_agent.bench.answers import is_right
-from lookahead_agent.bench.arms import Arm, arms_of, chat_model
 from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
+from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
 from lookahead_agent.bench.recorder import CallRecorder
@@ -30,10 +30,10 @@ from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.isolation import choose
+from lookahead_agent.generation.policy_choice import POLICY_KEY
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.replies.policy_choice import POLICY_KEY
+from lookahead_agent.sandbox import choose
 
 _WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
 _WARM_UP_TOKENS = 48
@@ -45,7 +45,7 @@ class Job:
 
     Attributes:
         task: What is done.
-        arm: How.
+        configuration: How.
         problem: With which problem.
         sample: Its number.
         block: Of which block of modes it is.
@@ -53,7 +53,7 @@ class Job:
     """
 
     task: TaskConfig
-    arm: Arm
+    configuration: Configuration
     problem: Problem
     sample: int
     block: int = 0
@@ -62,7 +62,7 @@ class Job:
     @property
     def key(self) -> SampleKey:
         """As `Sample.key`."""
-        return self.block, self.task.name, self.arm.name, self.problem.id, self.sample
+        return self.block, self.task.name, self.configuration.name, self.problem.id, self.sample
 
 
 Turn = list[Job]
@@ -86,25 +86,25 @@ class Bench:
         self,
         config: BenchConfig,
         out: Path,
-        make_model: Callable[[BenchConfig, TaskConfig, Arm], ChatLookahead] = chat_model,
+        make_model: Callable[[BenchConfig, TaskConfig, Configuration], ChatLookahead] = chat_model,
     ) -> None:
         self.config = config
         self.out = RowFile(out)
         if any(task.answer == "code" for task in config.tasks):
             choose("auto")
         blocks = config.blocks or (MODES,)
-        parts = [(task, arms_of(task), _problems(task)) for task in config.tasks]
+        parts = [(task, configurations_of(task), _problems(task)) for task in config.tasks]
         self._turns = [
             turn for block, modes in enumerate(blocks) for part in parts for turn in _turns(*part, block, modes)
         ]
         self._settings = {task.name: _settings(config, task) for task in config.tasks}
         self._check_settings()
-        self._models: dict[tuple[TaskConfig, Arm], ChatLookahead] = {}
-        self._running: set[tuple[TaskConfig, Arm]] = set()
+        self._models: dict[tuple[TaskConfig, Configuration], ChatLookahead] = {}
+        self._running: set[tuple[TaskConfig, Configuration]] = set()
         self._energy, self._gpus = energy_counter(), gpu_load()
         for job in itertools.chain.from_iterable(self._turns):
-            if (job.task, job.arm) not in self._models:
-                self._models[job.task, job.arm] = make_model(config, job.task, job.arm)
+            if (job.task, job.configuration) not in self._models:
+                self._models[job.task, job.configuration] = make_model(config, job.task, job.configuration)
 
     @property
     def total(self) -> int:
@@ -136,7 +136,7 @@ class Bench:
             running.callback(self._run_only, set(), progress)
             for _, turns in itertools.groupby(self.missing(), lambda turn: turn[0].block):
                 of_block = list(turns)
-                self._run_only({(job.task, job.arm) for turn in of_block for job in turn}, progress)
+                self._run_only({(job.task, job.configuration) for turn in of_block for job in turn}, progress)
                 for turn in of_block:
                     self._measure(turn, on_sample)
             self._trace_ties(progress)
@@ -152,7 +152,7 @@ class Bench:
             if sample.settings != self._settings[sample.task] or not same_problem:
                 raise ConfigurationError(f"{self.out.path} has results of other settings: choose another file")
 
-    def _run_only(self, needed: set[tuple[TaskConfig, Arm]], progress: Progress | None) -> None:
+    def _run_only(self, needed: set[tuple[TaskConfig, Configuration]], progress: Progress | None) -> None:
         """Have the engines of these in memory, and no others."""
         for name in self._running - needed:
             self._models[name].close()
@@ -165,7 +165,7 @@ class Bench:
             self._models[name].invoke(_WARM_UP, max_tokens=_WARM_UP_TOKENS)
 
     def _measure(self, turn: Turn, on_sample: Callable[[Sample], None]) -> None:
-        llm = self._models[turn[0].task, turn[0].arm]
+        llm = self._models[turn[0].task, turn[0].configuration]
         name = uuid.uuid4().hex
         engines, processes = background.run(_engines(llm))
         with TurnMeter(name, processes, self._energy, self._gpus) as meter:
@@ -178,14 +178,14 @@ class Bench:
     def _sample(self, job: Job, llm: ChatLookahead, turn: str, engines: dict[str, Any]) -> Sample:
         recorder = CallRecorder(with_timeline=job.with_timeline)
         config: RunnableConfig = {"callbacks": [recorder]}
-        if job.arm.policy_of_call is not None:
-            config["configurable"] = {POLICY_KEY: job.arm.policy_of_call}
-        if job.arm.one_by_one:
+        if job.configuration.policy_of_call is not None:
+            config["configurable"] = {POLICY_KEY: job.configuration.policy_of_call}
+        if job.configuration.one_by_one:
             config["max_concurrency"] = 1
         seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:
-            answer = do(job.task, llm, job.problem.question, seed, config, calculate=not job.arm.asked)
+            answer = do(job.task, llm, job.problem.question, seed, config, calculate=not job.configuration.asked)
         except EngineError:
             raise
         except Exception as error:  # a graph that fails is a result; the other samples go on
@@ -201,8 +201,8 @@ class Bench:
             sample=job.sample,
             block=job.block,
             seed=seed,
-            mode=job.arm.mode,
-            arm=job.arm.name,
+            mode=job.configuration.mode,
+            configuration=job.configuration.name,
             policies=sorted({call.policy for call in recorder.calls}),
             concurrency=job.task.concurrency,
             seconds=seconds,
@@ -224,7 +224,7 @@ class Bench:
         results = self.results()
         tasks = {task.name: task for task in self.config.tasks if task.task == "questions"}
         alone = {sample.key: sample for sample in results.samples if sample.mode == BASELINE}
-        traced = {(tie.task, tie.arm, tie.problem) for tie in results.ties}
+        traced = {(tie.task, tie.configuration, tie.problem) for tie in results.ties}
         found = []
         for sample in results.samples:
             base = alone.get((sample.block, sample.task, BASELINE, sample.problem, sample.sample))
@@ -232,13 +232,17 @@ class Bench:
             if not exact or base is None or sample.task not in tasks or not sample.calls or not base.calls:
                 continue
             different = sample.calls[0].token_ids != base.calls[0].token_ids
-            if different and (sample.task, sample.arm, sample.problem) not in traced:
+            if different and (sample.task, sample.configuration, sample.problem) not in traced:
                 found.append((tasks[sample.task], sample, base))
         return found
 
     def _trace_ties(self, progress: Progress | None) -> None:
         for task, sample, base in self._untraced():
-            name = next((of, arm) for of, arm in self._models if of == task and arm.mode == BASELINE)
+            name = next(
+                (of, configuration)
+                for of, configuration in self._models
+                if of == task and configuration.mode == BASELINE
+            )
             if name not in self._running:
                 self._run_only({name}, progress)
             model = self._models[name]
@@ -247,7 +251,13 @@ class Bench:
             assert at is not None
             question = next(job.problem.question for turn in self._turns for job in turn if job.key == sample.key)
             gap = gap_in_nats(model, task.asked(question), mine, others)
-            tie = Tie(task=sample.task, arm=sample.arm, problem=sample.problem, at=at, gap=gap if gap < 1e9 else None)
+            tie = Tie(
+                task=sample.task,
+                configuration=sample.configuration,
+                problem=sample.problem,
+                at=at,
+                gap=gap if gap < 1e9 else None,
+            )
             self.out.append(tie.model_dump(mode="json"))
 
 
@@ -278,26 +288,30 @@ def _problems(task: TaskConfig) -> list[Problem]:
 
 
 def _turns(
-    task: TaskConfig, all_arms: Sequence[Arm], problems: Sequence[Problem], block: int, modes: Sequence[ModeName]
+    task: TaskConfig,
+    all_configurations: Sequence[Configuration],
+    problems: Sequence[Problem],
+    block: int,
+    modes: Sequence[ModeName],
 ) -> list[Turn]:
     """All turns of a task in these modes.
 
     Which way begins changes from group to group, and of more than two also whether they go forwards or backwards:
     ways that share engines find prompts of those before them in the cache.
     """
-    arms = [arm for arm in all_arms if arm.mode in (BASELINE, *modes)]
-    if len(arms) == 1 and block > 0:
+    configurations = [configuration for configuration in all_configurations if configuration.mode in (BASELINE, *modes)]
+    if len(configurations) == 1 and block > 0:
         return []  # the baseline has nothing to be compared with
     asked = [(problem, sample) for problem in problems for sample in range(task.samples)]
     turns = []
     for number, start in enumerate(range(0, len(asked), task.concurrency)):
-        first = number % len(arms)
-        order = arms[first:] + arms[:first]
-        if len(arms) > 2 and number // len(arms) % 2:
+        first = number % len(configurations)
+        order = configurations[first:] + configurations[:first]
+        if len(configurations) > 2 and number // len(configurations) % 2:
             order.reverse()
-        for arm in order:
+        for configuration in order:
             turn = [
-                Job(task, arm, problem, sample, block, with_timeline=(problem, sample) == asked[0])
+                Job(task, configuration, problem, sample, block, with_timeline=(problem, sample) == asked[0])
                 for problem, sample in asked[start : start + task.concurrency]
             ]
             turns.append(turn)

@@ -62,7 +62,7 @@ class CallRecord(_Row):
         judge_calls: Questions to a language model that it took.
         tokens: Of "target" and "draft": how many were "committed", "rejected", "aborted".
         busy: Seconds in which the draft, the target and the verifier had work.
-        speculation_off: Why speculation ended early; None if it did not.
+        speculation_disabled: Why speculation ended early; None if it did not.
         times: Of its steps.
         token_ids: The reply's tokens.
     """
@@ -80,7 +80,7 @@ class CallRecord(_Row):
     judge_calls: int = 0
     tokens: dict[str, _FATES]
     busy: dict[str, float] = Field(default_factory=dict)
-    speculation_off: str | None = None
+    speculation_disabled: str | None = None
     times: StepTimes = Field(default_factory=StepTimes)
     token_ids: list[int] | None = None
 
@@ -123,7 +123,7 @@ class Sample(_Row):
         block: Number of the block of modes that it was measured in, and is compared in.
         seed: Of its sampling.
         mode: See `config.ModeName`.
-        arm: Name of the way in which it was done.
+        configuration: Name of the way in which it was done.
         policies: Policies that the calls had.
         concurrency: Samples at once.
         seconds: Time to the answer.
@@ -149,7 +149,7 @@ class Sample(_Row):
     block: int = 0
     seed: int | None = None
     mode: str
-    arm: str
+    configuration: str
     policies: list[str] = Field(default_factory=list)
     concurrency: int = 1
     seconds: float
@@ -166,7 +166,7 @@ class Sample(_Row):
     @property
     def key(self) -> SampleKey:
         """What the sample is of."""
-        return self.block, self.task, self.arm, self.problem, self.sample
+        return self.block, self.task, self.configuration, self.problem, self.sample
 
     @property
     def output_tokens(self) -> int:
@@ -184,7 +184,7 @@ class Tie(_Row):
 
     Attributes:
         task: Of the sample, as of the next two.
-        arm: Of the sample.
+        configuration: Of the sample.
         problem: Of the sample.
         at: Index of the first token that differs.
         gap: How much likelier the target finds one of the two tokens, in nats; None: neither is among the likeliest.
@@ -193,7 +193,7 @@ class Tie(_Row):
     schema_version: int = SCHEMA
     kind: Literal["tie"] = "tie"
     task: str
-    arm: str
+    configuration: str
     problem: str
     at: int
     gap: float | None
@@ -249,17 +249,17 @@ def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
     policy, _, token_speculation = str(row["policy"]).partition("+")
     off = policy == "off"
     if off:
-        mode = arm = "sd" if token_speculation else "off"
+        mode = configuration = "sd" if token_speculation else "off"
     elif policy in ("specreason", "random") and not token_speculation:
-        mode = arm = policy
+        mode = configuration = policy
     else:
         mode = "lr+sd" if token_speculation else "lr"
-        arm = f"{mode} {policy}"
+        configuration = f"{mode} {policy}"
     return {
         "task": "questions",
         "problem": row["id"],
         "mode": mode,
-        "arm": arm,
+        "configuration": configuration,
         "policies": [policy],
         "concurrency": row.get("settings", {}).get("concurrency", 1),
         "seconds": row["seconds"],
@@ -277,7 +277,7 @@ def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
                 "judge_calls": figures.get("judge_calls", 0),
                 "tokens": figures["tokens"],
                 "busy": figures["seconds"],
-                "speculation_off": figures.get("speculation_off"),
+                "speculation_disabled": figures.get("speculation_disabled"),
                 "token_ids": row["token_ids"],
             }
         ],

@@ -12,12 +12,12 @@ from lookahead_agent.bench.statistics import Estimate, difference, estimate, mea
 
 
 @dataclass(frozen=True)
-class ArmSummary:
+class ConfigurationSummary:
     """One way of doing a task.
 
     Attributes:
         task: Name of the task.
-        arm: Name of the way.
+        configuration: Name of the way.
         mode: Its mode.
         samples: How many there are.
         errors: Of them, those that failed.
@@ -44,7 +44,7 @@ class ArmSummary:
     """
 
     task: str
-    arm: str
+    configuration: str
     mode: str
     samples: int
     errors: int
@@ -76,7 +76,7 @@ class NodeSummary:
 
     Attributes:
         task: Name of the task.
-        arm: Name of the way.
+        configuration: Name of the way.
         node: The node; None outside a graph.
         policy: Name of its policy.
         calls: Calls per sample.
@@ -88,7 +88,7 @@ class NodeSummary:
     """
 
     task: str
-    arm: str
+    configuration: str
     node: str | None
     policy: str
     calls: float
@@ -99,17 +99,17 @@ class NodeSummary:
     speculates: bool
 
 
-def summarize(results: Results) -> list[ArmSummary]:
+def summarize(results: Results) -> list[ConfigurationSummary]:
     """A summary per task and arm, in the order in which they were measured, the baseline of each task first."""
-    groups = by_arm(results.samples)
+    groups = by_configuration(results.samples)
     return [_summary(samples, groups.get((task, BASELINE), []), results.turns) for (task, _), samples in groups.items()]
 
 
-def by_arm(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
+def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
     """Samples by task and arm, the baseline of each task first."""
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
-        groups.setdefault((sample.task, sample.arm), []).append(sample)
+        groups.setdefault((sample.task, sample.configuration), []).append(sample)
     tasks = list(dict.fromkeys(task for task, _ in groups))
     order = sorted(groups, key=lambda key: (tasks.index(key[0]), key[1] != BASELINE))
     return {key: groups[key] for key in order}
@@ -129,7 +129,7 @@ def pairs(first: Sequence[Sample], second: Sequence[Sample]) -> list[tuple[Sampl
 def nodes(results: Results) -> list[NodeSummary]:
     """A summary per task, arm and node, of tasks that are graphs."""
     found = []
-    for (task, arm), samples in by_arm(results.samples).items():
+    for (task, configuration), samples in by_configuration(results.samples).items():
         calls: dict[str | None, list[CallRecord]] = {}
         for sample in samples:
             for call in sample.calls:
@@ -140,7 +140,7 @@ def nodes(results: Results) -> list[NodeSummary]:
             found.append(
                 NodeSummary(
                     task,
-                    arm,
+                    configuration,
                     node,
                     "/".join(sorted({call.policy for call in made})),
                     len(made) / len(samples),
@@ -154,7 +154,9 @@ def nodes(results: Results) -> list[NodeSummary]:
     return found
 
 
-def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[str, TurnRecord]) -> ArmSummary:
+def _summary(
+    samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[str, TurnRecord]
+) -> ConfigurationSummary:
     first = samples[0]
     finished = [sample for sample in samples if sample.error is None] or list(samples)
     calls = [call for sample in finished for call in sample.calls]
@@ -166,11 +168,11 @@ def _summary(samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[s
         for earlier, later in zip(call.times.committed, call.times.committed[1:], strict=False)
     ]
     firsts = [call.first_token for call in calls if call.first_token is not None]
-    paired = pairs(samples, base) if first.arm != BASELINE else []
+    paired = pairs(samples, base) if first.configuration != BASELINE else []
     measured = [turns[name] for name in {sample.turn for sample in samples if sample.turn} if name in turns]
-    return ArmSummary(
+    return ConfigurationSummary(
         task=first.task,
-        arm=first.arm,
+        configuration=first.configuration,
         mode=first.mode,
         samples=len(samples),
         errors=sum(sample.error is not None for sample in samples),
@@ -241,8 +243,8 @@ def _by_problem(samples: Iterable[Sample], of: Callable[[Sample], float]) -> lis
 
 
 def _wasted(calls: Iterable[CallRecord], role: str) -> int:
-    fates = [call.tokens.get(role, {}) for call in calls]
-    return sum(fate.get("rejected", 0) + fate.get("aborted", 0) for fate in fates)
+    token_counts = [call.tokens.get(role, {}) for call in calls]
+    return sum(fate.get("rejected", 0) + fate.get("aborted", 0) for fate in token_counts)
 
 
 def _per_sample(values: Sequence[float | None], samples: int) -> float | None:

@@ -7,12 +7,12 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.budget import Budget
 from lookahead_agent.agents.templates import template
 from lookahead_agent.bench.config import CALCULATING, TaskConfig, TaskName
 from lookahead_agent.chat.model import ChatLookahead
 
-LIMITS = Limits(steps=24, tokens=24_000, seconds=900)
+BUDGET = Budget(steps=24, tokens=24_000, seconds=900)
 """What one run of a template may cost in a benchmark."""
 
 _VOTING_TEMPERATURE = 0.7
@@ -62,7 +62,7 @@ def build(name: TaskName, llm: ChatLookahead, *, calculate: bool = True) -> Any:
     """A template's graph, with tools for problems with numbers."""
     make = getattr(template("graphs", name), f"build_{name}")
     calculator = template("tools", "calculator").calculator
-    how: dict[str, Any] = {"limits": LIMITS} | ({"calculate": calculate} if name in CALCULATING else {})
+    how: dict[str, Any] = {"budget": BUDGET} | ({"calculate": calculate} if name in CALCULATING else {})
     if name == "supervisor":
         tools = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
         return make(llm, tools, **how)

@@ -16,7 +16,7 @@ from langchain_core.messages import HumanMessage
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
-from lookahead_agent.engines.likeliest import likeliest
+from lookahead_agent.engines.top_logprobs import top_logprobs
 from lookahead_agent.policy import as_policy
 
 
@@ -51,7 +51,7 @@ async def _gap(model: ChatLookahead, question: str, first: Sequence[int], second
     async with model.access.engines(as_policy("off")) as engines:
         messages = template_messages([HumanMessage(question)])
         prompt = await asyncio.to_thread(engines.target.tokenizer.chat_prompt, messages)
-        values = await likeliest(engines.target, [*prompt, *first[:at]])
+        values = await top_logprobs(engines.target, [*prompt, *first[:at]])
     if first[at] in values and second[at] in values:
         return abs(values[first[at]] - values[second[at]])
     return float("inf")

@@ -22,15 +22,15 @@ from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
+from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
 from lookahead_agent.decoding.step import Step, comparable
 from lookahead_agent.decoding.vocabulary import Vocabularies
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.replies.call_options import CallOptions
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.random_accept import draw
 
@@ -278,7 +278,7 @@ class _Work:
             max_step_tokens=self._rules.max_step_tokens,
             eos_ids=engine.tokenizer.eos_ids,
         )
-        seen = Before(rules.lookback).then("".join(step.text for step in before))
+        seen = PrefixContext(rules.lookback).then("".join(step.text for step in before))
         stream = engine.tokenizer.stream((*prompt, *prefix))
         budget = self._sampling.max_tokens - len(prefix)
         sampling = replace(self._seeded(problem, name, 0), max_tokens=budget)

@@ -15,8 +15,8 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierName, VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import JudgeVerifier, LikelihoodVerifier, ScoreVerifier
-from lookahead_agent.verifiers.checks_first import rejected_unasked
 from lookahead_agent.verifiers.judge import swapped
+from lookahead_agent.verifiers.prefilter import rejected_unasked
 
 Measure = Literal["similarity", "p_aligned", "p_swapped", "score", "likelihood"]
 """Cosine similarity; the judge's p(aligned), and the same with the two steps in each other's place; the target's mark

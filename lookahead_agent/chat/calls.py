@@ -16,12 +16,12 @@ from lookahead_agent.chat.reply_message import as_message
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import continues
 from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.generation.call import ReplyGenerator
+from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, CallOptions, SamplingArguments
+from lookahead_agent.generation.policy_choice import POLICY_KEY, NodePath, choose_policy
+from lookahead_agent.generation.request import ChatRequest, Emit
+from lookahead_agent.generation.tool_parsers import ToolParser
 from lookahead_agent.policy import PolicyLike, VerifierPolicy
-from lookahead_agent.replies.call import ChatCall
-from lookahead_agent.replies.call_options import DEFAULT_MAX_TOKENS, CallOptions, SamplingArguments
-from lookahead_agent.replies.policy_choice import POLICY_KEY, NodePath, choose_policy
-from lookahead_agent.replies.request import ChatRequest, Emit
-from lookahead_agent.replies.tool_parsers import ToolParser
 from lookahead_agent.running.client import reply_of_running
 from lookahead_agent.running.wire import ReplyOrder
 
@@ -80,7 +80,7 @@ class Calls:
             options,
             self._llm.timeout,
             longest_prompt,
-            self._llm.watch,
+            self._llm.audit_rate,
         )
 
     def policy_of(
@@ -145,5 +145,5 @@ class Calls:
                 return access.tool_parser(order.tool_parser, engines)
 
             parser = await asyncio.to_thread(prepared)
-            reply = await ChatCall(request, engines, access.thinking(engines), parser, emit).reply()
+            reply = await ReplyGenerator(request, engines, access.thinking(engines), parser, emit).reply()
         return as_message(reply, request, order.model, with_token_ids=order.with_token_ids)

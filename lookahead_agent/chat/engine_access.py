@@ -9,11 +9,11 @@ from typing import Any
 
 from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.generation.tool_parsers import ToolParser, choose_tool_parser
 from lookahead_agent.models.catalogue import ModelSet, RecommendedSampling
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.replies.tool_parsers import ToolParser, choose_tool_parser
 from lookahead_agent.running.connection import ask_keeper
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime
@@ -170,8 +170,12 @@ class EngineAccess:
         if engines is None:
             kept = background.run(self.kept())
             return "the engines are not running: call start()" if kept is None else str(kept["reason"])
-        arranged = engines.arranged
-        said = [arranged.reason if arranged is not None and arranged.reason else "the engines are as they were given"]
+        engine_setup = engines.engine_setup
+        said = [
+            engine_setup.reason
+            if engine_setup is not None and engine_setup.reason
+            else "the engines are as they were given"
+        ]
         certified = {policy.name: engines.certified(policy)[2] for policy in policies}
         return "\n".join([*said, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
 

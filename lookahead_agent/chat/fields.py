@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field, SecretStr
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.token_speculation import check_token_speculation
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.machine.choice import Precision
-from lookahead_agent.replies.call_options import DEFAULT_MAX_TOKENS, MaxTokens, SamplingArguments
+from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, MaxTokens, SamplingArguments
+from lookahead_agent.hardware.choice import Precision
 
 _SERVERS = (
     ("target", "base_url", "api_key"),
@@ -102,7 +102,7 @@ class EngineFields(BaseModel):
 
     token_speculation: str | dict[str, Any] = "auto"
     """Token-level speculation inside the target's steps, which changes no reply: "auto" (whatever is fastest here),
-    "none", "guided" (by what the draft writes beside it), "draft_model", "ngram", "suffix", or vLLM's
+    "none", "shared_draft" (by what the draft writes beside it), "draft_model", "ngram", "suffix", or vLLM's
     `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
     precision: Precision = "auto"
     """Of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on a CPU), or "auto": on a CPU

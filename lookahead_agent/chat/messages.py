@@ -22,7 +22,7 @@ from langchain_core.messages import (
 
 from lookahead_agent.engines.tokenizer import FINISHED, continues
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.replies.tool_calls import UNREADABLE
+from lookahead_agent.generation.tool_calls import UNREADABLE
 
 THINKING_KEY = "reasoning_content"
 """Where LangChain keeps a reply's thinking: a message's `content_blocks` show it as a block of type "reasoning"."""

@@ -19,28 +19,28 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from lookahead_agent.certificates.watching import SHARE
+from lookahead_agent.certificates.drift_monitor import SHARE
 from lookahead_agent.chat.calls import Calls
 from lookahead_agent.chat.engine_access import EngineAccess, EngineUser
 from lookahead_agent.chat.fields import EngineFields, SamplingFields, ServerFields
 from lookahead_agent.chat.messages import begun, from_openai, template_messages
 from lookahead_agent.chat.profile import profile_of
 from lookahead_agent.chat.reply_message import as_chunk
-from lookahead_agent.chat.saving import Saving
+from lookahead_agent.chat.serialization import Saving
 from lookahead_agent.chat.step_callbacks import StepEvents
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
-from lookahead_agent.engines.token_speculation import guesses_by_draft_model
+from lookahead_agent.engines.token_speculation import speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.offered_tools import chosen_tools, forced, openai_tools
+from lookahead_agent.generation.policy_choice import NodePath, check_policies, with_configured
+from lookahead_agent.generation.request import ChatRequest, Emit, TextDelta
+from lookahead_agent.generation.structured_output import Form, FormParser, Method, parsed, traced_schema
+from lookahead_agent.generation.tool_parsers import check_tool_parser
 from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.offered_tools import chosen_tools, forced, openai_tools
-from lookahead_agent.replies.policy_choice import NodePath, check_policies, with_configured
-from lookahead_agent.replies.request import ChatRequest, Emit, Piece
-from lookahead_agent.replies.structured_output import Form, FormParser, Method, parsed, traced_schema
-from lookahead_agent.replies.tool_parsers import check_tool_parser
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
 
@@ -104,12 +104,13 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
     "reasoning". Custom events `lookahead_step` (`astream_events`, or `stream_mode="custom"` with `stream_steps=True`)
     tell what happens to each step: the fields of `decoding.StepEvent`.
 
-    `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `chosen_by`, `certificate` (of a
-    policy with a risk), `watched` (of steps that were looked at again since the engines were started), `node`, `path`,
+    `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `selection_rule`, `certificate` (of
+    a policy with a risk), `audit` (of steps that were looked at again since the engines were started), `node`, `path`,
     `steps`, `accepted`, `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the
-    verifier had to be asked), `passes` (of the target: fewer than its tokens where guesses were right), `tokens` (of
-    each engine: `committed`, `rejected`, `aborted`), `seconds` (`total`, the time that `draft`, `target` and `verifier`
-    had work, and `waiting`, in which none had), and `speculation_off` (why speculation ended early, or None).
+    verifier had to be asked), `target_forward_passes` (fewer than the target's tokens where draft tokens were
+    accepted), `tokens` (of each engine: `committed`, `rejected`, `aborted`, `speculative`), `seconds`
+    (`total`, the time that `draft`, `target` and `verifier` had work, and `waiting`, in which none had), and
+    `speculation_disabled` (why speculation ended early, or None).
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
@@ -138,7 +139,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
     """Policies by LangGraph node: name, path through subgraphs ("outer:inner"), or pattern ("plan*")."""
     tool_parser: str | None = None
     """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
-    watch: float = Field(SHARE, ge=0, le=1)
+    audit_rate: float = Field(SHARE, ge=0, le=1)
     """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again when it
     has nothing else to do; where they are disputed more often than in the calibration, the policy is tightened."""
     streaming: bool = False
@@ -180,7 +181,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         wants_draft = (
             any(policy.speculates for policy in policies)
             or self.draft_model is not None
-            or guesses_by_draft_model(self.token_speculation)
+            or speculates_by_draft_model(self.token_speculation)
             or (self.token_speculation == "auto" and has_draft(self.model))
         )
         models = choose_models(
@@ -202,7 +203,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
             self.cores,
         )
         # Behind a server, what the target costs is not known here: steps are the only way to win something.
-        steps = [policy.commands_steps or ("target" in remote and policy.speculates) for policy in policies]
+        steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]
         self._runtime = Runtime.shared(spec, expects_draft=any(steps))
         self._runtime.use(self._user)
 
@@ -540,7 +541,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
     ) -> Iterator[ChatGenerationChunk]:
         for item in self._written(messages, stop, run_manager, kwargs):
             chunk = ChatGenerationChunk(message=as_chunk(item))
-            if run_manager is not None and isinstance(item, Piece):
+            if run_manager is not None and isinstance(item, TextDelta):
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
@@ -554,7 +555,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         async with aclosing(self._awritten(messages, stop, run_manager, kwargs)) as items:
             async for item in items:
                 chunk = ChatGenerationChunk(message=as_chunk(item))
-                if run_manager is not None and isinstance(item, Piece):
+                if run_manager is not None and isinstance(item, TextDelta):
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
@@ -564,7 +565,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         stop: list[str] | None,
         run_manager: CallbackManagerForLLMRun | None,
         options: dict[str, Any],
-    ) -> Iterator[Piece | AIMessage]:
+    ) -> Iterator[TextDelta | AIMessage]:
         """A reply's pieces and at last its message; what happens to steps goes to the callbacks."""
         request = self._request(messages, stop, run_manager, options)
         steps = StepEvents(request, self.stream_steps, run_manager)
@@ -580,7 +581,7 @@ class ChatLookahead(SamplingFields, ServerFields, EngineFields, Saving):
         stop: list[str] | None,
         run_manager: AsyncCallbackManagerForLLMRun | None,
         options: dict[str, Any],
-    ) -> AsyncGenerator[Piece | AIMessage, None]:
+    ) -> AsyncGenerator[TextDelta | AIMessage, None]:
         request = self._request(messages, stop, run_manager, options)
         steps = StepEvents(request, self.stream_steps, run_manager)
         async with aclosing(background.astream(self.calls.work(request))) as items:
@@ -647,7 +648,7 @@ def _made_of(kind: type[ChatLookahead], fields: dict[str, Any]) -> ChatLookahead
     return kind(**fields)
 
 
-def _result(item: Piece | AIMessage) -> ChatResult:
+def _result(item: TextDelta | AIMessage) -> ChatResult:
     assert isinstance(item, AIMessage)
     return ChatResult(generations=[ChatGeneration(message=item)])
 

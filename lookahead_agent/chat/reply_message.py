@@ -11,8 +11,8 @@ from langchain_core.messages.ai import OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 
 from lookahead_agent.chat.messages import THINKING_KEY
-from lookahead_agent.replies.request import ChatReply, ChatRequest, Piece
-from lookahead_agent.replies.tool_calls import as_unreadable
+from lookahead_agent.generation.request import ChatReply, ChatRequest, TextDelta
+from lookahead_agent.generation.tool_calls import as_unreadable
 
 
 def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
@@ -25,9 +25,9 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
         "lookahead": {
             "call": request.id,
             "policy": request.policy.name,
-            "chosen_by": request.policy.rule,
+            "selection_rule": request.policy.rule,
             "certificate": reply.certificate,
-            "watched": asdict(reply.watched),
+            "audit": asdict(reply.audit),
             "node": request.path.node,
             "path": str(request.path) or None,
             "mode": reply.chosen.mode,
@@ -39,10 +39,10 @@ def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_
             "verifier_calls": report.verifier_calls,
             "judge_calls": report.judge_calls,
             "refuted": report.refuted,
-            "passes": report.passes,
+            "target_forward_passes": report.target_forward_passes,
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
             "seconds": report.seconds,
-            "speculation_off": reply.problem,
+            "speculation_disabled": reply.problem,
         },
     }
     if with_token_ids:
@@ -90,9 +90,9 @@ class ReplyChunk(_WholeReply):
         return summed
 
 
-def as_chunk(item: Piece | AIMessage) -> AIMessageChunk:
+def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
     """A piece of text, or what the final message adds to the text already streamed."""
-    if isinstance(item, Piece):
+    if isinstance(item, TextDelta):
         if item.kind == "thinking":
             return ReplyChunk(content="", additional_kwargs={THINKING_KEY: item.text})
         return ReplyChunk(content=item.text)

@@ -15,7 +15,7 @@ from langchain_core.callbacks import (
 from langchain_core.runnables.config import ensure_config
 
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.replies.request import ChatRequest
+from lookahead_agent.generation.request import ChatRequest
 
 STEP_EVENT = "lookahead_step"
 """Name of the custom events, whose data are the fields of `StepEvent`, and `call`, `path` and `policy` of the reply."""

@@ -19,11 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead_agent.agents.checkpoints import checkpointer
-from lookahead_agent.agents.figures import NodeFigures
+from lookahead_agent.agents.metrics import NodeFigures
 from lookahead_agent.agents.templates import build_plan_execute, template
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.live import live as live_view
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder

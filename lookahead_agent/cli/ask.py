@@ -10,7 +10,7 @@ import typer
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.plain_text import PlainTextStream
 

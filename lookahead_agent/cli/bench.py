@@ -11,12 +11,12 @@ from lookahead_agent.bench.config import MODES, TASKS, BenchConfig, load_config,
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.bench_datasets import datasets, fetch
 from lookahead_agent.cli.bench_overhead import overhead
 from lookahead_agent.cli.bench_precision import precision as precision_command
 from lookahead_agent.cli.bench_report import compare, report, show_summary
 from lookahead_agent.cli.bench_synthetic import synthetic
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import Terminal
 
 bench = typer.Typer(
@@ -151,8 +151,8 @@ def run(
         done += 1
         verdict = {True: "right", False: "wrong", None: "unchecked"}[sample.right]
         log.print(
-            f"{done}/{measured.total} {sample.task} {sample.problem} {sample.arm}: {sample.error or verdict}, "
-            f"{sample.output_tokens} tokens in {sample.seconds:.1f} s",
+            f"{done}/{measured.total} {sample.task} {sample.problem} {sample.configuration}: "
+            f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
         )
 
     show_summary(measured.run(Bars(), report))

@@ -13,9 +13,9 @@ from rich.table import Table
 from lookahead_agent.bench.precision import compare_precisions, read_solutions
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import Terminal
-from lookahead_agent.machine.choice import Precision
+from lookahead_agent.hardware.choice import Precision
 
 
 def precision(

@@ -44,7 +44,7 @@ def compare(
     rows = [
         [
             change.task,
-            change.arm,
+            change.configuration,
             str(change.samples),
             change.speed.shown("{:.2f}".format),
             change.right.shown("{:+.2f}".format) if change.right else "",
@@ -79,5 +79,6 @@ def _show(made: Report) -> None:
     for tie in made.results.ties:
         apart = "not near each other" if tie.gap is None else f"{tie.gap:.3f} nats apart"
         show.print(
-            f"{tie.problem}: {tie.arm} differs from off at token {tie.at}, where the target finds both {apart}",
+            f"{tie.problem}: {tie.configuration} differs from off at token {tie.at}, "
+            f"where the target finds both {apart}",
         )

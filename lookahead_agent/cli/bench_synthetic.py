@@ -10,18 +10,18 @@ from typing import Annotated, cast
 import typer
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.tables import WIDE, as_rich
 from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cost_model.cost_file import read_costs, write_costs
+from lookahead_agent.cost_model.costs import MachineCosts
+from lookahead_agent.cost_model.estimator import ModeName
+from lookahead_agent.cost_model.measuring import measure_pair
+from lookahead_agent.cost_model.pair import Pair
+from lookahead_agent.cost_model.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
+from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
-from lookahead_agent.machine.kernels import Kernel
-from lookahead_agent.plan.cost_file import read_costs, write_costs
-from lookahead_agent.plan.costs import MachineCosts
-from lookahead_agent.plan.measuring import measure_pair
-from lookahead_agent.plan.pair import Pair
-from lookahead_agent.plan.planner import ModeName
-from lookahead_agent.plan.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
-from lookahead_agent.plan.synthetic_report import check_report_name, result_table, write_synthetic_report
+from lookahead_agent.hardware.kernels import Kernel
 
 _UNFINISHED = 75
 """Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again."""
@@ -37,7 +37,8 @@ def synthetic(
         str | None,
         typer.Option(
             "--modes",
-            help="Ways of writing; off is always measured. Default: off,sd,lr,lr+sd,guided,lr+guided; on a CPU off,lr.",
+            help="Ways of writing; off is always measured. Default: off,sd,lr,lr+sd,shared_draft,lr+shared_draft; "
+            "on a CPU off,lr.",
         ),
     ] = None,
     alphas: Annotated[str, typer.Option("--alphas", help="Probabilities that a step is accepted.")] = "0.4,0.6,0.8",
@@ -46,9 +47,9 @@ def synthetic(
     step_tokens: Annotated[int, typer.Option("--step-tokens", min=1, help="Tokens of a step.")] = 32,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Steps of a reply.")] = 16,
     token_alpha: Annotated[
-        float, typer.Option("--token-alpha", min=0, max=1, help="Probability that a guessed token is accepted.")
+        float, typer.Option("--token-alpha", min=0, max=1, help="Probability that a draft token is accepted.")
     ] = 0.7,
-    guesses: Annotated[int, typer.Option("--guesses", min=1, help="Tokens guessed for a pass.")] = 4,
+    draft_tokens: Annotated[int, typer.Option("--draft-tokens", min=1, help="Tokens guessed for a pass.")] = 4,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each way, in turns.")] = 3,
     precision: Annotated[
         Kernel | None, typer.Option("--precision", help="Of the target's weights. Default: as vLLM has them.")
@@ -94,7 +95,7 @@ def synthetic(
         step_tokens=step_tokens,
         steps=steps,
         token_alpha=token_alpha,
-        guesses=guesses,
+        draft_tokens=draft_tokens,
         repeats=repeats,
         seed=seed,
         apart=apart,

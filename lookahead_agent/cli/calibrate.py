@@ -27,10 +27,10 @@ from lookahead_agent.certificates.certificate import Certificate, digest, keep
 from lookahead_agent.certificates.risk import LEVEL, RISKS
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.tables import WIDE, as_rich
 from lookahead_agent.cli.terminal import Terminal, echo
-from lookahead_agent.engines.cores import available_cores, binding
+from lookahead_agent.cpu.cores import available_cores, binding
 from lookahead_agent.policy import as_policy
 
 calibrate = typer.Typer(

@@ -12,7 +12,7 @@ from rich.text import Text
 from lookahead_agent.cli import options
 from lookahead_agent.cli.tables import WIDE
 from lookahead_agent.cli.terminal import Terminal
-from lookahead_agent.machine.checkup import Finding, checkup
+from lookahead_agent.hardware.checkup import Finding, checkup
 from lookahead_agent.models import choose_models
 
 _SIGNS = {"there": Text("✓", "green"), "missing": Text("✗", "red"), "optional": Text("–", "yellow")}

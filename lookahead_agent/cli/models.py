@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from lookahead_agent.certificates.certificate import certificates
-from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.quantize import kept_precisions
@@ -23,7 +23,7 @@ def list_models() -> None:
     """List the catalogue: of models that are here also the precisions of their weights, target / draft.
 
     RISKS are those of which there are certificates, for policies such as risk=0.02.
-    In which precision they run is chosen when they start, or said with --precision: see `lookahead-agent machine`."""
+    In which precision they run is chosen when they start, or said with --precision: see `lookahead-agent hardware`."""
     table = Table(box=None)
     for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "RISKS", "NOTE"):
         table.add_column(heading, no_wrap=heading == "RISKS")

@@ -11,7 +11,7 @@ import typer
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli.terminal import Terminal
-from lookahead_agent.machine.choice import Precision
+from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
 
@@ -37,7 +37,7 @@ TokenSpeculationMethod = Annotated[
     str,
     typer.Option(
         "--token-speculation",
-        help="Guess tokens inside the target's steps: auto, none, guided, draft_model, ngram or suffix.",
+        help="Guess tokens inside the target's steps: auto, none, shared_draft, draft_model, ngram or suffix.",
     ),
 ]
 Depth = Annotated[

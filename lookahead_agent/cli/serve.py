@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from lookahead_agent.certificates.watching import SHARE
+from lookahead_agent.certificates.drift_monitor import SHARE
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
@@ -42,10 +42,10 @@ def serve(
     precision: options.TargetPrecision = "auto",
     draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
-    watch: Annotated[
+    audit_rate: Annotated[
         float,
         typer.Option(
-            "--watch", min=0, max=1, help="Share of the steps accepted by a certificate that are looked at again."
+            "--audit-rate", min=0, max=1, help="Share of the steps accepted by a certificate that are looked at again."
         ),
     ] = SHARE,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = 4096,
@@ -117,7 +117,7 @@ def serve(
         token_speculation=token_speculation,
         precision=precision,
         draft_precision=draft_precision,
-        watch=watch,
+        audit_rate=audit_rate,
         max_tokens=max_tokens,
     )
     settings = ServerSettings.model_validate(

@@ -16,7 +16,7 @@ import typer
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bars import Bars
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import leave_running

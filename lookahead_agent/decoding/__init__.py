@@ -1,15 +1,15 @@
 """The algorithm of Lookahead Reasoning: knows no vLLM, no LangChain and no HTTP."""
 
-from lookahead_agent.decoding.accounting import ReplyReport, TokenFates
+from lookahead_agent.decoding.accounting import ReplyReport, TokenCounts
 from lookahead_agent.decoding.driver import lookahead
-from lookahead_agent.decoding.machine import LookaheadMachine
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.step_events import OnStep, StepEvent
 
 __all__ = [
     "DecodingSettings",
-    "LookaheadMachine",
+    "LookaheadScheduler",
     "OnStep",
     "Reply",
     "ReplyReport",
@@ -17,6 +17,6 @@ __all__ = [
     "Step",
     "StepEnd",
     "StepEvent",
-    "TokenFates",
+    "TokenCounts",
     "lookahead",
 ]

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class TokenFates:
+class TokenCounts:
     """What became of the tokens that one engine generated for a reply.
 
     Attributes:
         committed: Part of the reply.
         rejected: In steps that were complete and not used.
         aborted: In steps that were stopped before they were complete.
-        guesses: Written only to be guessed by: they were to be in no step.
+        speculative: Written only to be guessed by: they were to be in no step.
     """
 
     committed: int = 0
     rejected: int = 0
     aborted: int = 0
-    guesses: int = 0
+    speculative: int = 0
 
     @property
     def generated(self) -> int:
         """All of them."""
-        return self.committed + self.rejected + self.aborted + self.guesses
+        return self.committed + self.rejected + self.aborted + self.speculative
 
 
 class BusyClock:
@@ -75,13 +75,13 @@ class ReplyReport:
         verifier_calls: Draft steps that the verifier was asked about.
         judge_calls: Questions to a language model that it took to answer.
         refuted: Draft steps that were dropped before the target's step was complete.
-        passes: How often the target gave tokens: more than one at a time where some are guessed.
+        target_forward_passes: How often the target gave tokens: more than one at a time where some are guessed.
         target_tokens: Fates of the target's tokens.
         draft_tokens: Fates of the draft's tokens.
         seconds: Wall-clock time: `total`; until the target's `first` token, which is what its prompt took; the part in
             which the `draft`, the `target` and the `verifier` had work (they overlap, so the parts do not add up to the
             total); and the part `waiting` in which none had.
-        speculation_off: Why speculation ended before the reply did; None if it did not.
+        speculation_disabled: Why speculation ended before the reply did; None if it did not.
     """
 
     steps: int = 0
@@ -89,23 +89,23 @@ class ReplyReport:
     verifier_calls: int = 0
     judge_calls: int = 0
     refuted: int = 0
-    passes: int = 0
-    target_tokens: TokenFates = field(default_factory=TokenFates)
-    draft_tokens: TokenFates = field(default_factory=TokenFates)
+    target_forward_passes: int = 0
+    target_tokens: TokenCounts = field(default_factory=TokenCounts)
+    draft_tokens: TokenCounts = field(default_factory=TokenCounts)
     seconds: dict[str, float] = field(default_factory=dict)
-    speculation_off: str | None = None
+    speculation_disabled: str | None = None
 
     def add(self, other: ReplyReport) -> None:
         """Add the figures of a reply that went on where this one ended."""
-        for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted", "passes"):
+        for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted", "target_forward_passes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, others in ((self.target_tokens, other.target_tokens), (self.draft_tokens, other.draft_tokens)):
             mine.committed += others.committed
             mine.rejected += others.rejected
             mine.aborted += others.aborted
-            mine.guesses += others.guesses
+            mine.speculative += others.speculative
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
-        self.speculation_off = self.speculation_off or other.speculation_off
+        self.speculation_disabled = self.speculation_disabled or other.speculation_disabled
 
     def not_part_of_reply(self) -> None:
         """Count what was committed as aborted: it was written to see how a reply would begin."""

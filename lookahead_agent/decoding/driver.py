@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from lookahead_agent.decoding.accounting import BusyClock, ReplyReport, TokenFates
+from lookahead_agent.decoding.accounting import BusyClock, ReplyReport, TokenCounts
+from lookahead_agent.decoding.draft_follower import DraftFollower
 from lookahead_agent.decoding.events import (
     Abort,
     Action,
@@ -28,13 +29,12 @@ from lookahead_agent.decoding.events import (
     StepWritten,
     Verify,
 )
-from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding.idle_timeout import IdleTimeout
 from lookahead_agent.decoding.output import ReplyText, encodable
 from lookahead_agent.decoding.regions import PROMPT_TAIL
 from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
-from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter
-from lookahead_agent.decoding.shadow import Shadow
-from lookahead_agent.decoding.silence import Silence
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
+from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.step_events import OnStep, StepEvent, StepEventKind
 from lookahead_agent.decoding.tree import Node, Source
@@ -42,14 +42,14 @@ from lookahead_agent.decoding.verifier import (
     DraftStep,
     DraftVerifier,
     EarlyVerifier,
+    PartialStep,
     StepPair,
     Verdict,
     Verifier,
-    Writing,
 )
 from lookahead_agent.decoding.vocabulary import Vocabularies
 from lookahead_agent.decoding.writing import Stream, WriteJob
-from lookahead_agent.engines.protocol import Engine, Guided, Guides, Sampling
+from lookahead_agent.engines.protocol import DraftLines, Engine, Sampling, SupportsSharedDraft
 from lookahead_agent.errors import ConfigurationError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ async def lookahead(
         target: The engine whose quality the reply has.
         draft: The engine that thinks ahead. None: the target alone.
         verifier: Decides which draft steps are kept. None: only the target's are, which then guesses tokens by what
-            the draft writes if it is a guided one.
+            the draft writes if they share a draft.
         settings: How far to look ahead.
         on_text: Called in the event loop with each piece of text as soon as it is certain.
         on_step: Called in the event loop with what happens to each step.
@@ -109,7 +109,7 @@ class _Driver:
         self._early = verifier if settings.early and isinstance(verifier, EarlyVerifier) else None
         self._settings = settings
         self._rules = {source: self._segmentation(engine) for source, engine in self._engines.items()}
-        self._machine = LookaheadMachine(
+        self._scheduler = LookaheadScheduler(
             settings.depth,
             settings.width,
             settings.hedge,
@@ -128,8 +128,8 @@ class _Driver:
         thinking = request.regions.thinking
         marker = len(thinking.open) if thinking is not None else 0
         room = max(marker, *(rules.lookback for rules in self._rules.values()))
-        self._before = Before(room, thinking=beginning)
-        self._befores: dict[int, Before] = {}
+        self._before = PrefixContext(room, thinking=beginning)
+        self._befores: dict[int, PrefixContext] = {}
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
@@ -140,37 +140,37 @@ class _Driver:
         self._busy["any"] = any_work
         self._first: float | None = None  # when the target had read the prompt
         # It goes on from one request to the next: the target may finish each step before the draft does.
-        self._draft_silence = Silence(settings.draft_timeout, "the draft model")
+        self._draft_idle_timeout = IdleTimeout(settings.draft_timeout, "the draft model")
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._writing: dict[int, WriteJob] = {}
         self._closing: set[asyncio.Task[None]] = set()
         # The stream of the job whose step was just written, for the job that writes the step after it.
         self._open: dict[int, Stream] = {}
-        self._guides = self._guides_of(target, draft)
-        self._shadow: Shadow | None = None
+        self._draft_lines = self._draft_lines_of(target, draft)
+        self._draft_follower: DraftFollower | None = None
         self._followed: Stream | None = None  # which of the target's streams the shadow follows
-        if self._guides is not None:
-            self._shadow = Shadow(
+        if self._draft_lines is not None:
+            self._draft_follower = DraftFollower(
                 draft,
-                self._guides,
+                self._draft_lines,
                 replace(request.sampling, stop=(), structured=None),
                 self._report.draft_tokens,
                 self._busy[Source.DRAFT.value],
                 min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length),
             )
 
-    def _guides_of(self, target: Engine, draft: Engine) -> Guides | None:
-        """Where a guided target finds its guesses; None if it gets none.
+    def _draft_lines_of(self, target: Engine, draft: Engine) -> DraftLines | None:
+        """Where a target with a shared draft finds its guesses; None if it gets none.
 
         A seed fixes a sampled reply, and guesses, which come when they come, change which random numbers it takes.
         """
         seeded = self._request.sampling.seeded
-        if not self._settings.guided or seeded or draft is target or not self._vocabularies.shared:
+        if not self._settings.shared_draft or seeded or draft is target or not self._vocabularies.shared:
             return None
-        if not isinstance(target, Guided) or not target.guided:
+        if not isinstance(target, SupportsSharedDraft) or not target.shared_draft:
             return None
-        return target.guides(self._request.prompt_ids)
+        return target.draft_lines(self._request.prompt_ids)
 
     def _segmentation(self, engine: Engine) -> Segmentation:
         regions, sampling = self._request.regions, self._request.sampling
@@ -196,12 +196,12 @@ class _Driver:
 
     async def run(self) -> Reply:
         try:
-            end = self._carry_out(self._machine.start())
+            end = self._carry_out(self._scheduler.start())
             while end is None:
                 event = await self._events.get()
                 if isinstance(event, StepWritten) and event.job in self._writing:
                     self._open[event.job] = self._writing[event.job].stream
-                end = self._carry_out(self._machine.handle(event))
+                end = self._carry_out(self._scheduler.handle(event))
         finally:
             await self._close_everything()
         total = self._now()
@@ -209,7 +209,7 @@ class _Driver:
         waiting = max(0.0, total - seconds.pop("any"))
         first = total if self._first is None else self._first
         self._report.seconds = {"total": total, "first": first, "waiting": waiting} | seconds
-        self._report.speculation_off = self._machine.speculation_off
+        self._report.speculation_disabled = self._scheduler.speculation_disabled
         return Reply(
             text=self._text.finish(),
             token_ids=tuple(self._text.token_ids),
@@ -234,7 +234,7 @@ class _Driver:
                     self._commit(node)
                 case Reject(job):
                     written = self._writing.pop(job)
-                    self._fates(written.stream).rejected += written.generated
+                    self._token_counts(written.stream).rejected += written.generated
                     self._forget(job)
                     self._tell("rejected" if written.stream.source is Source.DRAFT else "unused", job, written)
                 case Abort(job):
@@ -255,7 +255,7 @@ class _Driver:
         written = self._writing.pop(node.job)
         self._report.steps += 1
         self._report.accepted += node.source is Source.DRAFT
-        self._fates(written.stream).committed += written.generated
+        self._token_counts(written.stream).committed += written.generated
         self._tell("accepted" if node.source is Source.DRAFT else "committed", node.job, written)
         if not self._vocabularies.shared:
             self._draft_reply.extend(self._ids_for_draft(node))
@@ -269,7 +269,7 @@ class _Driver:
         if task is not None:
             task.cancel()
         if (written := self._writing.pop(job, None)) is not None:
-            self._fates(written.stream).aborted += written.generated
+            self._token_counts(written.stream).aborted += written.generated
             self._forget(job)
             self._tell("aborted", job, written)
             self._retire(written.stream, task)
@@ -288,14 +288,14 @@ class _Driver:
             await stream.close()
 
         if stream is self._followed:
-            self._leave_shadow()
-        self._fates(stream).aborted += len(stream.unread)
+            self._leave_follower()
+        self._token_counts(stream).aborted += len(stream.unread)
         stream.unread.clear()
         task = self._loop.create_task(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _fates(self, stream: Stream) -> TokenFates:
+    def _token_counts(self, stream: Stream) -> TokenCounts:
         drafted = stream.source is Source.DRAFT
         return self._report.draft_tokens if drafted else self._report.target_tokens
 
@@ -311,16 +311,18 @@ class _Driver:
         else:
             prompt = [*self._prompt(source), *self._reply_until(node, source)]
             deltas = engine.generate(prompt, replace(sampling, max_tokens=max(1, budget)))
-            guide = self._guides.begin(prompt) if self._guides is not None and source is Source.DRAFT else None
-            stream = Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), guide)
+            draft_line = (
+                self._draft_lines.begin(prompt) if self._draft_lines is not None and source is Source.DRAFT else None
+            )
+            stream = Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), draft_line)
         rules = self._rules[source]
-        if self._machine.awaits_thinking and self._request.regions.thinking is not None:
+        if self._scheduler.awaits_thinking and self._request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
         segmenter = Segmenter(rules, stream.text, self._before_of(node), budget)
         written = WriteJob(node, stream, segmenter, live, self._now())
         self._writing[job] = written
         if live and stream is not self._followed:
-            self._shadow_follows(written)
+            self._follower_follows(written)
         self._spawn(job, partial(self._write, job, written))
 
     def _prompt(self, source: Source) -> tuple[int, ...]:
@@ -362,9 +364,9 @@ class _Driver:
         """The reply's text up to `node`."""
         return self._text.text + "".join(walk.step.text for walk in self._undecided(node) if walk.step is not None)
 
-    def _before_of(self, node: Node) -> Before:
+    def _before_of(self, node: Node) -> PrefixContext:
         """What a step after `node` must know of the text before it."""
-        if node is self._machine.front or node.parent is None or node.step is None:
+        if node is self._scheduler.front or node.parent is None or node.step is None:
             return self._before
         if node.job not in self._befores:
             self._befores[node.job] = self._before_of(node.parent).then(node.step.text)
@@ -387,7 +389,7 @@ class _Driver:
         """The nodes after the front down to `node`."""
         nodes: list[Node] = []
         walk: Node | None = node
-        while walk is not None and walk is not self._machine.front:
+        while walk is not None and walk is not self._scheduler.front:
             nodes.append(walk)
             walk = walk.parent
         return nodes[::-1]
@@ -412,7 +414,7 @@ class _Driver:
                         return self._written(job, written, step)
                     self._look_for_refutation(written)
                 if await self._read(stream):
-                    self._show_shadow(written)
+                    self._show_follower(written)
                 else:
                     if stream.finish_reason is None:
                         raise EngineError("the engine ended a reply without saying why")
@@ -420,7 +422,7 @@ class _Driver:
 
     def _written(self, job: int, written: WriteJob, step: Step) -> StepWritten:
         if written.stream is self._followed and not written.live:
-            self._leave_shadow()  # the draft has the next step to write
+            self._leave_follower()  # the draft has the next step to write
         if written.stream.source is Source.DRAFT:
             self._draft_ids[job] = step.token_ids
             left = self._request.sampling.max_tokens - self._length_until(written.node)
@@ -438,11 +440,11 @@ class _Driver:
             EngineError: The engine wrote nothing for too long.
         """
         if stream.source is Source.DRAFT:
-            return await self._draft_silence.until(stream.read())
+            return await self._draft_idle_timeout.until(stream.read())
         more = await self._within(self._settings.target_timeout, "the target model", stream.read())
         if self._first is None:
             self._first = self._now()
-        self._report.passes += more
+        self._report.target_forward_passes += more
         return more
 
     async def _within(self, limit: float | None, who: str, work: Coroutine[Any, Any, T]) -> T:
@@ -456,15 +458,15 @@ class _Driver:
 
     # Guessing
 
-    def _show_shadow(self, written: WriteJob) -> None:
+    def _show_follower(self, written: WriteJob) -> None:
         """Have the shadow follow what a target stream has just brought."""
         stream = written.stream
-        if self._shadow is None or stream.source is Source.DRAFT:
+        if self._draft_follower is None or stream.source is Source.DRAFT:
             return
         if stream is self._followed:
-            self._shadow.follow(stream.unread)
-        elif written.node is self._machine.front and self._has_left_draft(written):
-            self._shadow_follows(written)
+            self._draft_follower.follow(stream.unread)
+        elif written.node is self._scheduler.front and self._has_left_draft(written):
+            self._follower_follows(written)
 
     def _has_left_draft(self, written: WriteJob) -> bool:
         """Whether the draft's candidate for a step cannot tell the target any more what follows."""
@@ -482,19 +484,19 @@ class _Driver:
         written.as_drafted = both
         return False
 
-    def _shadow_follows(self, written: WriteJob) -> None:
+    def _follower_follows(self, written: WriteJob) -> None:
         """Have the shadow follow a step of the target from where it is."""
-        if self._shadow is None or self._shadow.failure is not None:
+        if self._draft_follower is None or self._draft_follower.failure is not None:
             return
         stream = written.stream
         self._followed = stream
         reply = self._reply_until(written.node)
-        self._shadow.begin([*self._request.prompt_ids, *reply, *written.segmenter.token_ids, *stream.unread])
+        self._draft_follower.begin([*self._request.prompt_ids, *reply, *written.segmenter.token_ids, *stream.unread])
 
-    def _leave_shadow(self) -> None:
+    def _leave_follower(self) -> None:
         self._followed = None
-        if self._shadow is not None:
-            self._shadow.leave()
+        if self._draft_follower is not None:
+            self._draft_follower.leave()
 
     # Verifying
 
@@ -504,7 +506,7 @@ class _Driver:
         target = self._writing.get(node.target_job or 0)
         if self._early is None or node.target_job is None or target is None or target.complete or not target.generated:
             return
-        targets: Writing | None = None
+        targets: PartialStep | None = None
         for candidate in node.open_candidates:
             draft = self._writing.get(candidate.node.job if candidate.node is not None else candidate.job or 0)
             if draft is None or not draft.generated or candidate.rank in target.refuted:
@@ -515,11 +517,11 @@ class _Driver:
                 self._report.refuted += 1
                 self._events.put_nowait(Refuted(node.target_job, candidate.rank))
 
-    def _so_far(self, written: WriteJob) -> Writing:
+    def _so_far(self, written: WriteJob) -> PartialStep:
         if written.complete is not None:
-            return Writing(written.complete.token_ids, written.complete.text, True)
+            return PartialStep(written.complete.token_ids, written.complete.text, True)
         readable = written.stream.source is Source.TARGET or self._vocabularies.shared
-        return Writing(written.segmenter.token_ids if readable else (), written.segmenter.text, False)
+        return PartialStep(written.segmenter.token_ids if readable else (), written.segmenter.text, False)
 
     async def _verify(self, job: int, draft: Node, target: Node | None) -> Event:
         assert draft.step is not None
@@ -604,21 +606,21 @@ class _Driver:
 
     async def _clean(self) -> None:
         """End every job and every engine request, and count what they had written."""
-        self._draft_silence.close()
+        self._draft_idle_timeout.close()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)
-        if self._shadow is not None:
-            await self._shadow.close()
-        if self._guides is not None:
-            self._guides.close()
+        if self._draft_follower is not None:
+            await self._draft_follower.close()
+        if self._draft_lines is not None:
+            self._draft_lines.close()
         # One request may have written several steps that are not decided.
         streams = {written.stream for written in self._writing.values()} | set(self._open.values())
         for job, written in self._writing.items():
-            self._fates(written.stream).aborted += written.generated
+            self._token_counts(written.stream).aborted += written.generated
             self._tell("aborted", job, written)
         for stream in streams:
-            self._fates(stream).aborted += len(stream.unread)
+            self._token_counts(stream).aborted += len(stream.unread)
         for result in await asyncio.gather(*(stream.close() for stream in streams), return_exceptions=True):
             if isinstance(result, Exception):
                 logger.warning("closing an engine request failed: %s", result)

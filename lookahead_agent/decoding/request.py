@@ -26,8 +26,8 @@ class DecodingSettings:
         hedge: Whether the target goes on after its own step while the verifier thinks.
         synchronous: Whether to work in rounds (the paper's simpler variant).
         early: Whether a draft step is dropped as soon as the verifier is certain to reject it.
-        guided: Whether a target that guesses tokens by what the draft writes is shown it, and the draft writes on from
-            the target's words where it has no step of its own to write.
+        shared_draft: Whether a target that guesses tokens by what the draft writes is shown it, and the draft writes
+            on from the target's words where it has no step of its own to write.
         verifier_timeout: Seconds after which a verifier that does not answer turns speculation off.
         draft_timeout: Seconds without a token after which a draft that should write turns speculation off.
         target_timeout: Seconds without a token after which the target has failed; None: never.
@@ -42,7 +42,7 @@ class DecodingSettings:
     hedge: bool = True
     synchronous: bool = False
     early: bool = True
-    guided: bool = True
+    shared_draft: bool = True
     verifier_timeout: float = 60.0
     draft_timeout: float = 120.0
     target_timeout: float | None = None

@@ -114,7 +114,7 @@ class Segmentation:
 
 
 @dataclass(frozen=True)
-class Before:
+class PrefixContext:
     """What a step's segmentation must know of the reply before it, however long that is.
 
     Attributes:
@@ -131,13 +131,13 @@ class Before:
     block: str | None = None
     thinking: ThinkingState = field(default_factory=ThinkingState)
 
-    def then(self, text: str) -> Before:
+    def then(self, text: str) -> PrefixContext:
         """The same after more text."""
         line = self.line + text
         begins = line.rfind("\n") + 1
         tail = (self.tail + text)[-self.room :] if self.room else ""
         block = open_block(line[:begins], self.block)
-        return Before(self.room, tail, line[begins:], block, self.thinking.then(text))
+        return PrefixContext(self.room, tail, line[begins:], block, self.thinking.then(text))
 
 
 class Segmenter:
@@ -150,7 +150,7 @@ class Segmenter:
         budget: Tokens that the reply may still have, this step's included.
     """
 
-    def __init__(self, rules: Segmentation, text: TextStream, before: Before, budget: int) -> None:
+    def __init__(self, rules: Segmentation, text: TextStream, before: PrefixContext, budget: int) -> None:
         self._rules = rules
         self._stream = text
         self._before = before.tail[-rules.lookback :] if rules.lookback else ""

@@ -91,7 +91,7 @@ class DraftVerifier(Protocol):
 
 
 @dataclass(frozen=True)
-class Writing:
+class PartialStep:
     """A step so far.
 
     Attributes:
@@ -109,7 +109,7 @@ class Writing:
 class EarlyVerifier(Protocol):
     """A verifier that can rule a draft step out before the target's step is complete."""
 
-    def refutes(self, draft: Writing, target: Writing) -> bool:
+    def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
         """Whether the verifier is certain to reject the pair, however the steps that are not complete go on.
 
         It is asked after every token, in the event loop: it must be quick. It saves work and changes no result.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lookahead_agent.decoding.segmenter import Segmenter
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.tree import Node, Source
-from lookahead_agent.engines.protocol import Delta, GuideLine, Sampling
+from lookahead_agent.engines.protocol import Delta, DraftLine, Sampling
 from lookahead_agent.engines.tokenizer import TextStream
 
 
@@ -21,7 +21,7 @@ class Stream:
         sampling: How its tokens are chosen.
         deltas: What the engine streams.
         text: Decodes the tokens.
-        guide: Where the tokens are shown to a guided target.
+        draft_line: Where the tokens are shown to a target with a shared draft.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Stream:
         sampling: Sampling,
         deltas: AsyncGenerator[Delta, None],
         text: TextStream,
-        guide: GuideLine | None = None,
+        draft_line: DraftLine | None = None,
     ) -> None:
         self.source = source
         self.sampling = sampling
@@ -38,14 +38,14 @@ class Stream:
         self.unread: deque[int] = deque()
         self.finish_reason: str | None = None
         self._deltas = deltas
-        self._guide = guide
+        self._draft_line = draft_line
 
     async def read(self) -> bool:
         """Wait for more tokens; False at the end of the stream."""
         async for delta in self._deltas:
             self.unread.extend(delta.token_ids)
-            if self._guide is not None:
-                self._guide.extend(delta.token_ids)
+            if self._draft_line is not None:
+                self._draft_line.extend(delta.token_ids)
             self.finish_reason = delta.finish_reason or self.finish_reason
             return True
         return False

@@ -69,8 +69,8 @@ def _without_the_unguessed(take: Callable[..., Any]) -> Callable[..., Any]:
         unguessed = getattr(runner, "lookahead_unguessed", None)
         if taken is not None and unguessed:
             taken.draft_token_ids = [
-                [] if reply in unguessed else guesses
-                for reply, guesses in zip(taken.req_ids, taken.draft_token_ids, strict=True)
+                [] if reply in unguessed else draft_tokens
+                for reply, draft_tokens in zip(taken.req_ids, taken.draft_token_ids, strict=True)
             ]
         return taken
 

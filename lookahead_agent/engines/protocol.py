@@ -99,7 +99,7 @@ class Engine(Protocol):
         ...
 
 
-class GuideLine(Protocol):
+class DraftLine(Protocol):
     """Where one request of the draft shows what it writes."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -107,10 +107,10 @@ class GuideLine(Protocol):
         ...
 
 
-class Guides(Protocol):
+class DraftLines(Protocol):
     """Where a reply's target finds guesses at its next tokens: what the draft has written, line by line."""
 
-    def begin(self, prefix_ids: Sequence[int]) -> GuideLine | None:
+    def begin(self, prefix_ids: Sequence[int]) -> DraftLine | None:
         """A line for what the draft writes after a prefix, shape (m,); None if there is no room for it."""
         ...
 
@@ -133,14 +133,14 @@ class ChecksSampling(Protocol):
 
 
 @runtime_checkable
-class Guided(Protocol):
+class SupportsSharedDraft(Protocol):
     """An engine that can guess its next tokens by what a draft shows it, at no cost of a model's time."""
 
     @property
-    def guided(self) -> bool:
+    def shared_draft(self) -> bool:
         """Whether it was started to do so."""
         ...
 
-    def guides(self, prompt_ids: Sequence[int]) -> Guides:
+    def draft_lines(self, prompt_ids: Sequence[int]) -> DraftLines:
         """Guides of a reply to a prompt of token ids, shape (n,)."""
         ...

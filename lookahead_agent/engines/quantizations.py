@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-INT8 = "lookahead_int8"
-"""W8A8 with the output layer in int8 too, on a CPU: see `int8_head`."""
-INT8_WEIGHTS = "lookahead_int8_weights"
-"""Weights as integers, activations in floating point, on a CPU: see `int8_weights`."""
+from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
 
 _MODULES: Mapping[str, str] = {
-    INT8: "lookahead_agent.engines.int8_head",
-    INT8_WEIGHTS: "lookahead_agent.engines.int8_weights",
+    INT8: "lookahead_agent.cpu.int8_head",
+    INT8_WEIGHTS: "lookahead_agent.cpu.int8_weights",
 }
 
 

@@ -1,4 +1,4 @@
-"""Token-level speculation inside the target's engine: vLLM's own methods and our guided one, with fitting settings."""
+"""Token-level speculation inside the target's engine: the methods of vLLM, and the shared draft."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookahead_agent.engines.guided_proposer import PATH
+from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
-TokenSpeculation = Literal["auto", "none", "guided", "draft_model", "ngram", "suffix"]
+TokenSpeculation = Literal["auto", "none", "shared_draft", "draft_model", "ngram", "suffix"]
 """Methods that need nothing more than their name; "auto" chooses among the first three after it."""
 
-# Measured on two cores with the 1.5B and 0.5B models; more guessed tokens cost more than they win there.
+# Measured on two cores with the 1.5B and 0.5B models; more draft tokens cost more than they win there.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "suffix": {"num_speculative_tokens": 16},
     "draft_model": {"num_speculative_tokens": 4},
     # How many of them are guessed in a pass is chosen from pass to pass.
-    "guided": {"num_speculative_tokens": 12},
+    "shared_draft": {"num_speculative_tokens": 12},
 }
 
 PAUSING_DRAFT = "lookahead_agent.engines.pausing_draft"
@@ -59,10 +59,10 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
         )
     if name == "ngram" and find_spec("numba") is None:
         raise MissingExtraError("ngram speculation needs the package numba: pip install numba")
-    if name == "guided" and not vllm_takes_classes():
+    if name == "shared_draft" and not vllm_takes_classes():
         raise ConfigurationError(
-            "a guided target needs a vLLM that asks a class for guesses (speculative method custom_class), and the one "
-            "that is installed does not: update vllm, or choose draft_model or ngram"
+            "a shared draft needs a vLLM that asks a class for draft tokens (speculative method custom_class), and the "
+            "one that is installed does not: update vllm, or choose draft_model or ngram"
         )
 
 
@@ -73,8 +73,8 @@ def vllm_takes_classes() -> bool:
     return any(Path(folder, "v1", "spec_decode", "custom_class_proposer.py").is_file() for folder in folders or ())
 
 
-def is_guided(speculative_config: Any) -> bool:
-    """Whether vLLM's `speculative_config` is that of a guided target."""
+def uses_shared_draft(speculative_config: Any) -> bool:
+    """Whether vLLM's `speculative_config` is that of a target with a shared draft."""
     return isinstance(speculative_config, Mapping) and speculative_config.get("model") == PATH
 
 
@@ -83,13 +83,13 @@ def pauses(speculative_config: Any) -> bool:
     if not isinstance(speculative_config, Mapping) or speculative_config.get("method") != "draft_model":
         return False
     by_load = speculative_config.get("num_speculative_tokens_per_batch_size") or ()
-    return any(guesses == 0 for _, _, guesses in by_load)
+    return any(draft_tokens == 0 for _, _, draft_tokens in by_load)
 
 
-def guesses_by_draft_model(method: str | Mapping[str, Any]) -> bool:
+def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
     """Whether the chat model's draft model guesses the tokens too, on the target's cores or beside it."""
     name = method if isinstance(method, str) else method.get("method")
-    return name == "guided" or (
+    return name == "shared_draft" or (
         name == "draft_model" and "model" not in (method if isinstance(method, Mapping) else ())
     )
 
@@ -114,7 +114,7 @@ def speculative_config(method: str | Mapping[str, Any], draft: Path | None, *, o
             f"token-level speculation by {name} does not run on a CPU: choose ngram or draft_model"
         )
     config = _SETTINGS.get(name, {}) | given
-    if name == "guided":
+    if name == "shared_draft":
         return config | {"method": "custom_class", "model": PATH}
     if name == "draft_model" and "model" not in config:
         if draft is None:

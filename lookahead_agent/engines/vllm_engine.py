@@ -20,18 +20,19 @@ from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.cores import available_cores
-from lookahead_agent.engines.deaths import Deaths
-from lookahead_agent.engines.garbage import collection_paused
-from lookahead_agent.engines.guide_board import GuideBoard, Guides
-from lookahead_agent.engines.guided_proposer import BOARD
+from lookahead_agent.cpu.cores import available_cores
+from lookahead_agent.cpu.names import PROVIDER
+from lookahead_agent.engines.crash_report import CrashReport
+from lookahead_agent.engines.gc_pause import collection_paused
 from lookahead_agent.engines.json_schema import composes, for_llguidance
 from lookahead_agent.engines.memory import no_shared_memory
 from lookahead_agent.engines.processes import end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.quantizations import modules_of
+from lookahead_agent.engines.shared_draft import DraftLines, SharedDraftBuffer
+from lookahead_agent.engines.shared_draft_proposer import BUFFER
 from lookahead_agent.engines.spawning import Cores, Imported, Setting, Starts
-from lookahead_agent.engines.token_speculation import PAUSING_DRAFT, is_guided, pauses
+from lookahead_agent.engines.token_speculation import PAUSING_DRAFT, pauses, uses_shared_draft
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -43,10 +44,9 @@ from lookahead_agent.errors import (
 
 logger = logging.getLogger(__name__)
 
-CPU_OPERATIONS = "lookahead_agent.engines.cpu_operations"
-CPU_SAMPLING = "lookahead_agent.engines.cpu_sampling"
+CPU_OPERATIONS = "lookahead_agent.cpu.operations"
+CPU_SAMPLING = "lookahead_agent.cpu.sampling"
 """Imported by vLLM's processes on a CPU; not above, for it needs vLLM."""
-CPU_PROVIDER = "lookahead_cpu"
 _WITHOUT_WHITE_SPACE = ("guidance", "xgrammar")
 """Backends of structured outputs that can keep a model from writing white space, which a small one does without end."""
 _SHUT_DOWN = "the engine was shut down"
@@ -132,27 +132,29 @@ class VLLMEngine:
         self._starting: set[asyncio.Future[Any]] = set()
         self._closed = False
         self._children: list[psutil.Process] = []
-        self._deaths = Deaths()
+        self._crash_report = CrashReport()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._board = GuideBoard() if is_guided(dict(config.arguments).get("speculative_config")) else None
+        self._shared_draft = (
+            SharedDraftBuffer() if uses_shared_draft(dict(config.arguments).get("speculative_config")) else None
+        )
         with ExitStack() as configuring:
             configuring.enter_context(_configuring)
             configuring.enter_context(collection_paused())
             try:
                 self._tokenizer = HFTokenizer(config.model)
                 with STARTS.starting(on_cpu=runs_on_cpu()) as kept:
-                    self._llm: Any = _start(config, self._board, when_sent=configuring.close)
+                    self._llm: Any = _start(config, self._shared_draft, when_sent=configuring.close)
                     workers = self._llm.engine_core.resources.engine_manager.processes
                     self._children = list(families(worker.pid for worker in workers))
                     kept.update(self._children)
             except ConfigurationError:
                 raise
             except Exception as error:
-                raise EngineStartError(_start_failure(config, error, self._deaths)) from error
+                raise EngineStartError(_start_failure(config, error, self._crash_report)) from error
             finally:
-                if self._board is not None:
-                    self._board.forget_file()
+                if self._shared_draft is not None:
+                    self._shared_draft.forget_file()
         self._context_length = int(self._llm.model_config.max_model_len)
 
     @property
@@ -187,19 +189,19 @@ class VLLMEngine:
         return not self._closed and not self._llm.errored
 
     @property
-    def guided(self) -> bool:
+    def shared_draft(self) -> bool:
         """Whether it guesses its next tokens by what a draft shows it."""
-        return self._board is not None
+        return self._shared_draft is not None
 
-    def guides(self, prompt_ids: Sequence[int]) -> Guides:
-        """Where a draft shows what it writes of one reply; see `Guided`.
+    def draft_lines(self, prompt_ids: Sequence[int]) -> DraftLines:
+        """Where a draft shows what it writes of one reply; see `SupportsSharedDraft`.
 
         Raises:
-            ConfigurationError: The engine was not started as a guided one.
+            ConfigurationError: The engine was not started with a shared draft.
         """
-        if self._board is None:
-            raise ConfigurationError("this engine takes no guesses from a draft: start it with guided speculation")
-        return self._board.guides(prompt_ids)
+        if self._shared_draft is None:
+            raise ConfigurationError("this engine takes no guesses from a draft: start it with a shared draft")
+        return self._shared_draft.draft_lines(prompt_ids)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from token ids; see `Engine.generate`.
@@ -280,7 +282,7 @@ class VLLMEngine:
     def _why(self, error: Exception) -> str:
         """Why a request failed: what became of vLLM's processes, or else what vLLM says."""
         if self._llm is not None and self._llm.errored:
-            return self._deaths.explain(self._llm.engine_core.resources.engine_manager.processes)
+            return self._crash_report.explain(self._llm.engine_core.resources.engine_manager.processes)
         return str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
 
     async def _first(self, outputs: AsyncGenerator[Any, None]) -> Any:
@@ -347,7 +349,7 @@ class VLLMEngine:
         self.close()
 
 
-def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[], None]) -> Any:
+def _start(config: VLLMConfig, board: SharedDraftBuffer | None, when_sent: Callable[[], None]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -373,7 +375,7 @@ def _start(config: VLLMConfig, board: GuideBoard | None, when_sent: Callable[[],
     if config.cores is not None and runs_on_cpu():
         more["cores"] = Cores(config.cores, when_sent)
     if board is not None:
-        more[BOARD] = str(board.path)
+        more[BUFFER] = str(board.path)
     if more:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), **more}
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
@@ -419,7 +421,7 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
             "enforce_eager": True,
             # Norms, rotations and activations as one operation each, where vLLM would leave them to a compiler.
             "compilation_config": {"custom_ops": ["all"]},
-            "ir_op_priority": {norm: [CPU_PROVIDER] for norm in ("rms_norm", "fused_add_rms_norm")},
+            "ir_op_priority": {norm: [PROVIDER] for norm in ("rms_norm", "fused_add_rms_norm")},
             # The CPU default of 128 would make every step begin with up to 127 tokens of prefill again.
             "block_size": 32,
             "kv_cache_memory_bytes": 1 << 30,
@@ -496,8 +498,8 @@ def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float |
     )
 
 
-def _start_failure(config: VLLMConfig, error: Exception, deaths: Deaths) -> str:
-    if (killed := deaths.explain_start(str(error))) is not None:
+def _start_failure(config: VLLMConfig, error: Exception, crash_report: CrashReport) -> str:
+    if (killed := crash_report.explain_start(str(error))) is not None:
         return f"vLLM could not start {config.model.name}: {killed}"
     if (problem := no_shared_memory()) is not None:
         return f"vLLM could not start {config.model.name}: {problem}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lookahead_agent.models.beside_weights import copy_beside_weights
 from lookahead_agent.models.cache import cache_dir, made_once, require_disk_space
 from lookahead_agent.models.child import run_in_child
+from lookahead_agent.models.tokenizer_files import copy_beside_weights
 from lookahead_agent.progress import Progress
 
 _SCHEME = "W8A8"

@@ -7,7 +7,7 @@ import logging
 from langchain_core.messages import AIMessage
 
 from lookahead_agent.errors import EngineError
-from lookahead_agent.replies.request import Emit
+from lookahead_agent.generation.request import Emit
 from lookahead_agent.running.connection import connected, first_answer
 from lookahead_agent.running.frames import receive, send
 from lookahead_agent.running.wire import ReplyOrder, error_from_frame, event_from_frame, order_to_frame

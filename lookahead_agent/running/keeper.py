@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage
 
 from lookahead_agent import __version__
 from lookahead_agent.errors import LookaheadError
-from lookahead_agent.replies.request import Emit
+from lookahead_agent.generation.request import Emit
 from lookahead_agent.running.address import same_user
 from lookahead_agent.running.frames import Frame, receive, send
 from lookahead_agent.running.wire import ReplyOrder, error_to_frame, event_to_frame, message_to_frame, order_from_frame

@@ -12,10 +12,10 @@ from lookahead_agent import errors
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.errors import EngineError, LookaheadError
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.policy_choice import NodePath
+from lookahead_agent.generation.request import ChatRequest, TextDelta
 from lookahead_agent.policy import VerifierPolicy
-from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.policy_choice import NodePath
-from lookahead_agent.replies.request import ChatRequest, Piece
 from lookahead_agent.running.frames import Frame
 
 _SAMPLING = TypeAdapter(Sampling)
@@ -58,7 +58,7 @@ def order_to_frame(order: ReplyOrder) -> Frame:
         "options": request.options.model_dump(exclude={"policy"}, exclude_unset=True),
         "target_timeout": request.target_timeout,
         "longest_prompt": request.longest_prompt,
-        "watch": request.watch,
+        "audit_rate": request.audit_rate,
         "id": request.id,
     }
 
@@ -74,7 +74,7 @@ def order_from_frame(frame: Frame) -> ReplyOrder:
         options=CallOptions.model_validate(frame["options"]),
         target_timeout=frame["target_timeout"],
         longest_prompt=frame["longest_prompt"],
-        watch=frame["watch"],
+        audit_rate=frame["audit_rate"],
         id=frame["id"],
     )
     return ReplyOrder(frame["engines"], request, frame["model"], frame["tool_parser"], frame["with_token_ids"])
@@ -93,18 +93,18 @@ def _policy_from_frame(frame: Frame) -> VerifierPolicy:
     if isinstance(delimiter := fields.get("delimiter"), list):
         fields["delimiter"] = re.compile(*delimiter)
     policy = VerifierPolicy(**fields)
-    return policy.chosen_by(frame["rule"]) if frame["rule"] is not None else policy
+    return policy.with_selection_rule(frame["rule"]) if frame["rule"] is not None else policy
 
 
-def event_to_frame(event: Piece | StepEvent) -> Frame:
+def event_to_frame(event: TextDelta | StepEvent) -> Frame:
     """What is told of a reply while it is written, to be sent."""
-    return {"piece" if isinstance(event, Piece) else "step": asdict(event)}
+    return {"delta" if isinstance(event, TextDelta) else "step": asdict(event)}
 
 
-def event_from_frame(frame: Frame) -> Piece | StepEvent | None:
+def event_from_frame(frame: Frame) -> TextDelta | StepEvent | None:
     """What was told of a reply; None for a frame of another kind."""
-    if "piece" in frame:
-        return Piece(**frame["piece"])
+    if "delta" in frame:
+        return TextDelta(**frame["delta"])
     if "step" in frame:
         return StepEvent(**frame["step"])
     return None

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
-from lookahead_agent.certificates.watching import Watch
-from lookahead_agent.engines.protocol import Engine, Guided
+from lookahead_agent.certificates.drift_monitor import DriftMonitor
+from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.token_speculation import pauses
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.verifiers import (
     CascadeVerifier,
-    ChecksFirst,
     DraftVerifier,
     Embedder,
     EmbeddingVerifier,
@@ -23,6 +22,7 @@ from lookahead_agent.verifiers import (
     JudgeModel,
     JudgeVerifier,
     LikelihoodVerifier,
+    PrefilterVerifier,
     RandomVerifier,
     ScoreVerifier,
     Verifier,
@@ -31,7 +31,7 @@ from lookahead_agent.verifiers.judge import USER_PROMPT
 from lookahead_agent.verifiers.score import PROMPT
 
 if TYPE_CHECKING:
-    from lookahead_agent.runtime.arranging import Arranged
+    from lookahead_agent.runtime.engine_selection import EngineSetup
 
 
 _MOST_CERTIFICATES = 256
@@ -66,7 +66,7 @@ class EngineSet:
         draft: The engine that thinks ahead; None: the target alone.
         embedder: Measures similarity for policies that need it.
         judge: Judges step pairs; None: the target does.
-        arranged: How the engines were chosen; None: by the caller.
+        engine_setup: How the engines were chosen; None: by the caller.
         names: The models' names by role, for certificates.
     """
 
@@ -77,7 +77,7 @@ class EngineSet:
         embedder: Embedder | None = None,
         judge: JudgeModel | None = None,
         *,
-        arranged: Arranged | None = None,
+        engine_setup: EngineSetup | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.target = target
@@ -85,11 +85,11 @@ class EngineSet:
         self.embedder = embedder
         self.judge: JudgeModel | None = judge or EngineJudge(target)
         """None if the one that was wanted could not be started."""
-        self.arranged = arranged
+        self.engine_setup = engine_setup
         self.names = dict(names or {})
         self._certificates: dict[tuple[float, str], Found] = {}
         self._given_up: set[Certificate] = set()
-        self.watch = Watch(target, self._give_up)
+        self.drift_monitor = DriftMonitor(target, self._give_up)
         """Looks again at steps that were accepted by a certificate."""
         self.replies = RepliesAtOnce()
         self.modes = ModeChooser()
@@ -105,24 +105,24 @@ class EngineSet:
     @property
     def precision(self) -> dict[str, str]:
         """Of each model's weights, by role; without those that are as their folders have them."""
-        return dict(self.arranged.precision) if self.arranged is not None else {}
+        return dict(self.engine_setup.precision) if self.engine_setup is not None else {}
 
     @property
-    def guesses(self) -> bool:
+    def speculates_on_tokens(self) -> bool:
         """Whether the target guesses tokens, by whatever method."""
-        if self.arranged is not None:
-            return self.arranged.guessing != "none"
-        return self.guided
+        if self.engine_setup is not None:
+            return self.engine_setup.speculation_method != "none"
+        return self.shared_draft
 
     @property
     def draft_pauses(self) -> bool:
         """Whether a draft model guesses the target's tokens for few replies at once, and pauses for more."""
-        return self.arranged is not None and pauses(self.arranged.target_arguments.get("speculative_config"))
+        return self.engine_setup is not None and pauses(self.engine_setup.target_arguments.get("speculative_config"))
 
     @property
-    def guided(self) -> bool:
+    def shared_draft(self) -> bool:
         """Whether the target guesses tokens by what the draft writes beside it, which a reply may do without."""
-        return self.draft is not None and isinstance(self.target, Guided) and self.target.guided
+        return self.draft is not None and isinstance(self.target, SupportsSharedDraft) and self.target.shared_draft
 
     def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, Certificate | None, str | None]:
         """A policy that states a risk with the verifier that keeps it on these models.
@@ -145,9 +145,9 @@ class EngineSet:
             found = find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
             self._certificates[asked] = found
         if found.certificate is not None:
-            return policy.judged_by(found.certificate.policy), found.certificate, found.words
+            return policy.with_verifier(found.certificate.policy), found.certificate, found.words
         if policy.verifier == "certified" or found.given_up:
-            return policy.judged_by({"verifier": "exact"}), None, f"exact, since {found.words}"
+            return policy.with_verifier({"verifier": "exact"}), None, f"exact, since {found.words}"
         return policy, None, f"not certified, since {found.words}"
 
     def _give_up(self, certificate: Certificate) -> None:
@@ -170,7 +170,7 @@ class EngineSet:
                 return RandomVerifier(policy.probability)
         if (policy.asks_judge and self.judge is None) or (policy.embeds and self.embedder is None):
             return None
-        return ChecksFirst(self._by_meaning(policy), same_results=policy.compares_results)
+        return PrefilterVerifier(self._by_meaning(policy), same_results=policy.compares_results)
 
     def _by_meaning(self, policy: VerifierPolicy) -> Verifier:
         judge = None

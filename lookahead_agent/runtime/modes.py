@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Mode = Literal["off", "sd", "lr", "lr+sd"]
-"""The target alone; with guessed tokens; with draft steps; with both."""
+"""The target alone; with draft tokens; with draft steps; with both."""
 
 PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
 """Seconds per token that are assumed of a mode until it was tried, against those of "sd"."""

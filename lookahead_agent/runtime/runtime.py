@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from lookahead_agent import __version__
+from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines import background
 from lookahead_agent.engines.background import in_daemon_thread
-from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared import POOL
-from lookahead_agent.engines.token_speculation import guesses_by_draft_model
+from lookahead_agent.engines.token_speculation import speculates_by_draft_model
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_engine import (
     CPU_CONTEXT,
@@ -35,12 +35,12 @@ from lookahead_agent.engines.vllm_engine import (
     trained_context,
 )
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError, ModelError
-from lookahead_agent.machine.choice import Precision
+from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import ResolvedSet, configured, fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.runtime.arranging import Arranged, Wanted, arrange, judge_arguments
+from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, judge_arguments, select_engines
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import EngineJudge, SentenceEmbedder
 from lookahead_agent.verifiers.remote_embedding import remote_embedder
@@ -140,7 +140,7 @@ class Runtime:
             require_vllm()
         self._spec = spec
         self._with_draft = expects_draft and spec.has_draft
-        self._arranged = Arranged(None, None)
+        self._engine_setup = EngineSetup(None, None)
         self.progress = progress or LogProgress()
         self._engines: EngineSet | None = None
         self._embedder_problem: str | None = None
@@ -269,17 +269,17 @@ class Runtime:
 
     def _lacks_draft(self, policy: VerifierPolicy) -> bool:
         """Whether a policy commands what the engines that are running were not started for."""
-        return policy.commands_steps and not self._with_draft and self._arranged.draft is None
+        return policy.forces_speculation and not self._with_draft and self._engine_setup.draft is None
 
     async def _start(self, policy: VerifierPolicy) -> None:
         if not self._must_start(policy):
             return  # another call started them while this one waited
         spec, models = self._spec, self._spec.models
-        if policy.commands_steps and not spec.has_draft:
+        if policy.forces_speculation and not spec.has_draft:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
-        self._with_draft = self._with_draft or policy.commands_steps
+        self._with_draft = self._with_draft or policy.forces_speculation
         if self._engines is not None and not self._lacks_draft(policy):
             logger.warning("the target's process has ended: starting the engines again")
         self._engines = None
@@ -297,21 +297,21 @@ class Runtime:
             except LookaheadError as error:  # never worse than the target alone
                 problem = str(error)
         try:
-            arranged = await self._arrange(target_folder, draft_folder)
+            engine_setup = await self._select_engines(target_folder, draft_folder)
         except ModelError as error:  # weights of one of them could not be written
             if draft_folder is None:
                 raise
             problem = str(error)
-            arranged = await self._arrange(target_folder, None)
-        self._arranged = arranged
+            engine_setup = await self._select_engines(target_folder, None)
+        self._engine_setup = engine_setup
         # Each loads on cores of its own, and takes as long as the other; waited for both, so that none is left behind.
         target, draft = await asyncio.gather(
-            self._start_target(arranged), self._start_draft(arranged), return_exceptions=True
+            self._start_target(engine_setup), self._start_draft(engine_setup), return_exceptions=True
         )
         if isinstance(target, BaseException) or isinstance(draft, BaseException):
             await in_daemon_thread(lambda: _release(self._held))
             raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
-        engines = EngineSet(target, arranged=arranged, names=spec.names)
+        engines = EngineSet(target, engine_setup=engine_setup, names=spec.names)
         engines.draft, late_problem = draft
         problem = problem or late_problem
         if not spec.runs_here("draft") and self._may_use_draft():
@@ -326,14 +326,14 @@ class Runtime:
         """Whether the draft may be of use: for steps, or to guess tokens."""
         method = self._spec.token_speculation
         name = method if isinstance(method, str) else method.get("method")
-        return self._with_draft or name in ("auto", "draft_model", "guided")
+        return self._with_draft or name in ("auto", "draft_model", "shared_draft")
 
-    async def _arrange(self, target: Path | None, draft: Path | None) -> Arranged:
+    async def _select_engines(self, target: Path | None, draft: Path | None) -> EngineSetup:
         spec = self._spec
         method = spec.token_speculation if target is not None else "none"
-        if draft is None and spec.has_draft and spec.runs_here("draft") and guesses_by_draft_model(method):
+        if draft is None and spec.has_draft and spec.runs_here("draft") and speculates_by_draft_model(method):
             method = "none"  # it could not be fetched, and the target works without it
-        wanted = Wanted(
+        wanted = EngineRequest(
             method,
             spec.precision,
             spec.draft_precision,
@@ -342,7 +342,7 @@ class Runtime:
             draft_engine=(self._with_draft or not spec.runs_here("target")) and draft is not None,
         )
         # The model's own arguments go before what is chosen here, so that nothing is decided that cannot be.
-        return await in_daemon_thread(lambda: arrange(wanted, target, draft, self.progress))
+        return await in_daemon_thread(lambda: select_engines(wanted, target, draft, self.progress))
 
     async def _remote_engine(self, role: str) -> OpenAIEngine:
         """An engine over this role's servers, not connected yet."""
@@ -398,7 +398,7 @@ class Runtime:
         self._restarting[role] = asyncio.create_task(restart())
 
     async def _restart_draft(self, engines: EngineSet) -> None:
-        draft, problem = await self._start_draft(self._arranged)
+        draft, problem = await self._start_draft(self._engine_setup)
         if draft is None:
             engines.problems["draft"] = problem or "the draft model could not be started again"
             return
@@ -419,21 +419,21 @@ class Runtime:
         engines.draft = self._remote_draft
         return None
 
-    async def _start_target(self, arranged: Arranged) -> Engine:
-        if arranged.target is None:
+    async def _start_target(self, engine_setup: EngineSetup) -> Engine:
+        if engine_setup.target is None:
             engine = await self._remote_engine("target")
             await engine.connect()
             return engine
         name = self._spec.models.target.hub_id
-        return await self._acquire("target", name, arranged.target, arranged.target_arguments)
+        return await self._acquire("target", name, engine_setup.target, engine_setup.target_arguments)
 
-    async def _start_draft(self, arranged: Arranged) -> tuple[Engine | None, str | None]:
+    async def _start_draft(self, engine_setup: EngineSetup) -> tuple[Engine | None, str | None]:
         """The draft, and if it could not be started, why: the target works without it."""
         draft = self._spec.models.draft
-        if arranged.draft is None or draft is None:
+        if engine_setup.draft is None or draft is None:
             return None, None
         try:
-            return await self._acquire("draft", draft.hub_id, arranged.draft, arranged.draft_arguments), None
+            return await self._acquire("draft", draft.hub_id, engine_setup.draft, engine_setup.draft_arguments), None
         except ConfigurationError:
             raise
         except LookaheadError as error:
@@ -466,7 +466,7 @@ class Runtime:
         if "additional_config" in more_arguments and "additional_config" in given:
             arguments["additional_config"] = {**more_arguments["additional_config"], **given["additional_config"]}
         cores = None
-        both = self._arranged.draft is not None and spec.runs_here("target", "draft")
+        both = self._engine_setup.draft is not None and spec.runs_here("target", "draft")
         if runs_on_cpu():
             chosen = spec.cores
             if chosen is None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.replies.tool_calls import STRICT_NUMBERS
+from lookahead_agent.generation.tool_calls import STRICT_NUMBERS
 from lookahead_agent.server.errors import RefusedError
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from lookahead_agent.chat.messages import from_openai, thinking_of
 from lookahead_agent.engines.background import all_of
-from lookahead_agent.replies.request import Piece
-from lookahead_agent.replies.tool_calls import as_unreadable
+from lookahead_agent.generation.request import TextDelta
+from lookahead_agent.generation.tool_calls import as_unreadable
 from lookahead_agent.server.protocol import (
     ChatChoice,
     ChatReplyBody,
@@ -113,7 +113,7 @@ def _finish_reason(message: AIMessage) -> str:
 
 
 async def _chunks(
-    streams: list[AsyncGenerator[Piece | AIMessage, None]], base: dict[str, Any], wants_usage: bool
+    streams: list[AsyncGenerator[TextDelta | AIMessage, None]], base: dict[str, Any], wants_usage: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
     replies: list[AIMessage] = []
     started: set[int] = set()
@@ -127,7 +127,7 @@ async def _chunks(
 
     async with aclosing(merged(streams)) as items:
         async for index, item in items:
-            if isinstance(item, Piece):
+            if isinstance(item, TextDelta):
                 yield chunk(index, {"reasoning_content" if item.kind == "thinking" else "content": item.text})
                 continue
             replies.append(item)

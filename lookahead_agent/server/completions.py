@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lookahead_agent.engines.background import all_of
-from lookahead_agent.replies.request import Piece
+from lookahead_agent.generation.request import TextDelta
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.protocol import CompletionReplyBody, CompletionRequestBody, TextChoice
 from lookahead_agent.server.replies import Chosen, ReplyWriter, figures_of, unless_gone, usage_of
@@ -64,14 +64,14 @@ async def completions(
 
 
 async def _chunks(
-    streams: list[AsyncGenerator[Piece | AIMessage, None]], base: dict[str, Any], choices: int, wants_usage: bool
+    streams: list[AsyncGenerator[TextDelta | AIMessage, None]], base: dict[str, Any], choices: int, wants_usage: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
     replies: dict[int, AIMessage] = {}
     nothing = {"usage": None} if wants_usage else {}
     async with aclosing(merged(streams)) as items:
         async for index, item in items:
             choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-            if isinstance(item, Piece):
+            if isinstance(item, TextDelta):
                 yield base | nothing | {"choices": [choice | {"text": item.text}]}
                 continue
             replies[index] = item

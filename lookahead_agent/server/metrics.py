@@ -40,7 +40,7 @@ class Metrics:
         self._steps = counter("steps", "Steps of replies, by who wrote them.", "source")
         self._tokens = counter("tokens", "Tokens that the engines generated, by fate.", "model", "fate")
         self._judged = counter("verifier_calls", "Draft steps that the verifier was asked about.")
-        self._off = counter("speculation_off", "Replies whose speculation ended early.")
+        self._off = counter("speculation_disabled", "Replies whose speculation ended early.")
         self._seconds = Histogram(
             "lookahead_reply_seconds", "Time to write a reply.", labels, buckets=_SECONDS, registry=self._registry
         )
@@ -51,8 +51,8 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._watched = Gauge(
-            "lookahead_watched_steps",
+        self._audited = Gauge(
+            "lookahead_audited_steps",
             "Steps accepted by a certificate that were looked at again since the engines were started, by outcome.",
             ("outcome",),
             registry=self._registry,
@@ -78,16 +78,16 @@ class Metrics:
         self._replies.labels(*labels, metadata["finish_reason"]).inc()
         self._steps.labels(*labels, "draft").inc(figures["accepted"])
         self._steps.labels(*labels, "target").inc(figures["steps"] - figures["accepted"])
-        for model, fates in figures["tokens"].items():
-            for fate, count in fates.items():
+        for model, token_counts in figures["tokens"].items():
+            for fate, count in token_counts.items():
                 self._tokens.labels(*labels, model, fate).inc(count)
         self._judged.labels(*labels).inc(figures["verifier_calls"])
-        self._off.labels(*labels).inc(figures["speculation_off"] is not None)
-        watched = figures["watched"]
-        self._watched.labels("agreed").set(watched["looked_again"] - watched["disputed"])
-        self._watched.labels("disputed").set(watched["disputed"])
-        self._watched.labels("forgotten").set(watched["forgotten"])
-        self._tightened.set(watched["tightened"])
+        self._off.labels(*labels).inc(figures["speculation_disabled"] is not None)
+        audit = figures["audit"]
+        self._audited.labels("agreed").set(audit["looked_again"] - audit["disputed"])
+        self._audited.labels("disputed").set(audit["disputed"])
+        self._audited.labels("forgotten").set(audit["forgotten"])
+        self._tightened.set(audit["tightened"])
         self._seconds.labels(*labels).observe(seconds)
         if first is not None:
             self._first.labels(*labels).observe(first)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from lookahead_agent.replies.call_options import MaxTokens, SamplingArguments
+from lookahead_agent.generation.call_options import MaxTokens, SamplingArguments
 
 _STRICT = ConfigDict(extra="forbid")
 # Earlier replies come back with whatever a client library has added to them.
@@ -262,14 +262,14 @@ class LookaheadFigures(BaseModel):
         steps: Its steps.
         accepted: Those of them that the draft wrote.
         acceptance_rate: The share of these.
-        speculation_off: Whether speculation ended early.
+        speculation_disabled: Whether speculation ended early.
     """
 
     policy: str
     steps: int
     accepted: int
     acceptance_rate: float
-    speculation_off: bool
+    speculation_disabled: bool
 
 
 class ReplyMessage(BaseModel):

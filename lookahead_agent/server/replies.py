@@ -15,9 +15,9 @@ from starlette.requests import Request
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.request import ChatRequest, TextDelta
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
-from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.request import ChatRequest, Piece
 from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
@@ -123,7 +123,7 @@ class ReplyWriter:
             "response_format": body.response_format,
         }
 
-    async def stream(self, prompt: Prompt, options: dict[str, Any]) -> AsyncGenerator[Piece | AIMessage, None]:
+    async def stream(self, prompt: Prompt, options: dict[str, Any]) -> AsyncGenerator[TextDelta | AIMessage, None]:
         """The pieces of a reply, and at last the message.
 
         Raises:
@@ -203,5 +203,5 @@ def figures_of(message: AIMessage) -> LookaheadFigures:
         steps=figures["steps"],
         accepted=figures["accepted"],
         acceptance_rate=figures["acceptance_rate"],
-        speculation_off=figures["speculation_off"] is not None,
+        speculation_disabled=figures["speculation_disabled"] is not None,
     )

@@ -70,8 +70,8 @@ def token_speculation_speedup(alpha: float, c: float, depth: int) -> float:
     return synchronous_speedup(alpha, c, depth)
 
 
-def guided_speedup(alpha: float, c: float) -> float:
-    """Speedup of a guided target, whose guesses a draft writes beside it: an upper bound.
+def shared_draft_speedup(alpha: float, c: float) -> float:
+    """Speedup of a target with a shared draft, whose guesses a draft writes beside it: an upper bound.
 
     It is the asynchronous variant with tokens in place of steps, draft-bound: the next token takes c after one that the
     draft had right, and 1 after one that it had not. A pass is not divisible, as a step of many tokens is: what the
@@ -81,7 +81,7 @@ def guided_speedup(alpha: float, c: float) -> float:
     return no target is faster than its draft, 1/c.
 
     Args:
-        alpha: Probability that a guessed token is accepted, in [0, 1].
+        alpha: Probability that a draft token is accepted, in [0, 1].
         c: Time of a draft token over that of a target token, in (0, 1].
 
     Raises:
@@ -91,8 +91,8 @@ def guided_speedup(alpha: float, c: float) -> float:
     return 1 / (c + (1 - c) * (1 - alpha))
 
 
-def guided_lookahead_speedup(alpha: float, c: float, depth: int, token_alpha: float) -> float:
-    """Speedup of lookahead whose target steps are guided by the same draft: an upper bound.
+def shared_draft_lookahead_speedup(alpha: float, c: float, depth: int, token_alpha: float) -> float:
+    """Speedup of lookahead whose target steps take tokens from the same draft: an upper bound.
 
     The steps' cost ratio grows with the target's speed as in `combined_speedup`, to c·S₂ ≤ 1 here: where every token
     is guessed right, target and draft are equally fast and steps have nothing left to win. They win where steps mean
@@ -102,12 +102,12 @@ def guided_lookahead_speedup(alpha: float, c: float, depth: int, token_alpha: fl
         alpha: Probability that a step is accepted, in [0, 1].
         c: Time of a draft step over that of a target step, in (0, 1].
         depth: Steps in flight at the front, γ ≥ 1.
-        token_alpha: Probability that a guessed token is accepted, in [0, 1].
+        token_alpha: Probability that a draft token is accepted, in [0, 1].
 
     Raises:
         ConfigurationError: A value out of its range.
     """
-    tokens = guided_speedup(token_alpha, c)
+    tokens = shared_draft_speedup(token_alpha, c)
     return tokens * asynchronous_speedup(alpha, min(1.0, c * tokens), depth)
 
 
@@ -123,7 +123,7 @@ def combined_speedup(alpha: float, c: float, depth: int, token_alpha: float, tok
         alpha: Probability that a step is accepted, in [0, 1].
         c: Time of a draft step over that of a target step without token-level speculation, in (0, 1].
         depth: Steps in flight at the front, γ₁ ≥ 1.
-        token_alpha: Probability that a guessed token is accepted, in [0, 1].
+        token_alpha: Probability that a draft token is accepted, in [0, 1].
         token_c: Time of guessing a token over that of writing one, in (0, 1].
         token_depth: Tokens that the target looks at in one pass, γ₂ ≥ 1; the first of them needs no guess.
 

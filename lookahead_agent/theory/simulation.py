@@ -20,7 +20,7 @@ from lookahead_agent.decoding.events import (
     StepWritten,
     Verify,
 )
-from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.tree import Source
 
@@ -156,10 +156,10 @@ def simulate(
         seed: Of the random numbers.
     """
     world = _World(durations, alpha, steps, random.Random(seed))
-    machine = LookaheadMachine(depth, width, hedge=hedge, synchronous=synchronous)
-    world.carry_out(machine.start())
+    scheduler = LookaheadScheduler(depth, width, hedge=hedge, synchronous=synchronous)
+    world.carry_out(scheduler.start())
     while not world.finished:
-        world.carry_out(machine.handle(world.next_event()))
+        world.carry_out(scheduler.handle(world.next_event()))
     sample = random.Random(seed)
     mean = sum(durations.target(sample) for _ in range(1000)) / 1000
     return SimulatedReply(world.committed, world.accepted, world.now, mean * world.committed)

@@ -90,7 +90,7 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
             seconds = row["seconds"]["total"]
             call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - seconds, row["at"]))
             call.end = max(call.end, call.start + seconds)
-            call.figures = {key: row[key] for key in ("steps", "accepted", "tokens", "seconds", "speculation_off")}
+            call.figures = {key: row[key] for key in ("steps", "accepted", "tokens", "seconds", "speculation_disabled")}
             call.text = row["text"] or ", ".join(f"{made['name']}({made['args']})" for made in row["tool_calls"])
     for call in calls.values():
         for lane in LANES:

@@ -4,24 +4,23 @@ from lookahead_agent.decoding.verifier import (
     DraftStep,
     DraftVerifier,
     EarlyVerifier,
+    PartialStep,
     StepPair,
     Verdict,
     Verifier,
-    Writing,
 )
 from lookahead_agent.verifiers.cascade import CascadeVerifier
-from lookahead_agent.verifiers.checks_first import ChecksFirst
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, SentenceEmbedder
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import JudgeVerifier
 from lookahead_agent.verifiers.judge_model import EngineJudge, JudgeModel
 from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
+from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 
 __all__ = [
     "CascadeVerifier",
-    "ChecksFirst",
     "DraftStep",
     "DraftVerifier",
     "EarlyVerifier",
@@ -32,11 +31,12 @@ __all__ = [
     "JudgeModel",
     "JudgeVerifier",
     "LikelihoodVerifier",
+    "PartialStep",
+    "PrefilterVerifier",
     "RandomVerifier",
     "ScoreVerifier",
     "SentenceEmbedder",
     "StepPair",
     "Verdict",
     "Verifier",
-    "Writing",
 ]

@@ -9,7 +9,7 @@ from lookahead_agent.verifiers.embedding import Embedder
 class CascadeVerifier:
     """First the embedding's sure zones, then the judge.
 
-    Put `ChecksFirst` before it: an embedding hardly sees numbers.
+    Put `PrefilterVerifier` before it: an embedding hardly sees numbers.
 
     Args:
         embedder: Measures similarity.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lookahead_agent.decoding.verifier import StepPair, Verdict, Writing
+from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict
 
 
 class ExactVerifier:
@@ -17,7 +17,7 @@ class ExactVerifier:
         same = pair.draft.token_ids == pair.target.token_ids
         return Verdict(same, "same tokens" if same else "other tokens")
 
-    def refutes(self, draft: Writing, target: Writing) -> bool:
+    def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
         """Whether the steps differ already."""
         common = min(len(draft.token_ids), len(target.token_ids))
         # It is asked after every token, so only the last one that both have is new.

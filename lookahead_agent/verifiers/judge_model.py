@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from lookahead_agent.engines.likeliest import likeliest
 from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.top_logprobs import top_logprobs
 from lookahead_agent.errors import ContextLengthError
 
 Messages = Sequence[Mapping[str, str]]
@@ -45,7 +45,7 @@ class EngineJudge:
         prompt = await asyncio.to_thread(tokenizer.chat_prompt, messages, None, arguments)
         if len(prompt) >= self.engine.context_length:
             raise ContextLengthError("the question to the judge is longer than its context")
-        logprobs = await likeliest(self.engine, prompt)
+        logprobs = await top_logprobs(self.engine, prompt)
         words: dict[str, float] = {}
         for token, logprob in logprobs.items():
             word = tokenizer.decode((token,))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lookahead_agent.decoding.verifier import DraftStep, Verdict
-from lookahead_agent.engines.continuation import continuation_logprobs
 from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.sequence_logprobs import sequence_logprobs
 
 
 class LikelihoodVerifier:
@@ -28,6 +28,6 @@ class LikelihoodVerifier:
         Raises:
             EngineError: The target gave no log-probabilities.
         """
-        values = await continuation_logprobs(self._engine, step.prefix_ids, step.draft.token_ids)
+        values = await sequence_logprobs(self._engine, step.prefix_ids, step.draft.token_ids)
         mean = sum(values) / len(step.draft.token_ids)
         return Verdict(mean >= self._threshold, "likelihood", mean, judge_calls=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from lookahead_agent.decoding.verifier import DraftStep, Verdict
-from lookahead_agent.engines.likeliest import likeliest
 from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.top_logprobs import top_logprobs
 from lookahead_agent.errors import EngineError
 
 PROMPT = (
@@ -39,7 +39,7 @@ class ScoreVerifier:
             EngineError: The target gave no digit any probability.
         """
         asked = self._engine.tokenizer.follow_up(self._prompt)
-        logprobs = await likeliest(self._engine, (*step.prefix_ids, *step.draft.token_ids, *asked))
+        logprobs = await top_logprobs(self._engine, (*step.prefix_ids, *step.draft.token_ids, *asked))
         marks = {int(text): 0.0 for text in "0123456789"}
         for token, logprob in logprobs.items():
             text = self._engine.tokenizer.decode((token,)).strip()

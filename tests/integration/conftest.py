@@ -24,12 +24,12 @@ TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_
 LONGEST = (
     "precision",
     "processes",
-    "deaths",
+    "crash_report",
     "token_speculation",
     "sampling",
     "remote",
     "running",
-    "plan",
+    "estimate",
     "bench",
     "lossless",
 )
@@ -64,9 +64,9 @@ def _cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     (own / "models").mkdir()
     for model in users.glob("models/*/"):
         (own / "models" / model.name).symlink_to(model)
-    (own / "machine").mkdir()
-    for measured in users.glob("machine/kernels-*.json"):
-        shutil.copy(measured, own / "machine")
+    (own / "hardware").mkdir()
+    for measured in users.glob("hardware/kernels-*.json"):
+        shutil.copy(measured, own / "hardware")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(own))
         yield
@@ -103,7 +103,7 @@ def real() -> Iterator[ChatLookahead]:
     """The packaged pair in real vLLM, guided, with the policies of the plan-and-execute agent; steps are commanded."""
     with ChatLookahead(
         depth=4,
-        token_speculation="guided",
+        token_speculation="shared_draft",
         policies={"planner": "balanced", "executor": "strict", "finisher": "strict"},
         temperature=0,
         max_tokens=400,

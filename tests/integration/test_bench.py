@@ -53,7 +53,9 @@ def test_an_interrupted_benchmark_leaves_nothing_and_is_completed_by_the_next(
     assert [sample.key for sample in measured.samples][: len(before)] == before
     assert set(Counter(sample.key for sample in measured.samples).values()) == {1}
     assert len(measured.samples) == 12
-    exact = next(arm for arm in Report(measured).arms if arm.arm == "lr exact")
+    exact = next(
+        configuration for configuration in Report(measured).configurations if configuration.configuration == "lr exact"
+    )
     assert exact.same_tokens == 4, "float32: the target's own replies"
     assert "lr exact" in again.stdout
     sample = measured.samples[-1]

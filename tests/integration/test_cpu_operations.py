@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm import ir
 
-from lookahead_agent.engines import cpu_operations
+from lookahead_agent.cpu import operations as cpu_operations
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from tests.integration.conftest import TINY_ENGINE
 

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
-from lookahead_agent.engines import cpu_sampling
+from lookahead_agent.cpu import sampling as cpu_sampling
 
 
 def test_each_guessed_token_has_its_replys_value() -> None:

@@ -15,9 +15,9 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import Sampling, background
 from lookahead_agent.engines.protocol import ChecksSampling
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.structured_output import Form, is_call
 from lookahead_agent.policy import as_policy
-from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.structured_output import Form, is_call
 from tests.integration.tiny_models import questions
 from tests.unit.test_json_schema import chain
 

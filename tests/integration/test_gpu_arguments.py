@@ -42,7 +42,7 @@ def configured(tiny_pair: tuple[Path, Path]) -> Configured:
     return dict(zip(CHAT_MODELS, ordered, strict=True))
 
 
-def test_a_guided_pair_shares_the_gpu(configured: Configured) -> None:
+def test_a_shared_draft_pair_shares_the_gpu(configured: Configured) -> None:
     target, draft = configured["steps"]
     assert (target["method"], draft["method"]) == ("custom_class", None)
     assert (target["share"], draft["share"]) == (0.68, 0.2)

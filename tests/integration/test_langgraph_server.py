@@ -66,4 +66,4 @@ def test_a_run_ends_well(url: str, name: str) -> None:
     state = response.json()
     assert "__error__" not in state
     assert isinstance(state["answer"], str)
-    assert state["spent"]["steps"] > 0
+    assert state["usage"]["steps"] > 0

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines import vnni_kernel
+from lookahead_agent.cpu import vnni_kernel
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from lookahead_agent.errors import ConversionError
-from lookahead_agent.machine.choice import Precision
+from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models.cache import cache_dir
 from lookahead_agent.models.quantize import quantized
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.runtime.arranging import as_precision, multiplies_int8
+from lookahead_agent.runtime.engine_selection import as_precision, multiplies_int8
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 
@@ -37,8 +37,8 @@ ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty one, but for what was measured of the machine."""
     folder = tmp_path_factory.mktemp("cache")
-    if (cache_dir() / "machine").is_dir():
-        shutil.copytree(cache_dir() / "machine", folder / "machine")
+    if (cache_dir() / "hardware").is_dir():
+        shutil.copytree(cache_dir() / "machine", folder / "hardware")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKAHEAD_AGENT_CACHE", str(folder))
         yield folder
@@ -83,7 +83,7 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
     """Sizes with packs and blocks that are whole, and that are not."""
     import torch
 
-    from lookahead_agent.engines.int8_weights import Int8Matrix
+    from lookahead_agent.cpu.int8_weights import Int8Matrix
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(outputs, inputs), torch.randn(37, inputs), torch.randn(outputs)
@@ -113,7 +113,7 @@ def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> N
     """
     import torch
 
-    from lookahead_agent.engines.int8_product import Int8Product, rounded
+    from lookahead_agent.cpu.int8_product import Int8Product, rounded
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(outputs, 256), torch.randn(9, 256).bfloat16(), torch.randn(outputs)
@@ -174,7 +174,7 @@ def test_the_kernel_needs_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -
     import torch
     from numba.core import caching
 
-    from lookahead_agent.engines import int8_kernel
+    from lookahead_agent.cpu import int8_kernel
 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     spec = importlib.util.spec_from_file_location("kernel_anew", int8_kernel.__file__)
@@ -190,7 +190,7 @@ def test_the_kernel_needs_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -
 def test_rows_of_integers_are_whole_numbers_of_lanes() -> None:
     import torch
 
-    from lookahead_agent.engines.int8_kernel import packed
+    from lookahead_agent.cpu.int8_kernel import packed
 
     with pytest.raises(ValueError, match="12 inputs has no whole number of 8"):
         packed(torch.zeros(4, 12, dtype=torch.int8))
@@ -222,14 +222,14 @@ def test_exact_is_the_targets_reply_in_int8(cache: Path, tiny_pair: tuple[Path, 
     """Integers sum the same in every batch, so what is written ahead and beside guesses is token for token the same."""
     kernel: Precision = "int8" if multiplies_int8() else "int8-weights"
     written: dict[tuple[str, str], list[list[int]]] = {}
-    for guessing in ("none", "guided"):
+    for speculation_method in ("none", "shared_draft"):
         with ChatLookahead(
             model=str(tiny_pair[0]),
             draft_model=str(tiny_pair[1]),
             depth=4,
             precision=kernel,
             draft_precision=kernel,
-            token_speculation=guessing,
+            token_speculation=speculation_method,
             temperature=0,
             max_tokens=64,
             engine_args=ENGINE,
@@ -238,7 +238,7 @@ def test_exact_is_the_targets_reply_in_int8(cache: Path, tiny_pair: tuple[Path, 
         ) as llm:
             for policy in ("off", "exact", "exact:synchronous=true"):
                 told = [message.response_metadata for message in llm.batch(questions(24, seed=5), policy=policy)]
-                written[guessing, policy] = [one["token_ids"] for one in told]
+                written[speculation_method, policy] = [one["token_ids"] for one in told]
             assert told[0]["lookahead"]["engines"]["precision"] == {"target": kernel, "draft": kernel}
             # In rounds the target waits for its draft, so that steps of it stand on any machine.
             assert sum(one["lookahead"]["accepted"] for one in told) > 0
@@ -260,8 +260,8 @@ def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pa
 def test_a_compiler_is_shown_a_matrix_as_one_operation() -> None:
     import torch
 
-    from lookahead_agent.engines.int8_product import Int8Product, rounded
-    from lookahead_agent.engines.int8_weights import Int8Matrix
+    from lookahead_agent.cpu.int8_product import Int8Product, rounded
+    from lookahead_agent.cpu.int8_weights import Int8Matrix
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(96, 64), torch.randn(2, 5, 64), torch.randn(96)

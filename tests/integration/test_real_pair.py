@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage
 
 from graphs.plan_execute import POLICIES, build_plan_execute
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.figures import NodeFigures
+from lookahead_agent.agents.metrics import NodeFigures
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.cli.agent import EXAMPLE
@@ -68,7 +68,7 @@ def test_exact_differs_from_off_at_most_by_a_near_tie(real: ChatLookahead) -> No
 def test_balanced_accepts_steps_of_the_draft(real: ChatLookahead) -> None:
     figures = [message.response_metadata["lookahead"] for message in real.batch(PROBLEMS, max_tokens=120)]
     assert all(entry["policy"] == "balanced" for entry in figures)
-    assert all(entry["speculation_off"] is None for entry in figures)
+    assert all(entry["speculation_disabled"] is None for entry in figures)
     assert sum(entry["accepted"] for entry in figures) > 0
     assert sum(entry["verifier_calls"] for entry in figures) > 0
 
@@ -94,7 +94,7 @@ def test_a_sampled_reply_is_in_the_targets_words(real: ChatLookahead, sampling: 
     assert len(found) == len(ids)
     assert sum(found) / len(found) > -1.5
     if sampling["seed"] is None:
-        assert figures["passes"] < len(ids), "tokens were guessed"
+        assert figures["target_forward_passes"] < len(ids), "tokens were guessed"
 
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])

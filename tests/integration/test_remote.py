@@ -19,8 +19,8 @@ from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import background
-from lookahead_agent.engines.likeliest import likeliest
 from lookahead_agent.engines.processes import end_processes
+from lookahead_agent.engines.top_logprobs import top_logprobs
 from lookahead_agent.errors import EngineError
 from tests.integration.conftest import descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy
@@ -113,7 +113,7 @@ def test_replies_are_those_of_engines_in_this_process(pair: Pair, tiny: ChatLook
             here = tiny.invoke(question, policy="off", max_tokens=64).response_metadata["token_ids"]
             there = llm.invoke(question)
             assert there.response_metadata["token_ids"] == here
-            assert figures(there)["speculation_off"] is None
+            assert figures(there)["speculation_disabled"] is None
             assert figures(there)["tokens"]["draft"] != {"committed": 0, "rejected": 0, "aborted": 0}
         engines = llm.access.runtime.running  # type: ignore[union-attr]
         assert engines is not None
@@ -129,7 +129,7 @@ def test_probabilities_and_forms_are_those_of_engines_in_this_process(pair: Pair
         assert here is not None
         assert there is not None
         prompt = here.target.tokenizer.encode(LONG)
-        mine, theirs = (background.run(likeliest(engines.target, prompt)) for engines in (here, there))
+        mine, theirs = (background.run(top_logprobs(engines.target, prompt)) for engines in (here, there))
         assert len(theirs) == len(mine) == 20
         assert theirs == pytest.approx(mine, abs=1e-3)
 
@@ -176,17 +176,17 @@ def test_killing_the_draft_leaves_the_targets_reply_and_it_is_used_again_when_it
         alone = llm.invoke(LONG, max_tokens=700, policy="off").response_metadata["token_ids"]
         message = interrupted(llm, lambda: pair.kill(pair.draft_port))
         assert message.response_metadata["token_ids"] == alone
-        assert "the draft at" in figures(message)["speculation_off"]
+        assert "the draft at" in figures(message)["speculation_disabled"]
         without = llm.invoke(LONG, max_tokens=50)
         assert without.response_metadata["token_ids"] == alone[:50]
-        assert "cannot be reached" in figures(without)["speculation_off"]
+        assert "cannot be reached" in figures(without)["speculation_disabled"]
         # A model that is made while the draft is away finds it later.
         with pair.llm(timeout=599) as late:
-            assert "cannot be reached" in figures(late.invoke(LONG, max_tokens=20))["speculation_off"]
+            assert "cannot be reached" in figures(late.invoke(LONG, max_tokens=20))["speculation_disabled"]
         with vllm_server(pair.draft, pair.draft_port, *TINY, cores="1"):
             again = llm.invoke(LONG, max_tokens=100)
             assert again.response_metadata["token_ids"] == alone[:100]
-            assert figures(again)["speculation_off"] is None
+            assert figures(again)["speculation_disabled"] is None
             assert sum(figures(again)["tokens"]["draft"].values()) > 0
 
 

@@ -1,4 +1,4 @@
-"""Sampled replies are distributed as the target's own, under `exact` and with guessed tokens."""
+"""Sampled replies are distributed as the target's own, under `exact` and with draft tokens."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_the_test_notices_another_distribution(small: ChatLookahead, alone
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("method", ["draft_model", "guided"])
+@pytest.mark.parametrize("method", ["draft_model", "shared_draft"])
 async def test_guessed_tokens_change_no_distribution(
     small: ChatLookahead, small_pair: tuple[Path, Path], method: str
 ) -> None:
@@ -111,7 +111,7 @@ async def test_guessed_tokens_change_no_distribution(
         model=str(small_pair[0]),
         draft_model=str(small_pair[1]),
         policy="off",
-        token_speculation=method if method == "guided" else {"method": method, "num_speculative_tokens": 2},
+        token_speculation=method if method == "shared_draft" else {"method": method, "num_speculative_tokens": 2},
         max_tokens=4,
         engine_args=TINY_ENGINE,
         draft_engine_args=TINY_ENGINE,
@@ -126,5 +126,5 @@ async def test_guessed_tokens_change_no_distribution(
 
 async def passes(llm: ChatLookahead) -> float:
     """Of a reply on average; four tokens are four passes where none is guessed right."""
-    reported = [(await llm.ainvoke("ab?")).response_metadata["lookahead"]["passes"] for _ in range(40)]
+    reported = [(await llm.ainvoke("ab?")).response_metadata["lookahead"]["target_forward_passes"] for _ in range(40)]
     return sum(reported) / len(reported)

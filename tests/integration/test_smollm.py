@@ -33,7 +33,7 @@ def test_a_draft_with_another_tokenizer(mixed: ChatLookahead) -> None:
     # In rounds the target waits for its draft, so that some of its steps stand on any machine.
     message = mixed.invoke(PROBLEMS[0], policy="random:probability=1:synchronous=true", max_tokens=200)
     figures = message.response_metadata["lookahead"]
-    assert figures["speculation_off"] is None
+    assert figures["speculation_disabled"] is None
     assert figures["accepted"] > 0
     assert "\ufffd" not in message.text
     engines = mixed.access.runtime._engines  # type: ignore[union-attr]
@@ -84,7 +84,7 @@ def test_a_third_model_as_judge(real: ChatLookahead) -> None:
         max_tokens=60,
     ) as llm:
         figures = judged(llm)
-        assert figures["speculation_off"] is None
+        assert figures["speculation_disabled"] is None
         assert figures["judge_calls"] > 0  # type: ignore[operator]
         assert len(llm.access.runtime._held) == 3  # type: ignore[union-attr]
 
@@ -95,7 +95,7 @@ def test_a_judge_behind_a_server(mixed: ChatLookahead, server: JudgeServer) -> N
         model=MIXED, judge_model="smol", judge_url=server.url, policy="judge", depth=4, temperature=0, max_tokens=80
     ) as llm:
         figures = judged(llm)
-        assert figures["speculation_off"] is None
+        assert figures["speculation_disabled"] is None
         assert figures["judge_calls"] > 0  # type: ignore[operator]
 
 
@@ -117,7 +117,7 @@ def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server
         kill(server.process)
         whole = llm.invoke(PROBLEMS[0], policy=policy)
         figures = whole.response_metadata["lookahead"]
-        assert "the judge at" in figures["speculation_off"]
+        assert "the judge at" in figures["speculation_disabled"]
         assert figures["accepted"] == 0
         ids = whole.response_metadata["token_ids"]
         alone = llm.invoke(PROBLEMS[0], policy="off").response_metadata["token_ids"]
@@ -131,4 +131,4 @@ def test_a_judge_that_is_away_leaves_the_target_alone(mixed: ChatLookahead) -> N
     with ChatLookahead(
         model=MIXED, judge_model="smol", judge_url=url, policy="judge", depth=4, temperature=0, max_tokens=80
     ) as llm:
-        assert "cannot be reached" in str(judged(llm)["speculation_off"])
+        assert "cannot be reached" in str(judged(llm)["speculation_disabled"])

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.cost_model.pair import Pair
+from lookahead_agent.cost_model.synthetic import ChanceByPosition, Synthetic, SyntheticBench, results
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.plan.pair import Pair
-from lookahead_agent.plan.synthetic import ChanceByPosition, Synthetic, SyntheticBench, results
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE

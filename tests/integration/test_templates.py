@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.figures import NodeFigures
-from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.budget import Budget
+from lookahead_agent.agents.metrics import NodeFigures
 from lookahead_agent.agents.templates import (
     build_llm_compiler,
     build_react,
@@ -22,7 +22,7 @@ from lookahead_agent.agents.templates import (
 )
 
 QUESTION = "Pens cost $1.50 each. How much do 12 pens cost?"
-BUDGET = Limits(steps=10, tokens=8000, seconds=240)
+BUDGET = Budget(steps=10, tokens=8000, seconds=240)
 
 
 def calculator() -> Any:
@@ -45,7 +45,7 @@ def run(graph: Any, given: dict[str, str]) -> tuple[dict[str, Any], dict[str, st
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["react"], indirect=True)
 def test_react(llm: ChatLookahead) -> None:
-    state, policies = run(build_react(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
+    state, policies = run(build_react(llm, [calculator()], budget=BUDGET), {"question": QUESTION})
     assert "18" in [message.text for message in state["messages"] if message.type == "tool"]
     assert state["answer"]
     assert policies["thinker"] == "balanced"
@@ -56,7 +56,7 @@ def test_react(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["react"], indirect=True)
 def test_react_with_an_actor(llm: ChatLookahead) -> None:
-    state, policies = run(build_react(llm, [calculator()], calculate=False, limits=BUDGET), {"question": QUESTION})
+    state, policies = run(build_react(llm, [calculator()], calculate=False, budget=BUDGET), {"question": QUESTION})
     assert "18" in [message.text for message in state["messages"] if message.type == "tool"]
     assert state["answer"]
     assert policies["thinker"] == "balanced"
@@ -66,7 +66,7 @@ def test_react_with_an_actor(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["rewoo"], indirect=True)
 def test_rewoo(llm: ChatLookahead) -> None:
-    state, policies = run(build_rewoo(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
+    state, policies = run(build_rewoo(llm, [calculator()], budget=BUDGET), {"question": QUESTION})
     assert "18" in [entry["output"] for entry in state["evidence"]]
     assert "18" in state["answer"]
     assert policies == {"planner": r"balanced:delimiter=/\n+/", "solver": "strict"}, "nobody puts it into calls"
@@ -75,7 +75,7 @@ def test_rewoo(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["rewoo"], indirect=True)
 def test_rewoo_with_a_caller(llm: ChatLookahead) -> None:
-    state, policies = run(build_rewoo(llm, [calculator()], calculate=False, limits=BUDGET), {"question": QUESTION})
+    state, policies = run(build_rewoo(llm, [calculator()], calculate=False, budget=BUDGET), {"question": QUESTION})
     assert "18" in [entry["output"] for entry in state["evidence"]]
     assert policies["caller"] == "off"
 
@@ -83,7 +83,7 @@ def test_rewoo_with_a_caller(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["llm_compiler"], indirect=True)
 def test_llm_compiler(llm: ChatLookahead) -> None:
-    state, policies = run(build_llm_compiler(llm, [calculator()], limits=BUDGET), {"question": QUESTION})
+    state, policies = run(build_llm_compiler(llm, [calculator()], budget=BUDGET), {"question": QUESTION})
     assert "18" in [entry["output"] for entry in state["results"]]
     assert "18" in state["answer"]
     assert policies == {"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"}
@@ -92,7 +92,7 @@ def test_llm_compiler(llm: ChatLookahead) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("llm", ["reflection"], indirect=True)
 def test_reflection(llm: ChatLookahead) -> None:
-    graph = build_reflection(llm, max_revisions=1, limits=BUDGET)
+    graph = build_reflection(llm, max_revisions=1, budget=BUDGET)
     state, policies = run(graph, {"task": "Write one sentence that says what 12 pens at $1.50 cost."})
     assert "18" in state["answer"]
     assert policies["critic"] == r"balanced:delimiter=/:|\n+/"
@@ -104,7 +104,7 @@ def test_reflection(llm: ChatLookahead) -> None:
 @pytest.mark.parametrize("llm", ["supervisor"], indirect=True)
 def test_supervisor(llm: ChatLookahead) -> None:
     tools = {"calculator": [calculator()], "programmer": [template("tools", "python_code").python]}
-    state, policies = run(build_supervisor(llm, tools, limits=BUDGET), {"question": QUESTION})
+    state, policies = run(build_supervisor(llm, tools, budget=BUDGET), {"question": QUESTION})
     assert state["answer"]
     assert state["findings"]
     assert policies["router"] == "off"
@@ -116,7 +116,7 @@ def test_supervisor(llm: ChatLookahead) -> None:
 def test_self_consistency(llm: ChatLookahead) -> None:
     # What a 1.5B model says to this, and now and then its draft of 0.5B, is not always 18: the vote is what is tested.
     sampling = llm.model_copy(update={"temperature": 0.7, "seed": 1})
-    graph = build_self_consistency(sampling, samples=3, read=last_number, limits=BUDGET)
+    graph = build_self_consistency(sampling, samples=3, read=last_number, budget=BUDGET)
     state, policies = run(graph, {"question": QUESTION})
     assert 2 <= len(state["replies"]) <= 3
     said = [number for number in map(last_number, state["replies"]) if number is not None]

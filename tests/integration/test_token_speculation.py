@@ -20,7 +20,7 @@ from tests.integration.tiny_models import questions
 ASKED = questions(8, seed=21)
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "guided"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "shared_draft"])
 def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str) -> None:
     alone = [message.response_metadata["token_ids"] for message in tiny.batch(ASKED, policy="off")]
     with ChatLookahead(
@@ -41,11 +41,13 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
         assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
         assert llm.access.runtime is not None
         (target,) = (held for held in llm.access.runtime._held if held.model == tiny_pair[0])
-        assert dict(target.arguments)["speculative_config"]["method"] == {"guided": "custom_class"}.get(method, method)
-        if method == "guided":
+        assert dict(target.arguments)["speculative_config"]["method"] == {"shared_draft": "custom_class"}.get(
+            method, method
+        )
+        if method == "shared_draft":
             guessed = [message.response_metadata for message in llm.batch(ASKED, policy="off")]
             assert [reply["token_ids"] for reply in guessed] == alone
-            assert sum(reply["lookahead"]["tokens"]["draft"]["guesses"] for reply in guessed) > 0
+            assert sum(reply["lookahead"]["tokens"]["draft"]["speculative"] for reply in guessed) > 0
 
 
 def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
@@ -110,4 +112,4 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
         ids = [message.response_metadata["token_ids"] for message in asyncio.run(beside_each_other())]
         assert ids == [one["token_ids"] for one in told], "a seed fixes a reply whatever runs beside it"
         other = llm.invoke(ASKED[0], temperature=0.7).response_metadata
-        assert other["lookahead"]["passes"] < len(other["token_ids"]), "without a seed there are guesses"
+        assert other["lookahead"]["target_forward_passes"] < len(other["token_ids"]), "without a seed there are guesses"

@@ -45,11 +45,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["score:score=0", "likelihood:likelihood=-50"])
 def test_draft_first_verifiers_leave_the_target_nothing_to_write(real: ChatLookahead, policy: str) -> None:
     figures = real.invoke(PROBLEMS[0], policy=policy, max_tokens=90).response_metadata["lookahead"]
-    assert figures["speculation_off"] is None
+    assert figures["speculation_disabled"] is None
     assert figures["accepted"] > 0
     assert figures["judge_calls"] >= figures["accepted"]
     refused = real.invoke(PROBLEMS[0], policy=policy.split(":")[0] + ":depth=1", max_tokens=60)
-    assert refused.response_metadata["lookahead"]["speculation_off"] is None
+    assert refused.response_metadata["lookahead"]["speculation_disabled"] is None
 
 
 @pytest.mark.timeout(1200)
@@ -57,7 +57,7 @@ def test_a_tree_on_the_real_pair(real: ChatLookahead) -> None:
     # Which steps mean the same is the models' affair: here every pair may stand.
     policy = "random:probability=1:width=2:depth=2"
     figures = real.invoke(PROBLEMS[0], policy=policy, max_tokens=90).response_metadata["lookahead"]
-    assert figures["speculation_off"] is None
+    assert figures["speculation_disabled"] is None
     assert figures["accepted"] > 0
-    fates = figures["tokens"]["draft"]
-    assert fates["rejected"] + fates["aborted"] > 0, "of two candidates one is dropped"
+    token_counts = figures["tokens"]["draft"]
+    assert token_counts["rejected"] + token_counts["aborted"] > 0, "of two candidates one is dropped"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lookahead_agent.cpu.names import PROVIDER
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine, background
 from lookahead_agent.engines.processes import worker_processes
-from lookahead_agent.engines.vllm_engine import CPU_PROVIDER, as_arguments
+from lookahead_agent.engines.vllm_engine import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from tests.integration.conftest import TINY_ENGINE
 from tests.waiting import becomes
@@ -69,7 +70,7 @@ def prompt_of(engine: VLLMEngine) -> list[int]:
 
 
 def test_it_has_our_operations_on_a_cpu(engine: VLLMEngine) -> None:
-    assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == CPU_PROVIDER
+    assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == PROVIDER
 
 
 def test_tokens_come_one_after_another(engine: VLLMEngine) -> None:

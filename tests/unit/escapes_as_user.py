@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from lookahead_agent.isolation import Isolation, PythonLimits, available, run_isolated
+from lookahead_agent.sandbox import Isolation, PythonLimits, available, run_isolated
 from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 
 LIMITS = PythonLimits(seconds=3, memory=256 << 20, output=2000, files=16 << 20)

@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from lookahead_agent.generation.reader import ReadReply, ReplyReader
+from lookahead_agent.generation.request import TextDelta
+from lookahead_agent.generation.tool_parsers import JsonToolParser, ToolParser
 from lookahead_agent.models.thinking_tags import ThinkingTags
-from lookahead_agent.replies.reader import ReadReply, ReplyReader
-from lookahead_agent.replies.request import Piece
-from lookahead_agent.replies.tool_parsers import JsonToolParser, ToolParser
 
 TAGS = ThinkingTags()
 
@@ -35,7 +35,7 @@ def read(
     cut: bool = False,
 ) -> ReadReply:
     """Read a reply in pieces; what is passed on meanwhile must be what is read in the end."""
-    pieces: list[Piece] = []
+    pieces: list[TextDelta] = []
     reader = ReplyReader(tags, inside, after, parser, TOOLS, pieces.append)
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         reader.push(text[begin:end])

@@ -13,7 +13,7 @@ from lookahead_agent.bench.precision import compare_precisions, read_solutions
 from lookahead_agent.cli import options
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.machine.choice import Precision
+from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.test_cli import run

@@ -25,9 +25,9 @@ from tests.unit.bench_models import scripted_arm
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
 
 
-def sample(arm: str, problem: int, seconds: float, right: bool = True, **changes: Any) -> Sample:
+def sample(configuration: str, problem: int, seconds: float, right: bool = True, **changes: Any) -> Sample:
     """A sample of one call of 10 tokens in two steps."""
-    off = arm == "off"
+    off = configuration == "off"
     call = CallRecord(
         node=changes.pop("node", None),
         policy="off" if off else "balanced",
@@ -56,11 +56,11 @@ def sample(arm: str, problem: int, seconds: float, right: bool = True, **changes
         "task": "questions",
         "problem": str(problem),
         "mode": "off" if off else "lr",
-        "arm": arm,
+        "configuration": configuration,
         "seconds": seconds,
         "right": right,
         "calls": [call],
-        "turn": f"{arm}{problem}",
+        "turn": f"{configuration}{problem}",
         "policies": [call.policy],
     }
     return Sample(**fields | changes)
@@ -105,7 +105,11 @@ def test_samples_are_compared_with_the_baseline_of_their_own_block() -> None:
             sample("lr deep", 0, 5.0, block=1),
         ]
     )
-    speedups = {arm.arm: arm.speedup.value for arm in summarize(results) if arm.speedup}
+    speedups = {
+        configuration.configuration: configuration.speedup.value
+        for configuration in summarize(results)
+        if configuration.speedup
+    }
     assert speedups == {"lr": 2.0, "lr deep": 4.0}
 
 
@@ -175,11 +179,11 @@ def test_predictions_begin_with_the_formula(tmp_path: Path) -> None:
 def test_results_of_every_version_are_read(file: Path) -> None:
     results = read_results(RowFile(file).rows)
     report = Report(results)
-    off = report.arms[0]
+    off = report.configurations[0]
     assert off.mode == "off"
     assert off.right is not None
-    assert all(arm.speedup for arm in report.arms if arm.mode != "off")
-    assert {arm.mode for arm in report.arms} <= set(MODES)
+    assert all(configuration.speedup for configuration in report.configurations if configuration.mode != "off")
+    assert {configuration.mode for configuration in report.configurations} <= set(MODES)
     assert report.tables("questions")
 
 
@@ -193,14 +197,17 @@ def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
 
 
 def test_version_1_says_what_it_said() -> None:
-    arms = {
-        arm.arm: arm for arm in Report(read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl.xz").rows)).arms
+    configurations = {
+        configuration.configuration: configuration
+        for configuration in Report(
+            read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl.xz").rows)
+        ).configurations
     }
-    assert arms["off"].right is not None
-    assert arms["off"].right.value == pytest.approx(23 / 30)
-    assert arms["lr exact"].same_tokens == 26
-    assert arms["lr exact"].speedup is not None
-    assert arms["lr exact"].speedup.value == pytest.approx(0.58, abs=0.01)
+    assert configurations["off"].right is not None
+    assert configurations["off"].right.value == pytest.approx(23 / 30)
+    assert configurations["lr exact"].same_tokens == 26
+    assert configurations["lr exact"].speedup is not None
+    assert configurations["lr exact"].speedup.value == pytest.approx(0.58, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +252,7 @@ def test_reports_in_every_form(tmp_path: Path) -> None:
         if line.startswith("!["):
             assert (tmp_path / "deep" / line.partition("](")[2].rstrip(")")).is_file()
     rows = list(csv.DictReader((tmp_path / "deep" / "r.csv").open()))
-    assert [row["arm"] for row in rows] == ["off", "lr", "off", "lr"]
+    assert [row["configuration"] for row in rows] == ["off", "lr", "off", "lr"]
     assert float(rows[1]["speedup"]) == 2
     assert rows[0]["speedup"] == ""
     with pytest.raises(ConfigurationError, match=r"\.md, \.csv or \.html"):
@@ -263,7 +270,7 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
     results = Bench(config, tmp_path / "r.jsonl", scripted_arm).run()
     report = Report(results)
     drawn, again = (
-        pictures(task, results, report.arms, report.nodes, report.predictions)
+        pictures(task, results, report.configurations, report.nodes, report.predictions)
         for task in ("questions", "questions-again")
     )
     assert set(drawn) == {
@@ -291,7 +298,9 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
     assert sum(len(axes.patches) for axes in timeline.axes) >= 6
     assert len(timeline.axes) == 4
     results.samples += [sample.model_copy(update={"block": 1}) for sample in results.samples if sample.mode == "off"]
-    _, again_off = pictures("questions", results, report.arms, report.nodes, report.predictions)["questions-timeline"]
+    _, again_off = pictures("questions", results, report.configurations, report.nodes, report.predictions)[
+        "questions-timeline"
+    ]
     assert len(again_off.axes) == 4, "each way once, in whatever blocks it was measured"
 
 
@@ -307,13 +316,18 @@ def test_several_tasks_are_seen_together() -> None:
             for number in range(2)
         ]
     )
-    drawn = picture_of_tasks(Report(results).arms)
+    drawn = picture_of_tasks(Report(results).configurations)
     assert drawn is not None
     (axes,) = drawn[1].axes
     # What the library chooses goes before what was faster; where it was not measured, the fastest.
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["questions: off → auto", "rewoo: off → lr"]
     assert [float(line.get_xdata()[0]) for line in axes.lines] == [4.0, 3.0, 9.0, 3.0]
-    assert picture_of_tasks([arm for arm in Report(results).arms if arm.task == "rewoo"]) is None
+    assert (
+        picture_of_tasks(
+            [configuration for configuration in Report(results).configurations if configuration.task == "rewoo"]
+        )
+        is None
+    )
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.arms import Arm, arms_of, chat_model, template_policies
 from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig, load_config, make_config, packaged_configs
+from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of, template_policies
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
@@ -41,19 +41,19 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
         seed=5, tasks=(TaskConfig(limit=2, modes=MODES), TaskConfig(task="self_consistency", limit=1, modes=MODES))
     )
     results = bench(config, tmp_path / "r.jsonl").run()
-    assert {sample.arm for sample in results.samples if sample.task == "questions"} == {
+    assert {sample.configuration for sample in results.samples if sample.task == "questions"} == {
         "off",
         "auto",
         "sd",
-        "guided",
+        "shared_draft",
         "lr",
         "lr+sd",
-        "lr+guided",
+        "lr+shared_draft",
         "specreason",
         "random",
     }
     assert set(Counter(sample.key for sample in results.samples).values()) == {1}
-    sample = next(sample for sample in results.samples if sample.arm == "lr" and sample.problem == "own-0")
+    sample = next(sample for sample in results.samples if sample.configuration == "lr" and sample.problem == "own-0")
     assert sample.right is True
     assert sample.seed == 5
     assert sample.settings["max_tokens"] == 512
@@ -76,13 +76,13 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
     assert turn.seconds > 0
     assert turn.cpu_seconds is not None
     assert turn.peak_memory
-    voted = [sample for sample in results.samples if sample.task == "self_consistency" and sample.arm == "lr"]
+    voted = [sample for sample in results.samples if sample.task == "self_consistency" and sample.configuration == "lr"]
     assert {call.node for call in voted[0].calls} == {"sampler"}
     assert voted[0].policies == ["balanced"]
 
 
 def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guided target guesses nothing for a sampled reply with a seed, so that one would measure something else."""
+    """A shared draft proposes nothing for a sampled reply with a seed, so that one would measure something else."""
     seeds: list[int | None] = []
     monkeypatch.setattr(
         "lookahead_agent.bench.runner.do", lambda task, llm, question, seed, config, **how: seeds.append(seed) or "1"
@@ -97,14 +97,16 @@ def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path, monkeypatch
 
 def test_the_modes_take_turns_and_another_begins_each_time(tmp_path: Path) -> None:
     asked: list[tuple[str, str]] = []
-    bench(TWO, tmp_path / "r.jsonl").run(on_sample=lambda sample: asked.append((sample.arm, sample.problem)))
-    assert [arm for arm, _ in asked] == ["off", "off", "lr", "lr", "lr", "off"]
+    bench(TWO, tmp_path / "r.jsonl").run(on_sample=lambda sample: asked.append((sample.configuration, sample.problem)))
+    assert [configuration for configuration, _ in asked] == ["off", "off", "lr", "lr", "lr", "off"]
 
 
 def test_of_three_ways_each_comes_as_often_before_another_as_after_it(tmp_path: Path) -> None:
     task = TaskConfig(limit=6, besides=("off int8",))
     asked: list[str] = []
-    bench(BenchConfig(tasks=(task,)), tmp_path / "r.jsonl").run(on_sample=lambda sample: asked.append(sample.arm))
+    bench(BenchConfig(tasks=(task,)), tmp_path / "r.jsonl").run(
+        on_sample=lambda sample: asked.append(sample.configuration)
+    )
     orders = Counter(tuple(asked[at : at + 3]) for at in range(0, len(asked), 3))
     assert orders == Counter(itertools.permutations(("off", "off int8", "auto")))
 
@@ -169,7 +171,11 @@ def test_a_killed_process_is_continued_by_the_next(tmp_path: Path) -> None:
                 said.append(line)
                 if number == stop_after:
                     process.send_signal(signal.SIGKILL)
-    keys = [tuple(row[name] for name in ("arm", "problem")) for row in RowFile(out).rows if row["kind"] == "sample"]
+    keys = [
+        tuple(row[name] for name in ("configuration", "problem"))
+        for row in RowFile(out).rows
+        if row["kind"] == "sample"
+    ]
     assert len(keys) == len(set(keys)) == 8
     assert max(Counter(said).values()) == 1
 
@@ -178,7 +184,7 @@ def test_a_finished_benchmark_starts_nothing(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     bench(TWO, out).run()
 
-    def untouchable(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+    def untouchable(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
         return scripted_chat(lambda prompt: pytest.fail("asked again"))
 
     results = bench(TWO, out, make_model=untouchable).run()
@@ -191,7 +197,7 @@ def test_more_problems_and_modes_go_on_in_the_same_file(tmp_path: Path) -> None:
     more = TWO.model_copy(update={"tasks": (TaskConfig(limit=4, modes=("off", "lr", "random"), concurrency=2),)})
     new: list[Sample] = []
     bench(more, out).run(on_sample=new.append)
-    assert sorted((sample.arm, sample.problem) for sample in new) == [
+    assert sorted((sample.configuration, sample.problem) for sample in new) == [
         ("lr", "own-3"),
         ("off", "own-3"),
         *(("random", f"own-{number}") for number in range(4)),
@@ -228,13 +234,13 @@ def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_p
         def close(self) -> None:
             events.append(f"close {self.model}")
 
-    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
-        default, _ = arm.policies(template_policies(task))
+    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+        default, _ = configuration.policies(template_policies(task))
         chat = scripted_chat("It is 14.", policy=default)
-        return Watched(engines=chat.engines, policy=default, model=arm.name)
+        return Watched(engines=chat.engines, policy=default, model=configuration.name)
 
     results = bench(config, tmp_path / "r.jsonl", make_model=make).run(
-        on_sample=lambda sample: events.append(f"{sample.block} {sample.arm}")
+        on_sample=lambda sample: events.append(f"{sample.block} {sample.configuration}")
     )
     assert [event for event in events if event[0].isdigit()] == ["0 off", "0 lr", "1 off", "1 sd"]
     assert events.index("close lr") < events.index("start sd")
@@ -256,7 +262,7 @@ def test_a_graph_that_fails_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_engine_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:
-    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
         def reply(prompt: str) -> str:
             if "farmer" in prompt:
                 raise EngineError("it is gone")
@@ -275,18 +281,20 @@ def test_an_engine_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -
 def test_an_exact_reply_that_differs_is_traced_to_the_targets_log_probabilities(tmp_path: Path) -> None:
     tokenizer = ScriptedTokenizer()
 
-    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
-        text = "yes it is" if arm.mode == "off" else "no it is"
+    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+        text = "yes it is" if configuration.mode == "off" else "no it is"
         engine = ScriptedEngine(tokenizer, [ScriptedStep(text)], logprobs={"yes": -0.7, "no": -0.75})
-        engines = EngineSet(engine, None if arm.mode == "off" else ScriptedEngine(tokenizer, [ScriptedStep(text)]))
-        default, _ = arm.policies({})
+        engines = EngineSet(
+            engine, None if configuration.mode == "off" else ScriptedEngine(tokenizer, [ScriptedStep(text)])
+        )
+        default, _ = configuration.policies({})
         return ChatLookahead(engines=engines, policy=default, return_token_ids=True, temperature=0, streaming=True)
 
     config = BenchConfig(tasks=(TaskConfig(limit=1, modes=("off", "lr"), policies=("exact",)),))
     out = tmp_path / "r.jsonl"
     results = bench(config, out, make_model=make).run()
     (tie,) = results.ties
-    assert (tie.arm, tie.problem, tie.at) == ("lr exact", "own-0", 0)
+    assert (tie.configuration, tie.problem, tie.at) == ("lr exact", "own-0", 0)
     assert tie.gap == pytest.approx(0.05)
     assert len(bench(config, out, make_model=make).run().ties) == 1, "traced once"
 
@@ -301,69 +309,84 @@ def test_arms_of_a_task() -> None:
     task = TaskConfig(
         modes=("lr", "sd"), policies=("balanced", "exact"), depths=(1, 4), widths=(2,), schedules=("async", "sync")
     )
-    arms = arms_of(task)
-    assert [arm.name for arm in arms][:4] == [
+    configurations = configurations_of(task)
+    assert [configuration.name for configuration in configurations][:4] == [
         "off",
         "lr balanced depth=1 width=2",
         "lr balanced depth=1 width=2 synchronous=true",
         "lr balanced depth=4 width=2",
     ]
-    assert len(arms) == len({arm.name for arm in arms}) == 10
+    assert len(configurations) == len({configuration.name for configuration in configurations}) == 10
     with pytest.raises(PolicyError):
-        arms_of(TaskConfig(modes=("lr",), policies=("strictest",)))
+        configurations_of(TaskConfig(modes=("lr",), policies=("strictest",)))
 
 
 def test_each_node_gets_its_policy_in_each_mode() -> None:
     own = {"planner": "balanced", "caller": "off", "solver": "strict"}
-    assert Arm("off", "off").policies(own) == ("off", {})
-    assert Arm("lr", "nodes").policies(own) == ("balanced", own)
-    assert Arm("lr", "nodes", "depth=2").policies(own)[1] == {
+    assert Configuration("off", "off").policies(own) == ("off", {})
+    assert Configuration("lr", "nodes").policies(own) == ("balanced", own)
+    assert Configuration("lr", "nodes", "depth=2").policies(own)[1] == {
         "planner": "balanced:depth=2",
         "caller": "off",
         "solver": "strict:depth=2",
     }
-    assert Arm("random", "random").policies(own)[1] == {"planner": "random", "caller": "off", "solver": "random"}
-    assert Arm("lr+sd", "exact").policies(own) == ("exact", {"planner": "exact", "caller": "off", "solver": "exact"})
+    assert Configuration("random", "random").policies(own)[1] == {
+        "planner": "random",
+        "caller": "off",
+        "solver": "random",
+    }
+    assert Configuration("lr+sd", "exact").policies(own) == (
+        "exact",
+        {"planner": "exact", "caller": "off", "solver": "exact"},
+    )
 
 
 def test_what_a_mode_makes_of_the_chat_model() -> None:
     config = BenchConfig(token_speculation="ngram", temperature=0.7, top_p=0.8, top_k=20)
     task = TaskConfig(max_tokens=77, modes=MODES)
-    fields = {arm.mode: chat_model(config, task, arm) for arm in arms_of(task)}
+    fields = {configuration.mode: chat_model(config, task, configuration) for configuration in configurations_of(task)}
     assert {mode: llm.token_speculation for mode, llm in fields.items()} == {
         "off": "none",
         "auto": "auto",
         "sd": "ngram",
-        "guided": "guided",
+        "shared_draft": "shared_draft",
         "lr": "none",
         "lr+sd": "ngram",
-        "lr+guided": "guided",
+        "lr+shared_draft": "shared_draft",
         "specreason": "none",
         "random": "none",
     }
     assert {mode: str(llm.policy) for mode, llm in fields.items()}["specreason"] == "specreason"
     assert all(llm.max_tokens == 77 for llm in fields.values())
     assert {(llm.temperature, llm.top_p, llm.top_k) for llm in fields.values()} == {(0.7, 0.8, 20)}
-    commanded = {mode for mode, llm in fields.items() if llm.policy_for().commands_steps}
-    assert commanded == {"lr", "lr+sd", "lr+guided", "specreason", "random"}
+    commanded = {mode for mode, llm in fields.items() if llm.policy_for().forces_speculation}
+    assert commanded == {"lr", "lr+sd", "lr+shared_draft", "specreason", "random"}
     fixed = BenchConfig(precision="bf16")
-    precisions = {arm.mode: chat_model(fixed, task, arm).precision for arm in arms_of(task)}
+    precisions = {
+        configuration.mode: chat_model(fixed, task, configuration).precision
+        for configuration in configurations_of(task)
+    }
     assert precisions.pop("auto") == "auto", "it chooses for itself"
     assert set(precisions.values()) == {"bf16"}
     besides = task.model_copy(update={"modes": ("off", "auto"), "besides": ("off int8", "off fp32")})
-    arms = arms_of(besides)
-    assert [arm.name for arm in arms] == ["off", "off int8", "off fp32", "auto"]
-    assert [chat_model(fixed, besides, arm).precision for arm in arms] == ["bf16", "int8", "fp32", "auto"]
+    configurations = configurations_of(besides)
+    assert [configuration.name for configuration in configurations] == ["off", "off int8", "off fp32", "auto"]
+    assert [chat_model(fixed, besides, configuration).precision for configuration in configurations] == [
+        "bf16",
+        "int8",
+        "fp32",
+        "auto",
+    ]
 
 
 def test_calls_of_a_template_one_by_one(tmp_path: Path) -> None:
     """What is won by doing things at once can be measured: one arm does without."""
     task = TaskConfig(task="self_consistency", limit=1, modes=("off",), besides=("off bf16 one by one",))
     results = bench(BenchConfig(temperature=0.7, tasks=(task,)), tmp_path / "r.jsonl").run()
-    calls = {sample.arm: sorted(sample.calls, key=lambda call: call.started) for sample in results.samples}
+    calls = {sample.configuration: sorted(sample.calls, key=lambda call: call.started) for sample in results.samples}
     overlaps = {
-        arm: [one.started + one.seconds > two.started for one, two in itertools.pairwise(found)]
-        for arm, found in calls.items()
+        configuration: [one.started + one.seconds > two.started for one, two in itertools.pairwise(found)]
+        for configuration, found in calls.items()
     }
     assert any(overlaps["off"])
     assert len(calls["off bf16 one by one"]) == 3, "which decide the vote"
@@ -376,32 +399,39 @@ def test_calculations_that_a_model_puts_into_calls(tmp_path: Path, monkeypatch: 
     ways = ("off int8 one by one", "off bf16 asked", "off int8 asked one by one", "auto asked", "auto one by one")
     task = TaskConfig(task="plan_execute", limit=1, besides=ways)
     results = bench(BenchConfig(temperature=0.0, tasks=(task,)), tmp_path / "r.jsonl").run()
-    nodes = {sample.arm: {call.node for call in sample.calls} for sample in results.samples}
+    nodes = {sample.configuration: {call.node for call in sample.calls} for sample in results.samples}
     assert nodes.keys() == {"off", "auto", *ways}
-    assert {arm for arm, found in nodes.items() if "executor" in found} == {arm for arm in nodes if "asked" in arm}
+    assert {configuration for configuration, found in nodes.items() if "executor" in found} == {
+        configuration for configuration in nodes if "asked" in configuration
+    }
 
 
 def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lookahead_agent.bench.arms.available_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr("lookahead_agent.bench.configurations.available_cores", lambda: [0, 1, 2, 3])
     config = BenchConfig(extra_device_for_draft=True)
     task = TaskConfig()
-    assert {chat_model(config, task, arm).cores for arm in arms_of(task)} == {("0-2", "3")}
-    assert {chat_model(BenchConfig(), task, arm).cores for arm in arms_of(task)} == {None}
-    monkeypatch.setattr("lookahead_agent.bench.arms.runs_on_cpu", lambda: False)
+    assert {chat_model(config, task, configuration).cores for configuration in configurations_of(task)} == {
+        ("0-2", "3")
+    }
+    assert {chat_model(BenchConfig(), task, configuration).cores for configuration in configurations_of(task)} == {None}
+    monkeypatch.setattr("lookahead_agent.bench.configurations.runs_on_cpu", lambda: False)
     with pytest.raises(ConfigurationError, match="draft_url"):
-        chat_model(config, task, arms_of(task)[0])
+        chat_model(config, task, configurations_of(task)[0])
 
 
 def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     task = TaskConfig(modes=("off", "sd", "lr", "specreason"))
 
     def runtimes(config: BenchConfig) -> dict[str, Any]:
-        return {arm.mode: chat_model(config, task, arm)._runtime for arm in arms_of(task)}
+        return {
+            configuration.mode: chat_model(config, task, configuration)._runtime
+            for configuration in configurations_of(task)
+        }
 
     on_cpu = runtimes(BenchConfig())
     assert on_cpu["lr"] is on_cpu["specreason"]
     assert on_cpu["off"] is not on_cpu["lr"], "it has all cores"
-    monkeypatch.setattr("lookahead_agent.bench.arms.runs_on_cpu", lambda: False)
+    monkeypatch.setattr("lookahead_agent.bench.configurations.runs_on_cpu", lambda: False)
     for config in (BenchConfig(), BenchConfig(model="Qwen/Qwen3-32B", draft_model="Qwen/Qwen3-1.7B")):
         on_gpu = runtimes(config)
         assert on_gpu["off"] is on_gpu["lr"]
@@ -409,7 +439,7 @@ def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine(monkeypatch: pytest.M
 
 
 def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) -> None:
-    def make(config: BenchConfig, task: TaskConfig, arm: Arm) -> ChatLookahead:
+    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
         return scripted_chat("We think.\n\nAnswer: 14", policy="exact", policies={"sampler": "fast"}, streaming=True)
 
     config = BenchConfig(
@@ -419,7 +449,7 @@ def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) ->
         )
     )
     results = bench(config, tmp_path / "r.jsonl", make_model=make).run()
-    assert {(sample.task, sample.arm): sample.policies for sample in results.samples} == {
+    assert {(sample.task, sample.configuration): sample.policies for sample in results.samples} == {
         ("questions", "off"): ["off"],
         ("questions", "sd"): ["off"],
         ("self_consistency", "off"): ["off"],
@@ -457,7 +487,7 @@ def test_the_packaged_configurations_are_whole(name: str) -> None:
     config = load_config(name)
     assert config.about
     for task in config.tasks:
-        assert {arm.mode for arm in arms_of(task)} & {"auto", "lr"}
+        assert {configuration.mode for configuration in configurations_of(task)} & {"auto", "lr"}
 
 
 def test_the_papers_settings() -> None:

@@ -18,15 +18,10 @@ from typer.testing import CliRunner
 
 from lookahead_agent.cli import bench_synthetic
 from lookahead_agent.cli.app import app
-from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.decoding.verifier import StepPair
-from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer
-from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.plan import synthetic as synthetic_module
-from lookahead_agent.plan.costs import BatchCosts, MachineCosts, measure
-from lookahead_agent.plan.planner import Acceptance, predicted_speed
-from lookahead_agent.plan.synthetic import (
+from lookahead_agent.cost_model import synthetic as synthetic_module
+from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
+from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
+from lookahead_agent.cost_model.synthetic import (
     ChanceByPosition,
     Synthetic,
     SyntheticBench,
@@ -35,6 +30,11 @@ from lookahead_agent.plan.synthetic import (
     results,
     synthetic_acceptance,
 )
+from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.verifier import StepPair
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.progress import LogProgress
 
 STEP = Step((1,), "x", StepEnd.DELIMITER)
@@ -163,7 +163,7 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
 
 
 def test_engines_of_each_block(tmp_path: Path) -> None:
-    every = Synthetic(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1, token_alpha=0.5, guesses=3)
+    every = Synthetic(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1, token_alpha=0.5, draft_tokens=3)
     pair = ScriptedPair()
     assert bench(pair, every, tmp_path / "cpu.jsonl").run(LogProgress())
     configs = [(role, cores, given.get("speculative_config", {}).get("method")) for role, cores, given in pair.started]
@@ -174,16 +174,18 @@ def test_engines_of_each_block(tmp_path: Path) -> None:
         *[("target", "0", "draft_model"), *beside],
         *[("target", "0", "custom_class"), *beside],
     ]
-    guided = pair.started[-3][2]["speculative_config"]
-    assert guided["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
-    assert guided["num_speculative_tokens"] == 3
+    shared_draft = pair.started[-3][2]["speculative_config"]
+    assert shared_draft["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
+    assert shared_draft["num_speculative_tokens"] == 3
     shared = ScriptedPair(divided=False)
     measured = bench(shared, every, tmp_path / "gpu.jsonl")
     assert measured.run(LogProgress())
     assert [role for role, *_ in shared.started] == ["target", "draft", "target", "target", "draft", "target", "draft"]
     assert sum(row.mode == "off" for row in measured.rows()) == 1, "measured once, with a target that guesses nothing"
     found = list(results(measured.rows(), every, None))
-    assert [one.way.mode for one in found] == ["lr", "sd", "lr+sd", "guided", "lr+guided"], "each against that one"
+    assert [one.way.mode for one in found] == ["lr", "sd", "lr+sd", "shared_draft", "lr+shared_draft"], (
+        "each against that one"
+    )
 
 
 def test_one_target_at_a_time(tmp_path: Path) -> None:
@@ -213,15 +215,15 @@ def test_costs_are_measured_with_the_engines_that_are_there(tmp_path: Path) -> N
 def test_batches_whose_costs_are_needed() -> None:
     assert Synthetic(modes=("off", "lr"), depths=(1, 2, 4)).batches == [1, 2, 4]
     assert Synthetic(modes=("off", "lr"), depths=(2,), replies=(1, 3)).batches == [1, 2, 4, 8]
-    assert Synthetic(modes=("sd",), depths=(16,), guesses=4).batches == [1, 2, 4, 8]
+    assert Synthetic(modes=("sd",), depths=(16,), draft_tokens=4).batches == [1, 2, 4, 8]
     assert Synthetic(depths=(8,), replies=(32,)).batches[-1] == 64, "the most"
 
 
 def test_tokens_are_not_drawn_where_vllm_cannot(tmp_path: Path) -> None:
     pair = ScriptedPair()
     pair.draws_tokens = False
-    with pytest.raises(ConfigurationError, match=r"which sd, guided would need: choose the modes off,lr"):
-        bench(pair, Synthetic(modes=("sd", "lr", "guided")), tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigurationError, match=r"which sd, shared_draft would need: choose the modes off,lr"):
+        bench(pair, Synthetic(modes=("sd", "lr", "shared_draft")), tmp_path / "rows.jsonl")
 
 
 def test_the_draft_is_loaded_as_it_is_quantized(tmp_path: Path) -> None:
@@ -244,9 +246,9 @@ def test_draws_keep_their_probability(alpha: float, seed: int) -> None:
 
 
 @given(st.floats(0, 1), st.integers(1, 8))
-def test_vllm_is_given_what_it_takes(alpha: float, guesses: int) -> None:
-    rates = synthetic_acceptance(alpha, guesses)["synthetic_acceptance_rates"]
-    assert len(rates) == guesses
+def test_vllm_is_given_what_it_takes(alpha: float, draft_tokens: int) -> None:
+    rates = synthetic_acceptance(alpha, draft_tokens)["synthetic_acceptance_rates"]
+    assert len(rates) == draft_tokens
     assert all(0 <= later <= earlier <= 1 for earlier, later in itertools.pairwise(rates))
 
 
@@ -269,9 +271,15 @@ def test_what_cannot_be_measured(wrong: dict[str, Any], message: str) -> None:
 
 def _row(mode: str, pace: float, repeat: int = 0, **more: Any) -> SyntheticRow:
     way = {"depth": 2, "alpha": 0.5} if mode == "lr" else {"depth": 0, "alpha": 0.0}
-    fates = {"committed": 10, "rejected": 0, "aborted": 0, "guesses": 0}
+    token_counts = {"committed": 10, "rejected": 0, "aborted": 0, "speculative": 0}
     counts = {"steps": 10, "accepted": 4, "judged": 8, "late": 2, "passes": 5, "waiting": 0.01, "replies": 1}
-    fields = {"block": "lr", "mode": mode, "pace": pace, "repeat": repeat, "tokens": {"target": fates, "draft": fates}}
+    fields = {
+        "block": "lr",
+        "mode": mode,
+        "pace": pace,
+        "repeat": repeat,
+        "tokens": {"target": token_counts, "draft": token_counts},
+    }
     return SyntheticRow.model_validate(fields | way | counts | more)
 
 
@@ -303,7 +311,7 @@ def test_predictions() -> None:
     assert predicted_speed(COSTS, half, "lr", 4, 3) == pytest.approx(0.5, rel=0.01), "nothing accepted, half the cores"
     assert predicted_speed(COSTS, Acceptance(1.0, 0.5, 10), "lr", 8, 3) == pytest.approx(2.0, rel=0.03), "draft-bound"
     assert predicted_speed(COSTS, half, "lr+sd", 4, 3) == pytest.approx(0.5 * 1.75 / 1.5, rel=0.02)
-    assert predicted_speed(COSTS, half, "guided", 0, 5) > 0.5
+    assert predicted_speed(COSTS, half, "shared_draft", 0, 5) > 0.5
     full = COSTS.model_copy(update={"beside": BatchCosts(seconds={1: 2.0, 8: 16.0})})
     everything = Acceptance(1.0, 0.5, 10)
     assert predicted_speed(full, everything, "lr", 4, 3, replies=2) < predicted_speed(COSTS, everything, "lr", 4, 3)

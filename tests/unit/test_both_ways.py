@@ -13,7 +13,7 @@ from langgraph.types import TimeoutPolicy
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents import templates
 from lookahead_agent.agents.both_ways import BothWays
-from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.budget import Budget
 from lookahead_agent.agents.new_project import PROJECTS
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -43,7 +43,7 @@ async def test_a_graph_comes_to_the_same_both_ways(name: str) -> None:
         graph = build(name, scripted_chat(in_turn(**project.script), policy="off", temperature=0.5))
         # Not awaited within an event loop, too.
         state = await graph.ainvoke(task) if awaited else graph.invoke(task)
-        assert state["spent"].pop("seconds") > 0
+        assert state["usage"].pop("seconds") > 0
         assert state["answer"] == project.answer
         if "messages" in state:
             state["messages"] = [(message.type, message.text) for message in state["messages"]]
@@ -55,7 +55,7 @@ async def test_a_graph_comes_to_the_same_both_ways(name: str) -> None:
 async def test_a_node_that_takes_too_long_leaves_no_request(name: str) -> None:
     llm = slow()
     assert llm.engines is not None
-    graph = build(name, llm, limits=Limits(node_timeout=0.2))
+    graph = build(name, llm, budget=Budget(node_timeout=0.2))
     with pytest.raises(NodeTimeoutError, match=r"run timeout of 0\.200s"):
         await graph.ainvoke({PROJECTS[name].given: "How much?"})
     target = llm.engines.target
@@ -76,11 +76,11 @@ async def test_a_cancelled_graph_leaves_no_request() -> None:
 
 
 def test_only_graphs_that_are_awaited_have_time_outs() -> None:
-    graph = build("react", scripted_chat("x"), limits=Limits(node_timeout=TimeoutPolicy(idle_timeout=5)))
+    graph = build("react", scripted_chat("x"), budget=Budget(node_timeout=TimeoutPolicy(idle_timeout=5)))
     with pytest.raises(ValueError, match="only supported for async nodes"):
         graph.invoke({"question": "How much?"})
     with pytest.raises(ValueError, match="run_timeout must be greater than 0"):
-        Limits(node_timeout=-1)
+        Budget(node_timeout=-1)
 
 
 cancelled: list[str] = []
@@ -108,8 +108,8 @@ async def test_a_tool_may_be_a_coroutine(name: str) -> None:
             "You_finish": "7.",
         }
         llm = scripted_chat(in_turn(**script), policy="off")
-        limits = Limits(node_timeout=None if looked_up == "quick" else 0.3)
-        graph = getattr(templates, f"build_{name}")(llm, [look_up], limits=limits)
+        budget = Budget(node_timeout=None if looked_up == "quick" else 0.3)
+        graph = getattr(templates, f"build_{name}")(llm, [look_up], budget=budget)
         cancelled.clear()
         if looked_up == "quick":
             assert (await graph.ainvoke({"question": "?"}))["answer"] == "7."

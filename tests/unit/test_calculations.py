@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 
 from lookahead_agent.agents.calculations import PlanReader, calculation, calculator_among, filled
-from lookahead_agent.agents.worked_plans import DONE, worked_plans, worked_thoughts
+from lookahead_agent.agents.few_shot import DONE, worked_plans, worked_thoughts
 from tools.calculator import calculate, calculator
 
 

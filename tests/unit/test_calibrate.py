@@ -36,7 +36,7 @@ from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import SameText
-from lookahead_agent.verifiers import ChecksFirst
+from lookahead_agent.verifiers import PrefilterVerifier
 from lookahead_agent.verifiers.judge import USER_PROMPT
 
 NAMES = {"target": "big", "draft": "small", "embedding": "mini"}
@@ -268,12 +268,12 @@ def test_scores_of_both_orders_and_of_the_cascade() -> None:
 def test_judges_are_not_mixed_in_a_file(tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
     collected(out, 4)
-    score_pairs(out, ["similarity", "p_aligned"], judged_by("other"), LogProgress())
+    score_pairs(out, ["similarity", "p_aligned"], with_verifier("other"), LogProgress())
     pairs = labelled_pairs(RowFile(out).rows)
     assert {pair.judge for pair in pairs.values()} == {"other"}
     with pytest.raises(ConfigurationError, match="other has judged these pairs, and not the target"):
-        score_pairs(out, ["p_swapped"], judged_by(None), LogProgress())
-    score_pairs(out, ["p_swapped"], judged_by("other"), LogProgress())
+        score_pairs(out, ["p_swapped"], with_verifier(None), LogProgress())
+    score_pairs(out, ["p_swapped"], with_verifier("other"), LogProgress())
     fits = json.loads(
         CliRunner().invoke(app, ["calibrate", "compare", str(out), "--policies", "judge", "--json"]).output
     )
@@ -332,7 +332,7 @@ def test_judges_that_cannot_be_held_against_each_other(
     assert message in str(found.exception)
 
 
-def judged_by(name: str | None) -> Callable[[], ChatLookahead]:
+def with_verifier(name: str | None) -> Callable[[], ChatLookahead]:
     """Makes chat models with a judge that says yes to everything."""
 
     def make() -> ChatLookahead:
@@ -382,7 +382,7 @@ def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, thr
     models = Measured(scores, drafted="own")
     engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), models, models, names=NAMES)
     verifier = engines.verifier(CANDIDATES[name].policy(threshold))
-    assert isinstance(verifier, ChecksFirst)
+    assert isinstance(verifier, PrefilterVerifier)
     verdict = asyncio.run(verifier.verify(pair.row.pair))
     assert verdict.accepted == (recorded >= threshold), verdict
 
@@ -402,7 +402,7 @@ def test_what_a_policy_accepts_is_told_as_its_verifier_decides(policy: str, **sc
     models = Measured(scores, drafted="own")
     engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), models, models, names=NAMES)
     verifier = engines.verifier(as_policy(policy))
-    assert isinstance(verifier, ChecksFirst)
+    assert isinstance(verifier, PrefilterVerifier)
     verdict = asyncio.run(verifier.verify(pair.row.pair))
     assert kept({"p": pair}, as_policy(policy), HarmRule()).accepted == verdict.accepted
 
@@ -545,9 +545,9 @@ def test_a_policy_with_a_risk_goes_by_its_certificate(tmp_path: Path, monkeypatc
 
 def test_what_does_not_go_with_a_certificate_is_said() -> None:
     policy = as_policy("risk=0.02:synchronous=true")
-    assert policy.judged_by({"verifier": "exact"}).synchronous
+    assert policy.with_verifier({"verifier": "exact"}).synchronous
     with pytest.raises(ConfigurationError, match="does not use synchronous"):
-        policy.judged_by({"verifier": "likelihood", "likelihood": -0.1})
+        policy.with_verifier({"verifier": "likelihood", "likelihood": -0.1})
 
 
 def test_a_name_is_a_risk_and_has_thresholds_of_its_own_where_there_is_no_certificate(

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ValidationError
 from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.engines import ScriptedEngine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.replies.call_options import CallOptions, SamplingArguments
-from lookahead_agent.replies.offered_tools import chosen_tools, openai_tools
+from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
+from lookahead_agent.generation.offered_tools import chosen_tools, openai_tools
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving

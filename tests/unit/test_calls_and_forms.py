@@ -17,8 +17,8 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.json_schema import check_schema, target
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.generation.structured_output import Form
 from lookahead_agent.models.thinking_tags import ThinkingTags
-from lookahead_agent.replies.structured_output import Form
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app

@@ -16,9 +16,9 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
+from lookahead_agent.generation.call import settings_of
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.policy import as_policy
-from lookahead_agent.replies.call import settings_of
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 from tests.waiting import becomes
@@ -47,9 +47,9 @@ def test_invoke() -> None:
     assert figures["acceptance_rate"] == 1
     assert figures["verifier_calls"] >= 3
     for role in ("target", "draft"):
-        assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted", "guesses"}
+        assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted", "speculative"}
     assert set(figures["seconds"]) == {"total", "first", "draft", "target", "verifier", "waiting"}
-    assert figures["speculation_off"] is None
+    assert figures["speculation_disabled"] is None
 
 
 async def test_ainvoke_and_many_at_once() -> None:
@@ -176,7 +176,7 @@ def test_a_failing_draft_is_reported_and_harmless() -> None:
     draft = ScriptedEngine(tokenizer, [ScriptedStep("x", error="no memory")])
     message = ChatLookahead(engines=EngineSet(target, draft, SameText())).invoke("?")
     assert message.text == REPLY
-    assert message.response_metadata["lookahead"]["speculation_off"] == "no memory"
+    assert message.response_metadata["lookahead"]["speculation_disabled"] == "no memory"
 
 
 def test_tool_calls() -> None:
@@ -297,7 +297,10 @@ async def test_the_configuration_chooses_the_policy_outside_a_graph_too() -> Non
     }
     for name, message in replies.items():
         figures = message.response_metadata["lookahead"]
-        assert (figures["policy"], figures["chosen_by"]) == ("fast", 'config["configurable"]["lookahead_policy"]'), name
+        assert (figures["policy"], figures["selection_rule"]) == (
+            "fast",
+            'config["configurable"]["lookahead_policy"]',
+        ), name
     with pytest.raises(PolicyError, match="no policy is called 'swift'"):
         llm.invoke("?", {"configurable": {"lookahead_policy": "swift"}})
     assert llm.bind(policy="off").invoke("?", config).response_metadata["lookahead"]["policy"] == "off"
@@ -306,7 +309,7 @@ async def test_the_configuration_chooses_the_policy_outside_a_graph_too() -> Non
 def test_policies_act() -> None:
     llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.")
     figures = {name: llm.invoke("?", policy=name).response_metadata["lookahead"] for name in ("off", "exact")}
-    assert figures["off"]["tokens"]["draft"] == {"committed": 0, "rejected": 0, "aborted": 0, "guesses": 0}
+    assert figures["off"]["tokens"]["draft"] == {"committed": 0, "rejected": 0, "aborted": 0, "speculative": 0}
     assert figures["exact"]["accepted"] == 2, "the second step has other tokens"
 
 

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from lookahead_agent.machine.core_time import CoreTime
+from lookahead_agent.hardware.core_time import CoreTime
 
 
 def test_shares_are_of_all_cores_that_may_be_used() -> None:

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
 from lookahead_agent.engines import memory as memory_module
-from lookahead_agent.engines.deaths import Deaths
+from lookahead_agent.engines.crash_report import CrashReport
 from lookahead_agent.engines.memory import kills_for_memory, memory
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.machine import checkup as checkup_module
-from lookahead_agent.machine.checkup import Finding, checkup
-from lookahead_agent.machine.gpus import gpus
-from lookahead_agent.machine.output import output_of
+from lookahead_agent.hardware import checkup as checkup_module
+from lookahead_agent.hardware.checkup import Finding, checkup
+from lookahead_agent.hardware.gpus import gpus
+from lookahead_agent.hardware.output import output_of
 from lookahead_agent.models import choose_models
 from tests.unit.weights import weights
 
@@ -131,17 +131,17 @@ def test_a_process_that_the_system_killed_is_named(monkeypatch: pytest.MonkeyPat
     assert kills_for_memory() == 0
     events.write_text("low 0\noom 3\noom_kill 3\n")
     assert kills_for_memory() == 3
-    deaths = Deaths()
-    assert "failed, or was killed" in deaths.explain([Ended(0), Ended(None)])  # type: ignore[list-item]
-    assert deaths.explain_start("Failed core proc(s): {'EngineCore': 1}") is None
-    assert "out of memory" in str(deaths.explain_start("Failed core proc(s): {'EngineCore': -9}"))
-    assert "SIGSEGV" in deaths.explain([Ended(-11), Ended(None)])  # type: ignore[list-item]
-    killed = deaths.explain([Ended(-9)])  # type: ignore[list-item]
+    crash_report = CrashReport()
+    assert "failed, or was killed" in crash_report.explain([Ended(0), Ended(None)])  # type: ignore[list-item]
+    assert crash_report.explain_start("Failed core proc(s): {'EngineCore': 1}") is None
+    assert "out of memory" in str(crash_report.explain_start("Failed core proc(s): {'EngineCore': -9}"))
+    assert "SIGSEGV" in crash_report.explain([Ended(-11), Ended(None)])  # type: ignore[list-item]
+    killed = crash_report.explain([Ended(-9)])  # type: ignore[list-item]
     assert "run out of memory" in killed
     assert "kv_cache_memory_bytes" in killed
     events.write_text("oom_kill 4\n")
-    assert "has killed a process for lack of memory" in deaths.explain([Ended(1)])  # type: ignore[list-item]
-    assert "out of memory" in str(deaths.explain_start("anything"))
+    assert "has killed a process for lack of memory" in crash_report.explain([Ended(1)])  # type: ignore[list-item]
+    assert "out of memory" in str(crash_report.explain_start("anything"))
 
 
 def test_programs_that_are_not_there_fail_or_take_too_long() -> None:

@@ -156,14 +156,14 @@ def test_a_failed_draft_turns_speculation_off() -> None:
     broken = [ScriptedStep("First this.\n\n", 1), ScriptedStep("Then", 1, error="out of memory")]
     reply = Pair(STEPS, broken).run(ALL)
     assert reply.text == "".join(STEPS)
-    assert reply.report.speculation_off == "out of memory"
+    assert reply.report.speculation_disabled == "out of memory"
 
 
 def test_a_failed_verifier_turns_speculation_off() -> None:
     reply = Pair(STEPS, STEPS).run(ScriptedVerifier(lambda d, t: True, error="judge is away"))
     assert reply.text == "".join(STEPS)
     assert reply.report.accepted == 0
-    assert reply.report.speculation_off == "judge is away"
+    assert reply.report.speculation_disabled == "judge is away"
 
 
 def test_a_verifier_that_hangs_is_given_up() -> None:
@@ -171,7 +171,7 @@ def test_a_verifier_that_hangs_is_given_up() -> None:
         ScriptedVerifier(lambda d, t: True, seconds=1e6), DecodingSettings(verifier_timeout=5)
     )
     assert reply.text == "".join(STEPS)
-    assert reply.report.speculation_off == "the verifier gave no sign of life for 5 s"
+    assert reply.report.speculation_disabled == "the verifier gave no sign of life for 5 s"
 
 
 def test_a_draft_that_hangs_costs_nothing() -> None:

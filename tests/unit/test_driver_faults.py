@@ -26,14 +26,14 @@ def test_a_silent_draft_ends_the_speculation_although_the_target_overtakes_it() 
     pair = Pair(steps, [ScriptedStep("", hangs=True)] * 10, target_seconds=5)
     reply = pair.run(ALL, DecodingSettings(draft_timeout=12))
     assert reply.text == "".join(steps)
-    assert reply.report.speculation_off == "the draft model gave no sign of life for 12 s"
+    assert reply.report.speculation_disabled == "the draft model gave no sign of life for 12 s"
     assert reply.report.seconds["total"] == pytest.approx(50), "it costs no time"
 
 
 def test_a_draft_that_waits_for_its_turn_is_not_silent() -> None:
     pair = Pair(STEPS, STEPS, target_seconds=100)
     reply = pair.run(ALL, DecodingSettings(draft_timeout=3, depth=1))
-    assert reply.report.speculation_off is None
+    assert reply.report.speculation_disabled is None
     assert reply.report.accepted == 4
 
 
@@ -56,7 +56,7 @@ def test_tokens_of_no_vocabulary_never_reach_the_target(garbage: ScriptedStep, r
     pair = Pair(STEPS, [garbage, *STEPS[1:]], target_seconds=30)
     reply = pair.run(ALL)
     assert reply.text == "".join(STEPS)
-    assert reason in (reply.report.speculation_off or "")
+    assert reason in (reply.report.speculation_disabled or "")
     assert all(max(prompt) < pair.tokenizer.size for prompt, _ in pair.target.requests)
 
 
@@ -81,14 +81,14 @@ def test_an_answer_that_is_no_verdict_ends_the_speculation(answer: object) -> No
     reply = Pair(STEPS, STEPS).run(OddVerifier(answer))
     assert reply.text == "".join(STEPS)
     assert reply.report.accepted == 0
-    assert reply.report.speculation_off is not None
+    assert reply.report.speculation_disabled is not None
 
 
 def test_a_target_that_fails_as_judge_still_writes() -> None:
     pair = Pair(STEPS, STEPS, logprobs={})
     reply = pair.run(ScoreVerifier(pair.target, 5))
     assert reply.text == "".join(STEPS)
-    assert reply.report.speculation_off is not None
+    assert reply.report.speculation_disabled is not None
 
 
 def test_time_in_which_nothing_worked_is_waiting() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import Sampling
-from lookahead_agent.verifiers import ChecksFirst, ExactVerifier
+from lookahead_agent.verifiers import ExactVerifier, PrefilterVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
@@ -46,7 +46,7 @@ def test_exact_is_lossless_all_the_same() -> None:
 def test_numbers_still_refute_early() -> None:
     long = ["It is 12 and then some more and more and more of it.\n\n", "Done."]
     pair = Pair(long, ["It is 11.\n\n", "Done."], target_seconds=20, two_tokenizers=True)
-    reply = pair.run(ChecksFirst(ALL))
+    reply = pair.run(PrefilterVerifier(ALL))
     assert reply.report.refuted == 1
     assert reply.text == "".join(long)
 

@@ -102,7 +102,7 @@ def test_a_target_that_gives_no_mark_ends_the_speculation() -> None:
     pair = Pair(STEPS, OTHER, logprobs={"maybe": -0.1})
     reply = pair.run(ScoreVerifier(pair.target, 7.0))
     assert reply.text == "".join(STEPS)
-    assert reply.report.speculation_off == "the target marked the draft's step with no digit"
+    assert reply.report.speculation_disabled == "the target marked the draft's step with no digit"
 
 
 def test_likelihood_is_the_mean_over_the_drafts_tokens() -> None:

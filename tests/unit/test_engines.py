@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from lookahead_agent.cpu.cores import binding, share_cores
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
-from lookahead_agent.engines.cores import binding, share_cores
 from lookahead_agent.engines.processes import child_processes, end_processes, worker_processes
 from lookahead_agent.engines.shared import EnginePool
 from lookahead_agent.engines.spawning import Starts

@@ -19,7 +19,7 @@ from graphs.rewoo import build_rewoo
 from graphs.self_consistency import answer_of, build_self_consistency, decided
 from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.limits import Limits, Spent, add_spent
+from lookahead_agent.agents.budget import Budget, Usage, add_usage
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import in_turn
@@ -79,8 +79,8 @@ def test_react_thinks_acts_and_looks() -> None:
     state = graph.invoke({"question": "How much?"})
     assert state["answer"] == "It is 10."
     assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["5", "10"]
-    assert state["spent"]["steps"] == 8
-    assert state["spent"]["tokens"] > 0
+    assert state["usage"]["steps"] == 8
+    assert state["usage"]["tokens"] > 0
     assert "stopped" not in state
 
 
@@ -96,7 +96,7 @@ def test_react_tells_the_model_what_went_wrong() -> None:
 
 def test_react_ends_with_what_it_has_at_a_limit() -> None:
     llm = model({"You think": THOUGHT, "You solve": calculation("2+3"), "You answer": "It is at least 5."})
-    state = build_react(llm, [calculator], limits=Limits(steps=6)).invoke({"question": "How much?"})
+    state = build_react(llm, [calculator], budget=Budget(steps=6)).invoke({"question": "How much?"})
     assert state["answer"] == "It is at least 5."
     assert state["stopped"] == "the limit of 6 steps is reached"
 
@@ -111,7 +111,7 @@ def test_react_carries_out_a_thought_that_is_a_calculation_as_it_stands() -> Non
     assert "divides by zero" in observed[1].text
     assert state["answer"] == "It is -4."
     assert not state.get("stopped")
-    assert state["spent"]["steps"] == 11, "five thoughts, four calls, and the replies of actor and finisher"
+    assert state["usage"]["steps"] == 11, "five thoughts, four calls, and the replies of actor and finisher"
 
 
 def test_react_answers_from_the_results_once_the_thinker_is_done() -> None:
@@ -139,7 +139,7 @@ def test_react_carries_out_a_question_that_is_a_calculation_as_it_stands() -> No
     config: Any = {"configurable": {"thread_id": "1"}}
     state = graph.invoke({"question": "(10 * 2) + 5"}, config)
     assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["25"]
-    assert state["spent"]["steps"] == 2, "the call and the answer"
+    assert state["usage"]["steps"] == 2, "the call and the answer"
     state = graph.invoke({"question": "10 / 0"}, config)
     observed = [message.text for message in state["messages"] if isinstance(message, ToolMessage)]
     assert observed[0] == "25"
@@ -153,7 +153,7 @@ def test_react_with_other_tools_is_done_when_the_thinker_says_so() -> None:
     llm = model({"You think": thoughts, "You solve": call("flaky", text="tea"), "You answer": "Found."}, policy="off")
     notes.append("not the first")
     state = build_react(llm, [flaky]).invoke({"question": "Is there tea?"})
-    assert (state["answer"], state["spent"]["steps"]) == ("Found.", 5)
+    assert (state["answer"], state["usage"]["steps"]) == ("Found.", 5)
 
 
 def test_react_thinks_anew_about_the_next_question_of_a_thread() -> None:
@@ -174,7 +174,7 @@ def test_react_that_calculates_in_circles_ends() -> None:
     state = build_react(llm, [calculator]).invoke({"question": "How much?"})
     assert state["stopped"] == "the thinker repeats itself"
     assert state["answer"] == "Half of it is 3."
-    assert state["spent"]["steps"] == 6, "three thoughts, two calls, and the finisher"
+    assert state["usage"]["steps"] == 6, "three thoughts, two calls, and the finisher"
 
 
 def test_react_asks_the_actor_where_calculations_are_no_matter_of_course() -> None:
@@ -238,7 +238,7 @@ def test_rewoo_plans_once_and_calls_at_once() -> None:
     assert [entry["output"] for entry in state["evidence"]] == ["6", "20", "26"]
     assert state["evidence"][2]["call"]["arguments"] == {"expression": "6 + 20"}
     assert state["answer"] == "It is 26."
-    assert state["spent"]["steps"] == 6
+    assert state["usage"]["steps"] == 6
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_rewoo_without_a_plan_and_at_a_limit() -> None:
     assert [call["number"] for call in build_rewoo(llm, [calculator]).invoke({"question": "?"})["plan"]] == [2]
     planned = calls(*[("calculator", {"expression": f"#E{n} + 1" if n else "1"}) for n in range(9)])
     llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "About 2."})
-    state = build_rewoo(llm, [calculator], limits=Limits(steps=4)).invoke({"question": "?"})
+    state = build_rewoo(llm, [calculator], budget=Budget(steps=4)).invoke({"question": "?"})
     assert len(state["evidence"]) == 2
     assert state["stopped"] == "the limit of 4 steps is reached"
     assert state["answer"] == "About 2."
@@ -299,7 +299,7 @@ def test_rewoo_reads_a_plan_of_calculations_as_it_stands() -> None:
         "2 * 3", "4 - 10", "6 + 5", "(-6) ^ 2",
     ]  # fmt: skip
     assert [entry["output"] for entry in by_number(state)] == ["6", "-6", "11", "36"]
-    assert state["spent"]["steps"] == 6, "two replies and four calls"
+    assert state["usage"]["steps"] == 6, "two replies and four calls"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_reflection_keeps_to_its_budget() -> None:
     state = build_reflection(model(script), max_revisions=2).invoke({"task": "Write."})
     assert (state["answer"], state["revisions"]) == ("Best.", 2)
     assert state["stopped"] == "the limit of 2 revisions is reached"
-    state = build_reflection(model(script), limits=Limits(steps=3)).invoke({"task": "Write."})
+    state = build_reflection(model(script), budget=Budget(steps=3)).invoke({"task": "Write."})
     assert (state["answer"], state["stopped"]) == ("A poem.", "the limit of 3 steps is reached")
     assert build_reflection(model(script), max_revisions=0).invoke({"task": "Write."})["answer"] == "A poem."
 
@@ -371,7 +371,7 @@ def test_reflection_ends_when_a_revision_changes_nothing(revised: str) -> None:
     state = build_reflection(llm, max_revisions=5).invoke({"task": "Write."})
     assert (state["answer"], state["revisions"], state["good"]) == ("A poem.", 1, False)
     assert state["stopped"] == "a revision changed nothing"
-    assert state["spent"]["steps"] == 4
+    assert state["usage"]["steps"] == 4
 
 
 def test_reflections_decider_goes_by_the_critique_alone() -> None:
@@ -409,7 +409,7 @@ def test_a_supervisor_has_its_specialists_work_at_once() -> None:
     state = graph.invoke({"question": "Add and note."})
     assert {finding["specialist"] for finding in state["findings"]} == {"counter", "writer_of_notes"}
     assert state["answer"] == "Both are done."
-    assert state["spent"]["steps"] == 6
+    assert state["usage"]["steps"] == 6
     figures: Counter[tuple[str, str]] = Counter()
     for _, (message, _) in graph.stream({"question": "?"}, stream_mode="messages", subgraphs=True):
         if found := message.response_metadata.get("lookahead"):
@@ -476,7 +476,7 @@ def test_self_consistency_without_an_event_loop() -> None:
     state = build_self_consistency(llm, samples=3).invoke({"question": "?"})
     assert (state["answer"], state["votes"]["0"]) == ("0", 2)
     slow = voting({0: ("Answer: 1", 60.0)})
-    state = build_self_consistency(slow, samples=2, limits=Limits(seconds=0.3)).invoke({"question": "?"})
+    state = build_self_consistency(slow, samples=2, budget=Budget(seconds=0.3)).invoke({"question": "?"})
     assert (state["answer"], state["stopped"]) == ("", "the limit of 0.3 seconds is reached")
 
 
@@ -486,12 +486,12 @@ async def test_self_consistency_inside_an_event_loop() -> None:
 
 
 def test_limits() -> None:
-    assert Limits(steps=2).reached(Spent(steps=1)) is None
-    assert Limits(tokens=10).reached(Spent(tokens=10)) == "the limit of 10 tokens is reached"
-    assert Limits(seconds=1).reached(Spent(seconds=2.0)) == "the limit of 1 seconds is reached"
-    assert add_spent(Spent(steps=1), Spent(steps=2, seconds=1.0)) == {"steps": 3, "tokens": 0, "seconds": 1.0}
+    assert Budget(steps=2).reached(Usage(steps=1)) is None
+    assert Budget(tokens=10).reached(Usage(tokens=10)) == "the limit of 10 tokens is reached"
+    assert Budget(seconds=1).reached(Usage(seconds=2.0)) == "the limit of 1 seconds is reached"
+    assert add_usage(Usage(steps=1), Usage(steps=2, seconds=1.0)) == {"steps": 3, "tokens": 0, "seconds": 1.0}
     with pytest.raises(ValueError, match="above 0"):
-        Limits(steps=0)
+        Budget(steps=0)
 
 
 @pytest.mark.parametrize("build", [build_react, build_rewoo])

@@ -13,29 +13,30 @@ import pytest
 import lookahead_agent
 
 PACKAGE = Path(lookahead_agent.__file__).parent
-ROOMS = [
+LAYERS = [
     "errors",
     "plain_text",
     "jsonl",
     "progress",
     "models",
-    "isolation",
+    "sandbox",
+    "cpu",
     "engines",
     "decoding",
     "verifiers",
     "theory",
     "policy",
-    "machine",
+    "hardware",
     "certificates",
     "runtime",
-    "replies",
+    "generation",
     "running",
     "chat",
     "testing",
     "agents",
     "trace",
     "bench",
-    "plan",
+    "cost_model",
     "calibration",
     "server",
     "cli",
@@ -51,27 +52,27 @@ def test_the_decoder_knows_neither_vllm_nor_langchain_nor_http(module: str) -> N
     assert process.stdout.strip() == "[]"
 
 
-def test_every_module_is_in_a_room() -> None:
+def test_every_module_is_in_a_layer() -> None:
     """What lies loose has no place in the order."""
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    assert found == {"__init__", *ROOMS}
+    assert found == {"__init__", *LAYERS}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_run_one_way(room: str) -> None:
-    place = PACKAGE / room
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_run_one_way(layer: str) -> None:
+    place = PACKAGE / layer
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
-    later = set(ROOMS[ROOMS.index(room) + 1 :])
+    later = set(LAYERS[LAYERS.index(layer) + 1 :])
     wrong = [
         f"{file.relative_to(PACKAGE)} imports {name}"
         for file in files
-        for name in _rooms_imported(file)
+        for name in _layers_imported(file)
         if name in later
     ]
     assert wrong == []
 
 
-def _rooms_imported(file: Path) -> Iterator[str]:
+def _layers_imported(file: Path) -> Iterator[str]:
     """Also by functions, and for types alone."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == "lookahead_agent":

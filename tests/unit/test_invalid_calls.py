@@ -16,7 +16,7 @@ from graphs.rewoo import build_rewoo
 from graphs.self_consistency import build_self_consistency
 from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead, InvalidToolCallMiddleware
-from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.budget import Budget
 from tests.unit.chat import is_for_a_planner, scripted_chat
 
 UNREADABLE = '<tool_call>{"name": "look_up", "arguments": {"word": "a" "b"}}</tool_call>'
@@ -68,7 +68,7 @@ def test_react_that_never_writes_a_call_ends_at_its_limit_and_says_so() -> None:
     def reply(prompt: str) -> str:
         return UNREADABLE if "You solve" in prompt else "I do not know." if "You answer" in prompt else "I look it up."
 
-    state = build_react(scripted_chat(reply, policy="off"), [look_up], limits=Limits(steps=7)).invoke(
+    state = build_react(scripted_chat(reply, policy="off"), [look_up], budget=Budget(steps=7)).invoke(
         {"question": "What is tea?"}
     )
     assert state["answer"] == "I do not know."

@@ -12,11 +12,11 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
-from lookahead_agent.machine.choice import Arrangement
-from lookahead_agent.machine.core_time import CoreTime
-from lookahead_agent.machine.observed import Observed
-from lookahead_agent.replies import call as chat_call
-from lookahead_agent.runtime.arranging import Arranged
+from lookahead_agent.generation import call as chat_call
+from lookahead_agent.hardware.choice import Arrangement
+from lookahead_agent.hardware.core_time import CoreTime
+from lookahead_agent.hardware.observed import Observed
+from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import replying
 
@@ -34,10 +34,15 @@ def chat(observed: Observed, tokens_per_delta: int, **fields: Any) -> ChatLookah
     target = ScriptedEngine(
         ScriptedTokenizer(), replying(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
     )
-    arranged = Arranged(
-        None, None, guessing="draft_model", arrangement=ARRANGEMENT, observed=observed, guesses=ARRANGEMENT.guesses
+    engine_setup = EngineSetup(
+        None,
+        None,
+        speculation_method="draft_model",
+        arrangement=ARRANGEMENT,
+        observed=observed,
+        draft_tokens=ARRANGEMENT.draft_tokens,
     )
-    return ChatLookahead(engines=EngineSet(target, arranged=arranged), policy="off", **fields)
+    return ChatLookahead(engines=EngineSet(target, engine_setup=engine_setup), policy="off", **fields)
 
 
 @pytest.mark.parametrize(("won", "least", "most"), [(1, 0.0, 0.02), (2, 0.6, 0.65), (3, 0.98, 1.0)])
@@ -48,7 +53,7 @@ def test_its_pace_and_how_many_guesses_were_right(observed: Observed, won: int, 
     assert observed.paces() == {}, "a few replies must agree"
     llm.invoke("?")
     assert 0 < observed.paces()[ARRANGEMENT.name] < 0.1
-    right = observed.tokens_right()
+    right = observed.acceptance_rate()
     assert right is not None
     assert least <= right <= most
 
@@ -56,7 +61,7 @@ def test_its_pace_and_how_many_guesses_were_right(observed: Observed, won: int, 
 def test_a_short_reply_tells_nothing(observed: Observed) -> None:
     chat(observed, 2, max_tokens=20).invoke("?")
     assert observed.paces() == {}
-    assert observed.tokens_right() is None
+    assert observed.acceptance_rate() is None
 
 
 def test_replies_that_were_written_at_once_tell_nothing(observed: Observed) -> None:
@@ -79,7 +84,7 @@ def test_replies_that_other_programs_slowed_down_tell_nothing(
     for _ in range(3):
         llm.invoke("?")
     assert bool(observed.paces()) is kept
-    assert (observed.tokens_right() is not None) is kept
+    assert (observed.acceptance_rate() is not None) is kept
 
 
 class Counting(ScriptedEngine):
@@ -98,8 +103,8 @@ def test_the_first_of_a_burst_waits_for_the_others(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chat_call, "_GATHERING", 1.0)
     target = Counting(ScriptedTokenizer(), replying(lambda _: "one two three four"))
     by_load = {"method": "draft_model", "num_speculative_tokens_per_batch_size": [(1, 3, 2), (4, 32, 0)]}
-    arranged = Arranged(None, None, {"speculative_config": by_load}, guessing="draft_model")
-    target.replies, target.seen = EngineSet(target, arranged=arranged), []
+    engine_setup = EngineSetup(None, None, {"speculative_config": by_load}, speculation_method="draft_model")
+    target.replies, target.seen = EngineSet(target, engine_setup=engine_setup), []
     assert target.replies.draft_pauses
     ChatLookahead(engines=target.replies, policy="off").batch(["?"] * 6)
     assert target.seen[0] == 6

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.engines.guide_board import GuideBoard, _made
 from lookahead_agent.engines.leftovers import made_and_locked, remove_leftovers
 from lookahead_agent.engines.memory import no_shared_memory
 from lookahead_agent.engines.processes import PARENT
+from lookahead_agent.engines.shared_draft import SharedDraftBuffer, _made
 from lookahead_agent.errors import EngineStartError
 
 
@@ -80,8 +80,8 @@ def test_a_board_is_where_there_is_room_for_it(tmp_path: Path) -> None:
     assert path.stat().st_blocks * 512 >= path.stat().st_size, "its memory is there before it is written to"
     os.close(lock)
     with pytest.raises(EngineStartError, match="no file of shared memory can be made"):
-        GuideBoard(nowhere)
-    board = GuideBoard(tmp_path)
+        SharedDraftBuffer(nowhere)
+    board = SharedDraftBuffer(tmp_path)
     assert not path.exists(), "nobody locked it any more"
     board.forget_file()
     board.forget_file()

@@ -15,8 +15,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from graphs.llm_compiler import build_llm_compiler
-from lookahead_agent.agents.figures import NodeFigures
-from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.budget import Budget
+from lookahead_agent.agents.metrics import NodeFigures
 from lookahead_agent.testing import in_turn
 from tests.unit.chat import scripted_chat
 from tools.calculator import calculator
@@ -74,7 +74,7 @@ def test_it_plans_calls_and_joins() -> None:
     assert [result["output"] for result in state["results"]] == ["6", "20", "26"]
     assert state["results"][2]["call"]["arguments"] == {"expression": "6 + 20"}
     assert (state["answer"], state["plans"], state["missing"], state["stopped"]) == ("It is 26.", 1, "", "")
-    assert state["spent"]["steps"] == 5
+    assert state["usage"]["steps"] == 5
     assert {node["node"]: node["policy"] for node in figures.nodes()} == {"planner": "exact", "joiner": "off"}
 
 
@@ -160,7 +160,7 @@ def test_it_plans_anew_after_what_failed_and_what_is_missing() -> None:
 
 def test_limits_end_in_an_answer() -> None:
     plan = "\n".join(f'{number}. calculator("{number} + 1")' for number in range(1, 30))
-    graph = build_llm_compiler(model(plan, "At least 2."), [calculator], limits=Limits(steps=6))
+    graph = build_llm_compiler(model(plan, "At least 2."), [calculator], budget=Budget(steps=6))
     state = graph.invoke({"question": "?"})
     assert state["answer"] == "At least 2."
     assert state["stopped"] == "the limit of 6 steps is reached"

@@ -302,7 +302,7 @@ def test_a_draft_whose_template_refuses_is_left_out(tokenizer_of: Callable[[str]
     llm = ChatLookahead(engines=EngineSet(target, draft), policy="exact")
     reply = llm.invoke([("system", "a"), ("user", "b")])
     assert reply.text == "Yes."
-    assert "no system role" in reply.response_metadata["lookahead"]["speculation_off"]
+    assert "no system role" in reply.response_metadata["lookahead"]["speculation_disabled"]
 
 
 @pytest.mark.parametrize("text", ["a \ud83d b", "\udcff", "😀\ud800"])

@@ -23,8 +23,8 @@ from lookahead_agent.errors import (
     ModelError,
     ModelNotFoundError,
 )
-from lookahead_agent.machine.checkup import _models
-from lookahead_agent.machine.observed import Observed
+from lookahead_agent.hardware.checkup import _models
+from lookahead_agent.hardware.observed import Observed
 from lookahead_agent.models import ModelFacts, choose_models, fetch, fetch_tokenizer
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
 from lookahead_agent.models.child import run_in_child

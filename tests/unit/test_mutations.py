@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from lookahead_agent.decoding import driver, machine
-from lookahead_agent.decoding.machine import LookaheadMachine
+from lookahead_agent.decoding import driver, scheduler
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.tree import Node
-from tests.unit import test_driver_faults, test_machine
+from tests.unit import test_driver_faults, test_scheduler
 
 # Which examples are generated depends on the modules that are imported; the first that a broken rule fails ends it.
 UNTIL_ONE_FAILS = 5000
@@ -25,9 +25,9 @@ quickly = settings(
 
 def of_the_machine(examples: int) -> None:
     @settings(quickly, max_examples=examples)
-    @given(**test_machine.EVERYTHING)
+    @given(**test_scheduler.EVERYTHING)
     def hold(**case: Any) -> None:
-        test_machine.hold_guarantees(**case)
+        test_scheduler.hold_guarantees(**case)
 
     hold()
 
@@ -42,12 +42,12 @@ def of_the_driver(examples: int) -> None:
 
 
 def accept_what_cannot_be_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine, "usable", lambda draft: True)
-    patch.setattr(machine, "comparable", lambda draft, target: True)
+    patch.setattr(scheduler, "usable", lambda draft: True)
+    patch.setattr(scheduler, "comparable", lambda draft, target: True)
 
 
 def forget_what_follows_a_loser(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LookaheadMachine, "_drop_below", lambda *_: None)
+    patch.setattr(LookaheadScheduler, "_drop_below", lambda *_: None)
 
 
 def speculate_inside_an_action(patch: pytest.MonkeyPatch) -> None:
@@ -55,11 +55,11 @@ def speculate_inside_an_action(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_refusals(patch: pytest.MonkeyPatch) -> None:
-    def never(self: LookaheadMachine, node: Node, actions: list[Any]) -> None:
+    def never(self: LookaheadScheduler, node: Node, actions: list[Any]) -> None:
         for candidate in node.open_candidates:
             candidate.accepted = None
 
-    patch.setattr(LookaheadMachine, "_refuse_hopeless", never)
+    patch.setattr(LookaheadScheduler, "_refuse_hopeless", never)
 
 
 def lose_count_of_aborted_tokens(patch: pytest.MonkeyPatch) -> None:

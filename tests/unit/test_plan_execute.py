@@ -10,8 +10,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from graphs.plan_execute import build_plan_execute, needs_up_to, parse_plan
-from lookahead_agent.agents.figures import NodeFigures
-from lookahead_agent.agents.limits import Limits
+from lookahead_agent.agents.budget import Budget
+from lookahead_agent.agents.metrics import NodeFigures
 from lookahead_agent.agents.templates import template
 from tests.unit.chat import is_for_a_planner, scripted_chat
 from tools.calculator import calculator
@@ -215,11 +215,11 @@ def test_templates_are_found() -> None:
 
 def test_limits_end_in_an_answer() -> None:
     calls = [call("1+1"), call("1+2")]
-    state = asked_executor(thinker(calls), [calculator], limits=Limits(steps=2)).invoke({"question": "?"})
+    state = asked_executor(thinker(calls), [calculator], budget=Budget(steps=2)).invoke({"question": "?"})
     assert state["stopped"] == "the limit of 2 steps is reached"
     assert len(state["results"]) == 1
     assert state["answer"]
-    assert state["spent"]["tokens"] > 0
+    assert state["usage"]["tokens"] > 0
     state = asked_executor(thinker(calls), [calculator]).invoke({"question": "?"})
     assert state["stopped"] == ""
 
@@ -253,9 +253,9 @@ def test_steps_that_are_calculations_are_carried_out_as_they_stand() -> None:
     assert [result["input"]["expression"] for result in state["results"]] == ["2 * 3", "4 * 5", "6 + 20"]
     assert [result["output"] for result in state["results"]] == ["6", "20", "26"]
     assert state["answer"] == "It is 26."
-    assert state["spent"]["steps"] == 5, "two replies and three calls"
+    assert state["usage"]["steps"] == 5, "two replies and three calls"
     assert [node["node"] for node in figures.nodes()] == ["planner", "finisher"]
-    limited = build_plan_execute(calculating(WORKED), [calculator], limits=Limits(steps=3)).invoke({"question": "?"})
+    limited = build_plan_execute(calculating(WORKED), [calculator], budget=Budget(steps=3)).invoke({"question": "?"})
     assert limited["stopped"] == "the limit of 3 steps is reached"
 
 

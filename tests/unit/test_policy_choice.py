@@ -13,8 +13,8 @@ from langgraph.graph.message import add_messages
 
 from lookahead_agent import ChatLookahead, LookaheadPolicyMiddleware
 from lookahead_agent.errors import PolicyError
+from lookahead_agent.generation.policy_choice import NodePath, choose_policy, matching_key
 from lookahead_agent.policy import as_policy
-from lookahead_agent.replies.policy_choice import NodePath, choose_policy, matching_key
 from tests.unit.chat import scripted_chat
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."

@@ -16,7 +16,7 @@ from lookahead_agent.engines.servers import RemoteModel, Replicas, Servers
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
-from lookahead_agent.replies.tool_parsers import JsonToolParser, choose_tool_parser
+from lookahead_agent.generation.tool_parsers import JsonToolParser, choose_tool_parser
 from lookahead_agent.verifiers import ExactVerifier
 from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
@@ -129,7 +129,7 @@ async def test_steps_are_exchanged_as_text_with_such_a_draft(tokenizer: HFTokeni
     request = ReplyRequest(prompt, Sampling(max_tokens=50), draft_prompt_ids=prompt)
     reply = await lookahead(request, target, draft, ExactVerifier())
     assert reply.text == REPLY
-    assert reply.report.speculation_off is None
+    assert reply.report.speculation_disabled is None
 
 
 async def test_the_models_name(tokenizer: HFTokenizer) -> None:
@@ -306,7 +306,7 @@ async def test_a_draft_server_that_goes_and_comes_back(tokenizer: HFTokenizer) -
         server.down = down
         reply = await lookahead(request, target, draft, ExactVerifier())
         assert reply.text == REPLY
-        assert (reply.report.speculation_off is not None) == down
+        assert (reply.report.speculation_disabled is not None) == down
         assert target.in_flight == draft.in_flight == 0
 
 

@@ -25,9 +25,9 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.calls import Calls
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.request import Emit
 from lookahead_agent.policy import VerifierPolicy
-from lookahead_agent.replies.call_options import CallOptions
-from lookahead_agent.replies.request import Emit
 from lookahead_agent.running.address import (
     FOLDER_VARIABLE,
     is_private,
@@ -90,7 +90,7 @@ def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> Non
         assert {name: told[name] for name in ("policy", "steps", "accepted", "tokens")} == {
             name: expected[name] for name in ("policy", "steps", "accepted", "tokens")
         }
-        assert told["chosen_by"] == "the call's own argument"
+        assert told["selection_rule"] == "the call's own argument"
         assert "".join(chunk.text for chunk in client.stream("?")) == own.text
         assert "".join(chunk.text for chunk in behind.stream("?")) == own.text
         assert client.access.context_length() == 7
@@ -293,7 +293,7 @@ def test_bad_frames_end_their_connection_only(client: ChatLookahead) -> None:
 def test_orders_arrive_as_they_were(client: ChatLookahead) -> None:
     for policy in (
         VerifierPolicy(verifier="exact", delimiter=re.compile(r"\n+", re.MULTILINE)),
-        VerifierPolicy(verifier="off").chosen_by("a rule"),
+        VerifierPolicy(verifier="off").with_selection_rule("a rule"),
         VerifierPolicy(verifier="cascade", similarity=0.9, depth=3),
     ):
         request = client.calls.request([HumanMessage("?")], _options(policy))

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
-from lookahead_agent.engines.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime import runtime as runtime_module
-from lookahead_agent.runtime.arranging import Arranged, Wanted
+from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
 from lookahead_agent.verifiers import EngineJudge
@@ -70,15 +70,15 @@ MODELS = choose_models("qwen2.5-coder-1.5b")
 FOLDER = Path("model")
 
 
-def plainly(wanted: Wanted, target: Path | None, draft: Path | None, _: object) -> Arranged:
+def plainly(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
     """Arranges what is wanted without a look at the machine."""
-    return Arranged(target, draft if wanted.draft_engine else None)
+    return EngineSetup(target, draft if wanted.draft_engine else None)
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
 def test_cores_are_divided_between_target_and_draft() -> None:
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True)
-    runtime._arranged = Arranged(FOLDER, FOLDER)
+    runtime._engine_setup = EngineSetup(FOLDER, FOLDER)
     target, draft = share_cores(available_cores(), with_draft=True)
     assert runtime._config("target", FOLDER, {}).cores == binding(target)
     assert runtime._config("draft", FOLDER, {}).cores == binding(draft)
@@ -89,7 +89,7 @@ def test_a_target_alone_has_all_cores_and_cores_can_be_given() -> None:
     alone = Runtime(RuntimeSpec(MODELS), expects_draft=False)
     assert alone._config("target", FOLDER, {}).cores == binding(available_cores())
     given = Runtime(RuntimeSpec(MODELS, cores=("1", "0")), expects_draft=True)
-    given._arranged = Arranged(FOLDER, FOLDER)
+    given._engine_setup = EngineSetup(FOLDER, FOLDER)
     assert given._config("target", FOLDER, {}).cores == "1"
     assert given._config("draft", FOLDER, {}).cores == "0"
 
@@ -108,7 +108,7 @@ def runtime_on(
 ) -> Runtime:
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "arrange", plainly)
+    monkeypatch.setattr(runtime_module, "select_engines", plainly)
     monkeypatch.setattr(runtime_module, "judge_arguments", lambda *_: {})
     return Runtime(spec, expects_draft=expects_draft)
 
@@ -117,7 +117,7 @@ def started(
     spec: RuntimeSpec, policy: str, monkeypatch: pytest.MonkeyPatch, pool: Pool | None = None
 ) -> tuple[Pool, EngineSet]:
     pool = pool or Pool()
-    runtime = runtime_on(pool, spec, monkeypatch, expects_draft=as_policy(policy).commands_steps)
+    runtime = runtime_on(pool, spec, monkeypatch, expects_draft=as_policy(policy).forces_speculation)
 
     async def start() -> EngineSet:
         async with runtime.engines(as_policy(policy)) as engines:
@@ -156,7 +156,7 @@ def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others(
     pool = Slow()
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "arrange", plainly)
+    monkeypatch.setattr(runtime_module, "select_engines", plainly)
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=False)
 
     async def cancelled() -> None:
@@ -230,7 +230,7 @@ def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
 def test_an_engine_whose_partner_is_elsewhere_has_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "runs_on_cpu", lambda: False)
     both = Runtime(RuntimeSpec(MODELS), expects_draft=True)
-    both._arranged = Arranged(FOLDER, FOLDER)
+    both._engine_setup = EngineSetup(FOLDER, FOLDER)
     assert "gpu_memory_utilization" in dict(both._config("target", FOLDER, {}).arguments)
     runtime = Runtime(RuntimeSpec(MODELS, remote={"draft": RemoteModel(("http://there/v1",))}), expects_draft=True)
     assert "gpu_memory_utilization" not in dict(runtime._config("target", FOLDER, {}).arguments)
@@ -242,7 +242,7 @@ def test_a_collected_runtime_gives_its_engines_back(monkeypatch: pytest.MonkeyPa
     pool.release = released.append  # type: ignore[method-assign]
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "arrange", plainly)
+    monkeypatch.setattr(runtime_module, "select_engines", plainly)
     llm = ChatLookahead(policy="exact:depth=4", engine_args={"max_num_seqs": 7})
     llm.start()
     assert len(pool.started) == 2
@@ -260,14 +260,14 @@ def test_without_its_judge_a_policy_runs_the_target_alone(monkeypatch: pytest.Mo
 
 
 def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def arranged(wanted: Wanted, target: Path | None, draft: Path | None, _: object) -> Arranged:
-        assert wanted.token_speculation == "guided"
+    def engine_setup(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
+        assert wanted.token_speculation == "shared_draft"
         more = {"speculative_config": {"method": "x"}, "dtype": "float32", "additional_config": {"a": 1}}
-        return Arranged(target, draft, more, {"dtype": "float32"}, "guided")
+        return EngineSetup(target, draft, more, {"dtype": "float32"}, "shared_draft")
 
-    monkeypatch.setattr(sys.modules[__name__], "plainly", arranged)
+    monkeypatch.setattr(sys.modules[__name__], "plainly", engine_setup)
     spec = RuntimeSpec(
-        MODELS, {"dtype": "bfloat16", "additional_config": {"b": 2}}, token_speculation="guided", precision="fp32"
+        MODELS, {"dtype": "bfloat16", "additional_config": {"b": 2}}, token_speculation="shared_draft", precision="fp32"
     )
     pool, engines = started(spec, "off", monkeypatch)
     assert MODELS.draft is not None
@@ -277,8 +277,8 @@ def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it(monk
     assert target["dtype"] == "bfloat16"
     assert target["additional_config"] == {"a": 1, "b": 2}
     assert draft == {"dtype": "float32"}
-    assert engines.arranged is not None
-    assert engines.guesses
+    assert engines.engine_setup is not None
+    assert engines.draft_tokens
 
 
 def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_starts_anew(
@@ -287,7 +287,7 @@ def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_
     pool = Pool()
     monkeypatch.setattr(runtime_module, "POOL", pool)
     monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "arrange", plainly)
+    monkeypatch.setattr(runtime_module, "select_engines", plainly)
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=False)
 
     async def engines(policy: str) -> EngineSet:
@@ -415,15 +415,15 @@ def test_engines_that_are_closed_while_they_start_are_not_held(monkeypatch: pyte
     assert not pool.held
 
 
-@pytest.mark.parametrize("token_speculation", ["auto", "guided"])
+@pytest.mark.parametrize("token_speculation", ["auto", "shared_draft"])
 async def test_without_a_draft_that_cannot_be_written_in_its_precision_the_target_runs_alone(
     monkeypatch: pytest.MonkeyPatch, token_speculation: str
 ) -> None:
-    def full_disk(wanted: Wanted, target: Path | None, draft: Path | None, _: object) -> Arranged:
+    def full_disk(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
         if draft is not None:
             raise DiskSpaceError("the disk is full")
         assert wanted.token_speculation in ("auto", "none")
-        return Arranged(target, None)
+        return EngineSetup(target, None)
 
     monkeypatch.setattr(sys.modules[__name__], "plainly", full_disk)
     spec = RuntimeSpec(MODELS, token_speculation=token_speculation)

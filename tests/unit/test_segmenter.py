@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.segmenter import Before, Segmentation, Segmenter, delimiter_finder
+from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter, delimiter_finder
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
@@ -19,7 +19,7 @@ def segment(text: str, rules: Segmentation, budget: int = 10_000, eos: bool = Tr
     rules = replace(rules, eos_ids=frozenset({ScriptedTokenizer.EOS}))
     steps: list[Step] = []
     stream = tokenizer.stream()
-    before = Before(rules.lookback)
+    before = PrefixContext(rules.lookback)
     segmenter = Segmenter(rules, stream, before, budget)
     for token in ids:
         if (step := segmenter.push(token)) is not None:
@@ -97,7 +97,7 @@ def cut(pieces: list[str], rules: Segmentation | None = None) -> list[str]:
     """Texts of the complete steps, and of what is left."""
     stream, texts = Pieces(*pieces), [""]
     rules = rules or Segmentation()
-    before = Before(rules.lookback)
+    before = PrefixContext(rules.lookback)
     segmenter = Segmenter(rules, stream, before, 1000)
     for token in range(len(pieces)):
         step = segmenter.push(token)
@@ -164,7 +164,7 @@ def test_the_tag_that_closes_the_thinking_ends_a_step_even_in_a_block() -> None:
 def test_the_tag_that_opens_the_thinking_ends_a_step() -> None:
     rules = Segmentation(thinking_marker="<think>")
     stream = Pieces("<think>", "\n")
-    step = Segmenter(rules, stream, Before(rules.lookback), 10).push(0)
+    step = Segmenter(rules, stream, PrefixContext(rules.lookback), 10).push(0)
     assert step is not None
     assert step.end is StepEnd.THINKING
 
@@ -172,12 +172,12 @@ def test_the_tag_that_opens_the_thinking_ends_a_step() -> None:
 def test_a_marker_cut_by_the_length_limit_is_still_found() -> None:
     rules = Segmentation(action_markers=("<tool_call>",), max_step_tokens=2)
     stream = Pieces("I", " call <tool", "_call>", "{}")
-    first = Segmenter(rules, stream, Before(rules.lookback), 10)
+    first = Segmenter(rules, stream, PrefixContext(rules.lookback), 10)
     assert first.push(0) is None
     step = first.push(1)
     assert step is not None
     assert step.end is StepEnd.LIMIT
-    step = Segmenter(rules, stream, Before(rules.lookback).then(step.text), 8).push(2)
+    step = Segmenter(rules, stream, PrefixContext(rules.lookback).then(step.text), 8).push(2)
     assert step is not None
     assert step.end is StepEnd.ACTION
 
@@ -195,7 +195,7 @@ _PIECES = ["a", "\n", "``", "```", "~~~", "\\", "[", "\\]", "$", "$$", "\\begin{
 @given(st.lists(st.sampled_from(_PIECES), max_size=30), st.integers(0, 30), st.integers(0, 7))
 def test_what_is_known_of_the_text_before_depends_on_no_cut(pieces: list[str], cut: int, room: int) -> None:
     first, second = "".join(pieces[:cut]), "".join(pieces[cut:])
-    assert Before(room).then(first).then(second) == Before(room).then(first + second)
+    assert PrefixContext(room).then(first).then(second) == PrefixContext(room).then(first + second)
 
 
 def test_steps_of_a_number_of_tokens() -> None:

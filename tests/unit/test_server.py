@@ -52,7 +52,7 @@ def test_a_reply(url: str) -> None:
     assert body["usage"]["completion_tokens"] > 0
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
     assert body["lookahead"] == [
-        {"policy": "balanced", "steps": 3, "accepted": 3, "acceptance_rate": 1.0, "speculation_off": False}
+        {"policy": "balanced", "steps": 3, "accepted": 3, "acceptance_rate": 1.0, "speculation_disabled": False}
     ]
 
 
@@ -340,7 +340,7 @@ def test_figures_for_prometheus() -> None:
     assert 'lookahead_refused_total{status="400"} 1.0' in text
     assert "lookahead_reply_seconds_bucket" in text
     assert "lookahead_running 0.0" in text
-    assert 'lookahead_watched_steps{outcome="agreed"} 0.0' in text
+    assert 'lookahead_audited_steps{outcome="agreed"} 0.0' in text
     assert "lookahead_tightened_policies 0.0" in text
 
 

@@ -13,19 +13,19 @@ import pytest
 import uvicorn
 
 from lookahead_agent.cli import bench_synthetic, options
-from lookahead_agent.cli import plan as plan_command
+from lookahead_agent.cli import estimate as estimate_command
 from lookahead_agent.cli import running as running_commands
 from lookahead_agent.cli import up as up_command
+from lookahead_agent.cost_model import estimator
+from lookahead_agent.cost_model.break_even_map import break_even_map
+from lookahead_agent.cost_model.estimator import Acceptance
 from lookahead_agent.jsonl import read_content
-from lookahead_agent.plan import planner
-from lookahead_agent.plan.borders import borders
-from lookahead_agent.plan.planner import Acceptance
 from lookahead_agent.testing import scripted_chat
 from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
+from tests.unit.test_cost_model import SMALL, coarse
 from tests.unit.test_examples import reply_to
-from tests.unit.test_plan import SMALL, coarse
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,14 +49,16 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         model_validate = staticmethod(lambda fields: scripted_chat(reply_to, **fields))
 
     monkeypatch.setattr(options, "ChatLookahead", chat)
-    monkeypatch.setattr("lookahead_agent.bench.arms.ChatLookahead", Scripted)
-    monkeypatch.setattr(plan_command, "measure_machine", lambda *_, **__: SMALL)
+    monkeypatch.setattr("lookahead_agent.bench.configurations.ChatLookahead", Scripted)
+    monkeypatch.setattr(estimate_command, "measure_machine", lambda *_, **__: SMALL)
     for name, settings in coarse().items():
-        monkeypatch.setattr(planner, name, settings)
+        monkeypatch.setattr(estimator, name, settings)
     monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: ScriptedPair())
     monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: SMALL)
-    monkeypatch.setattr(plan_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
-    monkeypatch.setattr(plan_command, "find_borders", lambda costs, *_: borders(costs, [0.3], [0.0, 1.0]))
+    monkeypatch.setattr(estimate_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
+    monkeypatch.setattr(
+        estimate_command, "find_break_even_map", lambda costs, *_: break_even_map(costs, [0.3], [0.0, 1.0])
+    )
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
     monkeypatch.setattr(up_command, "_start", lambda _: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -84,7 +86,7 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
         monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are kept there
     if arguments[0] == "doctor":  # as if the models were fetched
-        monkeypatch.setattr("lookahead_agent.machine.checkup.locate", lambda _: ROOT)
+        monkeypatch.setattr("lookahead_agent.hardware.checkup.locate", lambda _: ROOT)
     if arguments[0] in ("status", "down"):
         monkeypatch.setattr(running_commands, "ask_keeper", _ended_keeper)
     if arguments[0] == "serve":

@@ -20,8 +20,8 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.json_schema import relocated, subschemas
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.generation.structured_output import Form, Method
 from lookahead_agent.models.thinking_tags import ThinkingTags
-from lookahead_agent.replies.structured_output import Form, Method
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 

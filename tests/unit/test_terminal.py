@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.app import app
-from lookahead_agent.cli.bars import Bars
 from lookahead_agent.cli.live import live
+from lookahead_agent.cli.progress_bars import Bars
 from lookahead_agent.cli.terminal import LogFormatter, Terminal
 from lookahead_agent.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat

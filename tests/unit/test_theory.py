@@ -15,13 +15,13 @@ from lookahead_agent.theory.formulas import (
     best_split,
     combined_speedup,
     combining_wins,
-    guided_lookahead_speedup,
-    guided_speedup,
     is_draft_bound,
+    shared_draft_lookahead_speedup,
+    shared_draft_speedup,
     synchronous_speedup,
     token_speculation_speedup,
 )
-from lookahead_agent.theory.guided_simulation import simulate_guided
+from lookahead_agent.theory.shared_draft_simulation import simulate_shared_draft
 from lookahead_agent.theory.simulation import Durations, SimulatedReply, simulate
 from tests.unit.scripts import Pair, ScriptedVerifier
 
@@ -153,29 +153,31 @@ def test_both_levels_against_the_machine(alpha: float, token_alpha: float) -> No
 
 @pytest.mark.parametrize("c", [0.1, 0.2, 1 / 3, 0.5])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 0.8, 0.9, 1.0])
-def test_a_guided_target_against_its_simulation(alpha: float, c: float) -> None:
+def test_a_shared_draft_against_its_simulation(alpha: float, c: float) -> None:
     """docs/theory.md gives the share of the bound that passes, which cannot be divided, leave."""
-    found, bound = simulate_guided(alpha, c, 64).speedup, guided_speedup(alpha, c)
+    found, bound = simulate_shared_draft(alpha, c, 64).speedup, shared_draft_speedup(alpha, c)
     assert 0.7 * bound <= found <= 1.01 * bound
     if alpha in (0.0, 1.0):
         assert found == pytest.approx(bound, rel=0.01)
 
 
-def test_a_guided_target_is_as_fast_as_its_passes_allow() -> None:
-    written = simulate_guided(1.0, 0.1, 3)
+def test_a_shared_draft_is_as_fast_as_its_passes_allow() -> None:
+    written = simulate_shared_draft(1.0, 0.1, 3)
     assert written.speedup == pytest.approx(4, rel=0.01), "three guesses and its own token"
     assert written.tokens / written.passes == pytest.approx(4, rel=0.01)
-    assert simulate_guided(1.0, 0.1, 3, lambda tokens: 1.0 * tokens).speedup == pytest.approx(1, rel=0.01)
+    assert simulate_shared_draft(1.0, 0.1, 3, lambda tokens: 1.0 * tokens).speedup == pytest.approx(1, rel=0.01)
     # A draft that is slower than its target is overtaken, and does no harm.
-    assert simulate_guided(1.0, 2.0, 8).speedup >= 1
+    assert simulate_shared_draft(1.0, 2.0, 8).speedup >= 1
 
 
-def test_steps_beside_a_guided_target() -> None:
-    assert guided_lookahead_speedup(0.0, 0.3, 4, 0.8) == pytest.approx(guided_speedup(0.8, 0.3))
-    assert guided_lookahead_speedup(0.9, 0.3, 4, 0.0) == pytest.approx(asynchronous_speedup(0.9, 0.3, 4))
-    assert guided_lookahead_speedup(0.9, 0.3, 4, 1.0) == pytest.approx(1 / 0.3), "nothing is left for steps to win"
-    both = guided_lookahead_speedup(0.8, 0.2, 8, 0.5)
-    assert both > max(guided_speedup(0.5, 0.2), asynchronous_speedup(0.8, 0.2, 8))
+def test_steps_beside_a_shared_draft() -> None:
+    assert shared_draft_lookahead_speedup(0.0, 0.3, 4, 0.8) == pytest.approx(shared_draft_speedup(0.8, 0.3))
+    assert shared_draft_lookahead_speedup(0.9, 0.3, 4, 0.0) == pytest.approx(asynchronous_speedup(0.9, 0.3, 4))
+    assert shared_draft_lookahead_speedup(0.9, 0.3, 4, 1.0) == pytest.approx(1 / 0.3), (
+        "nothing is left for steps to win"
+    )
+    both = shared_draft_lookahead_speedup(0.8, 0.2, 8, 0.5)
+    assert both > max(shared_draft_speedup(0.5, 0.2), asynchronous_speedup(0.8, 0.2, 8))
 
 
 def test_one_level_alone_is_a_special_case_of_both() -> None:

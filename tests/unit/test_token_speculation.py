@@ -41,7 +41,7 @@ def test_a_mapping_goes_before_what_its_method_stands_for() -> None:
 @pytest.mark.parametrize(
     ("method", "engine_args", "message"),
     [
-        ("guess", {}, "choose one of auto, none, guided, draft_model"),
+        ("guess", {}, "choose one of auto, none, shared_draft, draft_model"),
         ("eagle3", {}, "needs its own model|no token-level speculation"),
         ({"method": "eagle3"}, {}, "needs its own model"),
         ("ngram", {"speculative_config": {}}, "give only one"),
@@ -54,21 +54,21 @@ def test_what_cannot_work_is_refused(method: Any, engine_args: dict[str, Any], m
         ChatLookahead(token_speculation=method, engine_args=engine_args)
 
 
-def test_a_guided_target_asks_a_class_of_ours() -> None:
-    config = speculative_config("guided", None, on_cpu=True)
+def test_a_shared_draft_asks_a_class_of_ours() -> None:
+    config = speculative_config("shared_draft", None, on_cpu=True)
     assert config is not None
     assert config["method"] == "custom_class"
     module, _, name = config["model"].rpartition(".")
     assert hasattr(import_module(module), name)
-    assert token_speculation.is_guided(config)
-    assert not token_speculation.is_guided({"method": "ngram"})
-    assert not token_speculation.is_guided(None)
+    assert token_speculation.uses_shared_draft(config)
+    assert not token_speculation.uses_shared_draft({"method": "ngram"})
+    assert not token_speculation.uses_shared_draft(None)
 
 
-def test_a_vllm_that_asks_no_classes_has_no_guided_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_that_asks_no_classes_has_no_shared_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_speculation, "vllm_takes_classes", lambda: False)
     with pytest.raises(ConfigurationError, match="custom_class"):
-        ChatLookahead(token_speculation="guided")
+        ChatLookahead(token_speculation="shared_draft")
 
 
 def test_what_does_not_run_on_a_cpu_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from lookahead_agent.replies.tool_calls import ParsedReply, as_unreadable, parse_constrained
+from lookahead_agent.generation.tool_calls import ParsedReply, as_unreadable, parse_constrained
 from tests.unit.replies import TOOLS, read, said
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'

@@ -34,8 +34,8 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, Str
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, make_tool
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.isolation import frames, program_text, run_child
-from lookahead_agent.isolation.pdf_inside import FRAMES, send
+from lookahead_agent.sandbox import frames, program_text, run_child
+from lookahead_agent.sandbox.pdf_worker import FRAMES, send
 from tools import search_documents
 from tools.calculator import calculate, calculator
 from tools.files import make_file_tools, read_text, write_text
@@ -806,7 +806,7 @@ def test_a_pdf_that_takes_for_ever_ends_without_its_agent(tmp_path: Path) -> Non
     long = DecodedStreamObject()
     long.set_data(b"BT /F1 9 Tf (x) Tj ET\n" * 500_000)
     pdf_of(long, tmp_path / "long.pdf")
-    command = [sys.executable, "-I", "-c", program_text("pdf_inside"), str(512 << 20), "1"]
+    command = [sys.executable, "-I", "-c", program_text("pdf_worker"), str(512 << 20), "1"]
     done = subprocess.run(command, input=(tmp_path / "long.pdf").read_bytes(), capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
 
@@ -913,7 +913,7 @@ def test_whatever_else_comes_is_no_frame(data: bytes) -> None:
 
 
 def test_what_a_library_prints_is_in_no_frame() -> None:
-    program = program_text("pdf_inside").split("if __name__")[0]
+    program = program_text("pdf_worker").split("if __name__")[0]
     program += (
         "import ctypes, os\n"
         "print('a remark of Python\\'s start', flush=True)\n"

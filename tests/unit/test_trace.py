@@ -34,10 +34,10 @@ def test_a_run_becomes_calls_with_bars(tmp_path: Path) -> None:
     assert [call.path for call in calls] == ["planner", "writer"]
     for call in calls:
         assert (call.policy, call.text) == ("exact", REPLY)
-        fates = [bar.fate for bar in sorted(call.bars, key=lambda bar: bar.position) if bar.lane != "verifier"]
-        assert fates.count("accepted") == call.figures["accepted"] == 2
-        assert "rejected" in fates
-        assert "committed" in fates
+        token_counts = [bar.fate for bar in sorted(call.bars, key=lambda bar: bar.position) if bar.lane != "verifier"]
+        assert token_counts.count("accepted") == call.figures["accepted"] == 2
+        assert "rejected" in token_counts
+        assert "committed" in token_counts
         kept = [bar for bar in call.bars if bar.fate in ("accepted", "committed")]
         assert "".join(bar.text for bar in sorted(kept, key=lambda bar: bar.position)) == REPLY
         assert any(bar.lane == "verifier" and bar.verdict for bar in call.bars)
@@ -114,7 +114,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_what_a_runs_length_comes_of_is_marked() -> None:
     def reply(call: str, start: float, end: float) -> dict[str, Any]:
-        figures = {"steps": 1, "accepted": 0, "tokens": {}, "speculation_off": None, "text": "", "tool_calls": []}
+        figures = {"steps": 1, "accepted": 0, "tokens": {}, "speculation_disabled": None, "text": "", "tool_calls": []}
         return figures | {
             "type": "reply", "call": call, "path": call, "policy": "off", "at": end, "seconds": {"total": end - start},
         }  # fmt: skip

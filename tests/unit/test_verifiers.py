@@ -11,14 +11,14 @@ from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import (
     CascadeVerifier,
-    ChecksFirst,
     EmbeddingVerifier,
     EngineJudge,
     ExactVerifier,
     JudgeVerifier,
+    PartialStep,
+    PrefilterVerifier,
     StepPair,
     Verifier,
-    Writing,
 )
 
 
@@ -76,7 +76,7 @@ async def test_judge_without_an_answer_is_an_error() -> None:
 
 async def test_cascade_asks_only_what_it_must() -> None:
     embedder = FixedEmbedder(0.95)
-    cascade = ChecksFirst(CascadeVerifier(embedder, 0.9, 0.7, judge(0.0, 0.9)))
+    cascade = PrefilterVerifier(CascadeVerifier(embedder, 0.9, 0.7, judge(0.0, 0.9)))
     assert await accepted(cascade, "It is 4.", " It is 4.\n\n"), "the same text"
     assert embedder.asked == 0
     assert await accepted(cascade), "sure, so the judge (who says no) is not asked"
@@ -88,7 +88,7 @@ async def test_cascade_asks_only_what_it_must() -> None:
 
 async def test_checks_first() -> None:
     embedder = FixedEmbedder(1.0)
-    verifier = ChecksFirst(EmbeddingVerifier(embedder, 0.5))
+    verifier = PrefilterVerifier(EmbeddingVerifier(embedder, 0.5))
     assert not await accepted(verifier, "12 × 5/6 = 6", "12 × 5/6 = 10")
     assert not await accepted(verifier, "So 5 + 6 = 12, of 11.", "Of 11 and 12, 5 + 6 = 11.")
     assert embedder.asked == 0
@@ -136,7 +136,7 @@ def test_without_its_models_a_policy_has_no_verifier() -> None:
 
 def test_exact_refutes_at_the_first_difference() -> None:
     def refutes(draft: list[int], target: list[int], complete: bool = False) -> bool:
-        return ExactVerifier().refutes(Writing(draft, "", complete), Writing(target, "", False))
+        return ExactVerifier().refutes(PartialStep(draft, "", complete), PartialStep(target, "", False))
 
     assert not refutes([1, 2], [1])
     assert refutes([1, 2], [1, 3])
@@ -145,8 +145,8 @@ def test_exact_refutes_at_the_first_difference() -> None:
 
 
 def test_numbers_refute_a_complete_draft_step() -> None:
-    first = ChecksFirst(EmbeddingVerifier(FixedEmbedder(1.0), 0.5))
-    target = Writing([], "It takes 12 boxes and then some", False)
-    assert first.refutes(Writing([], "It takes 11 boxes.\n\n", True), target)
-    assert not first.refutes(Writing([], "It takes 12 boxes.\n\n", True), target)
-    assert not first.refutes(Writing([], "It takes 11 boxes", False), target), "12 may still come"
+    first = PrefilterVerifier(EmbeddingVerifier(FixedEmbedder(1.0), 0.5))
+    target = PartialStep([], "It takes 12 boxes and then some", False)
+    assert first.refutes(PartialStep([], "It takes 11 boxes.\n\n", True), target)
+    assert not first.refutes(PartialStep([], "It takes 12 boxes.\n\n", True), target)
+    assert not first.refutes(PartialStep([], "It takes 11 boxes", False), target), "12 may still come"

@@ -1,0 +1,106 @@
+"""What a run of a graph may cost, and what it has cost so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+from langchain_core.messages import BaseMessage
+from langgraph.types import TimeoutPolicy
+from typing_extensions import TypedDict
+
+
+class Usage(TypedDict, total=False):
+    """What was spent: model calls and tool calls, tokens that models read and wrote, seconds in nodes.
+
+    Time in which a run waits for somebody, or lies in a checkpoint, does not count.
+    """
+
+    steps: int
+    tokens: int
+    seconds: float
+
+
+def add_usage(first: Usage | None, second: Usage | None) -> Usage:
+    """The sum of two; a reducer for a graph's state."""
+    a, b = first or {}, second or {}
+    return Usage(
+        steps=a.get("steps", 0) + b.get("steps", 0),
+        tokens=a.get("tokens", 0) + b.get("tokens", 0),
+        seconds=a.get("seconds", 0.0) + b.get("seconds", 0.0),
+    )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may spend; a graph that reaches a limit answers with what it has.
+
+    Attributes:
+        steps: Model calls and tool calls.
+        tokens: Tokens that models read and wrote.
+        seconds: Seconds in nodes.
+        node_timeout: How long one try of a node may take: seconds, or LangGraph's `TimeoutPolicy`, which can also ask
+            for progress. What the node asked for is cancelled then, and LangGraph raises `NodeTimeoutError`, after
+            further tries of nodes that are tried again. Only graphs that are awaited (`ainvoke`, `astream`) can be
+            cancelled: the others refuse it. None: as long as it takes.
+
+    Raises:
+        ValueError: A limit that is not above 0.
+    """
+
+    steps: int = 40
+    tokens: int = 50_000
+    seconds: float = 900.0
+    node_timeout: float | TimeoutPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.tokens, self.seconds) <= 0:
+            raise ValueError("limits are above 0")
+        TimeoutPolicy.coerce(self.node_timeout)
+
+    def steps_left(self, usage: Usage | None) -> int:
+        """How many model calls and tool calls may still be made."""
+        return self.steps - add_usage(usage, None)["steps"]
+
+    def reached(self, usage: Usage | None) -> str | None:
+        """Which limit is reached, in words; None if none is."""
+        now = add_usage(usage, None)
+        if now["steps"] >= self.steps:
+            return f"the limit of {self.steps} steps is reached"
+        if now["tokens"] >= self.tokens:
+            return f"the limit of {self.tokens} tokens is reached"
+        if now["seconds"] >= self.seconds:
+            return f"the limit of {self.seconds:g} seconds is reached"
+        return None
+
+
+class UsageMeter:
+    """Counts what a node spends while its context lasts."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._tokens = 0
+        self._started = 0.0
+        self._seconds = 0.0
+
+    def __enter__(self) -> UsageMeter:
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._seconds = time.monotonic() - self._started
+
+    def count(self, *messages: BaseMessage) -> None:
+        """Count a step for each message, and its tokens."""
+        for message in messages:
+            usage = getattr(message, "usage_metadata", None)
+            self._steps += 1
+            self._tokens += usage["total_tokens"] if usage else 0
+
+    @property
+    def usage(self) -> Usage:
+        """What was counted."""
+        return Usage(steps=self._steps, tokens=self._tokens, seconds=self._seconds)

@@ -1,0 +1,99 @@
+"""Figures of an agent's run, node by node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+
+
+def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
+    """The replies of a `ChatLookahead` among those that a callback is told of, each with what its metadata reports."""
+    for generations in response.generations:
+        for generation in generations:
+            message = generation.message if isinstance(generation, ChatGeneration) else None
+            if isinstance(message, AIMessage) and "lookahead" in message.response_metadata:
+                yield message, message.response_metadata["lookahead"]
+
+
+class NodeFigures(BaseCallbackHandler):
+    """Collects what `ChatLookahead` reports in a graph, summed by node.
+
+    Give it to the graph: `graph.invoke(..., {"callbacks": [figures]})`.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str | None, dict[str, Any]] = {}
+        self._started: dict[UUID, float] = {}
+        self._spans: list[tuple[float, float]] = []
+        self._lock = threading.Lock()  # nodes that run at once end in threads of their own
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Note when a reply begins."""
+        with self._lock:
+            self._started[run_id] = time.monotonic()
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Add one reply."""
+        ended = time.monotonic()
+        with self._lock:
+            self._spans.append((self._started.pop(run_id, ended), ended))
+            for message, reported in replies(response):
+                self._add(message, reported)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget a reply that came to nothing."""
+        with self._lock:
+            self._started.pop(run_id, None)
+
+    def _add(self, message: AIMessage, reported: Mapping[str, Any]) -> None:
+        node = self._nodes.setdefault(
+            reported["node"],
+            {
+                "node": reported["node"],
+                "policy": reported["policy"],
+                "replies": 0,
+                "steps": 0,
+                "accepted": 0,
+                "acceptance_rate": 0.0,
+                "verifier_calls": 0,
+                "output_tokens": 0,
+                "tokens": {role: dict.fromkeys(token_counts, 0) for role, token_counts in reported["tokens"].items()},
+                "seconds": dict.fromkeys(reported["seconds"], 0.0),
+            },
+        )
+        node["replies"] += 1
+        for key in ("steps", "accepted", "verifier_calls"):
+            node[key] += reported[key]
+        node["acceptance_rate"] = node["accepted"] / node["steps"] if node["steps"] else 0.0
+        node["output_tokens"] += message.usage_metadata["output_tokens"] if message.usage_metadata else 0
+        for role, token_counts in reported["tokens"].items():
+            for fate, count in token_counts.items():
+                node["tokens"][role][fate] += count
+        for part, seconds in reported["seconds"].items():
+            node["seconds"][part] += seconds
+
+    def at_once(self) -> tuple[float, float]:
+        """Seconds in which a reply was being written, and those of them in which several were at once."""
+        with self._lock:
+            edges = sorted([(start, 1) for start, _ in self._spans] + [(end, -1) for _, end in self._spans])
+        some = several = 0.0
+        running = 0
+        for (at, change), (following, _) in pairwise([*edges, (edges[-1][0], 0)] if edges else []):
+            running += change
+            some += following - at if running > 0 else 0.0
+            several += following - at if running > 1 else 0.0
+        return some, several
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """One entry per node, in the order in which the nodes first replied."""
+        return list(self._nodes.values())

@@ -1,0 +1,214 @@
+"""`lookahead-agent estimate`: the best mode, depth, width and token-level setting for a pair of models here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from lookahead_agent.bench.plots import save_svg
+from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
+from lookahead_agent.cli import options
+from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.tables import WIDE, as_rich
+from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cost_model.break_even_map import MeasuredPoint, picture
+from lookahead_agent.cost_model.break_even_map import break_even_map as find_break_even_map
+from lookahead_agent.cost_model.cost_file import read_costs, write_costs
+from lookahead_agent.cost_model.costs import MachineCosts
+from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
+from lookahead_agent.cost_model.measuring import measure_acceptance, measure_machine
+from lookahead_agent.errors import ConfigurationError
+
+_RATIOS = (0.1, 0.3, 0.5)
+_RATES = tuple(eighth / 8 for eighth in range(9))
+
+
+def estimate(
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", min=0, max=1, help="Acceptance rate of steps. Default: measured.")
+    ] = None,
+    token_alpha: Annotated[
+        float | None, typer.Option("--token-alpha", min=0, max=1, help="Acceptance rate of draft tokens.")
+    ] = None,
+    step_tokens: Annotated[
+        float | None, typer.Option("--step-tokens", min=1, help="Tokens of a step. Default: measured, else 40.")
+    ] = None,
+    verifier_seconds: Annotated[
+        float | None, typer.Option("--verifier-seconds", min=0, help="Seconds of a verdict. Default: measured, else 0.")
+    ] = None,
+    policy: options.Policy = options.DEFAULT_POLICY,
+    dataset: Annotated[str, typer.Option("--dataset", help="Problems on which acceptance is measured.")] = OWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many of them.")] = 4,
+    tokens_by: Annotated[
+        str, typer.Option("--token-speculation", help="Who guesses tokens: draft_model or ngram.")
+    ] = "draft_model",
+    dummy_weights: Annotated[
+        bool,
+        typer.Option(
+            "--dummy-weights", help="Make weights up from the models' configurations; needs --alpha and --token-alpha."
+        ),
+    ] = False,
+    costs: Annotated[
+        Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")
+    ] = None,
+    break_even_map: Annotated[
+        Path | None,
+        typer.Option(
+            "--break-even-map",
+            dir_okay=False,
+            help="Draw which way is fastest for every acceptance of steps and tokens, at three cost ratios (.svg; "
+            "minutes).",
+        ),
+    ] = None,
+    point: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--point",
+            metavar="NAME=STEPS,TOKENS",
+            help="With --break-even-map: acceptance of steps and of tokens measured elsewhere, such as "
+            "sampled=0.4,0.7. Repeatable.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="At which acceptance is measured; 0 is greedy.")
+    ] = 0.0,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
+    engine_arg: options.EngineArgument = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure what the pair costs on this machine, and predict which way of writing is fastest.
+
+    Dummy weights let a pair be sized before it is downloaded: a token costs the same, whatever it says.
+    """
+    if tokens_by not in ("draft_model", "ngram"):
+        raise typer.BadParameter(f"{tokens_by!r} is neither draft_model nor ngram", param_hint="--token-speculation")
+    if break_even_map is not None and break_even_map.suffix != ".svg":
+        raise typer.BadParameter(f"{break_even_map.name} is not .svg", param_hint="--break-even-map")
+    elsewhere = dict(_point(given) for given in point or ())
+    if elsewhere and break_even_map is None:
+        raise typer.BadParameter("there is no picture to show it in: give --break-even-map", param_hint="--point")
+    known = alpha is not None and token_alpha is not None
+    if dummy_weights and not known:
+        raise typer.BadParameter("made-up weights accept nothing: give --alpha and --token-alpha")
+    planned_for = options.policy_of(policy, None)
+    if not known and not planned_for.speculates:
+        raise typer.BadParameter("it accepts no step: give --alpha and --token-alpha", param_hint="--policy")
+    problems = [] if known else read_problems(dataset_file(dataset), limit)
+    arguments = options.engine_arguments(engine_arg)
+    measured = read_costs(costs)
+    if measured is None:
+        measured = measure_machine(
+            model,
+            draft,
+            dummy_weights=dummy_weights,
+            engine_args=arguments,
+            draft_engine_args=arguments,
+            precision=precision,
+            draft_precision=draft_precision,
+            progress=Bars(),
+        )
+        if costs is not None:
+            write_costs(costs, measured)
+    found = Acceptance(0.0, 0.0)
+    if not known:
+        # Steps are commanded, or the draft has no engine where the library would do without them.
+        steps = planned_for.model_copy(update={"depth": planned_for.steps_ahead})
+        fields: dict[str, Any] = {
+            "policy": steps,
+            "temperature": temperature,
+            "max_tokens": 256,
+            "precision": precision,
+            "draft_precision": draft_precision,
+            "streaming": True,
+            "return_token_ids": True,
+        }
+        with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_running=False, **fields) as llm:
+            llm.start(Bars())
+            found = measure_acceptance(llm, problems, Bars())
+    acceptance = Acceptance(
+        found.steps if alpha is None else alpha,
+        found.tokens if token_alpha is None else token_alpha,
+        found.step_tokens if step_tokens is None else step_tokens,
+        found.verifier if verifier_seconds is None else verifier_seconds,
+    )
+    method: Literal["draft_model", "ngram"] = "ngram" if tokens_by == "ngram" else "draft_model"
+    settings = best_settings(measured, acceptance, tokens_by=method)
+    if break_even_map is not None:
+        here = {f"this pair, c = {measured.c:.2f}": acceptance}
+        _draw_break_even_map(break_even_map, measured, here | elsewhere)
+    if as_json:
+        result = {
+            "settings": [asdict(setting) for setting in settings],
+            "acceptance": asdict(acceptance),
+            "c": measured.c,
+            "free_batch": measured.beside.free_batch(),
+            "costs": measured.model_dump(),
+        }
+        typer.echo(json.dumps(result))
+        return
+    _show(measured, acceptance, settings, method)
+
+
+def _point(given: str) -> tuple[str, Acceptance]:
+    name, separator, rates = given.rpartition("=")
+    try:
+        steps, tokens = map(float, rates.split(","))
+        found = Acceptance(steps, tokens)
+    except (ValueError, ConfigurationError) as error:
+        raise typer.BadParameter(f"{given!r} is not NAME=STEPS,TOKENS", param_hint="--point") from error
+    if not separator or not name:
+        raise typer.BadParameter(f"{given!r} has no name", param_hint="--point")
+    return name, found
+
+
+def _draw_break_even_map(file: Path, measured: MachineCosts, named: Mapping[str, Acceptance]) -> None:
+    # The pair's own cost ratio in place of the nearest, so that its points lie where they belong.
+    nearest = min(_RATIOS, key=lambda ratio: abs(ratio - measured.c))
+    ratios = [measured.c if ratio == nearest else ratio for ratio in _RATIOS]
+    cells = find_break_even_map(measured, ratios, _RATES)
+    points = [MeasuredPoint(each.steps, each.tokens, measured.c, label) for label, each in named.items()]
+    save_svg(file, picture(cells, points))
+
+
+def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: str) -> None:
+    show = Terminal(width=WIDE)
+    show.print(as_rich(measured.table()))
+    models = [
+        name + (f" in {measured.precision[role]}" if role in measured.precision else "")
+        for role, name in measured.models.items()
+    ]
+    if models:
+        show.print(f"{' with '.join(models)}.")
+    show.print(
+        f"c = {measured.c:.2f}; {measured.beside.free_batch()} steps at once cost at most a quarter more than one; "
+        f"α = {acceptance.steps:.2f}, of tokens {acceptance.tokens:.2f}; {acceptance.step_tokens:.0f} tokens a step, "
+        f"{acceptance.verifier:.2f} s a verdict.\n",
+    )
+    headings = ["mode", "predicted speed", "depth", "width", "tokens at once", "as options"]
+    rows = [
+        [
+            setting.mode,
+            f"{setting.speedup:.2f}",
+            str(setting.depth or ""),
+            str(setting.width or ""),
+            str(setting.token_depth) if setting.token_depth > 1 else "",
+            _options(setting, method),
+        ]
+        for setting in settings
+    ]
+    show.print(as_rich((headings, rows), words=("as options",)))
+
+
+def _options(setting: Setting, method: str) -> str:
+    policy = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
+    policy += f":width={setting.width}" if setting.width > 1 else ""
+    by = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else method
+    return policy + (f" --token-speculation {by}" if setting.token_depth > 1 else "")

@@ -1,0 +1,107 @@
+"""A report of `bench synthetic`: what was measured against what theory says, as tables and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lookahead_agent.bench.plots import as_svg, new_figure
+from lookahead_agent.bench.report import Table, as_markdown, machine_of, versions_of
+from lookahead_agent.cost_model.costs import MachineCosts
+from lookahead_agent.cost_model.synthetic import SyntheticResult, SyntheticRow
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import writable, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def result_table(found: Sequence[SyntheticResult]) -> Table:
+    """Each way: how fast it was against the target alone, and how fast it should have been."""
+    headings = ["mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"]
+    headings += ["predicted", "of it", "tokens a pass", "idle"]
+    rows = []
+    for one in found:
+        way = one.way
+        rows.append(
+            [
+                way.mode,
+                str(way.replies),
+                str(way.depth or ""),
+                f"{way.alpha:g}" if way.depth else "",
+                f"{one.alpha:.2f}" if one.alpha is not None else "",
+                f"{one.late:.0%}" if way.depth else "",
+                f"{one.speed:.2f} ({one.least:.2f} to {one.most:.2f})",
+                f"{one.predicted:.2f}" if one.predicted is not None else "",
+                f"{one.speed / one.predicted:.2f}" if one.predicted is not None else "",
+                f"{one.tokens_a_pass:.2f}",
+                f"{one.waiting:.1%}",
+            ]
+        )
+    return headings, rows
+
+
+def write_synthetic_report(
+    file: Path, rows: Sequence[SyntheticRow], found: Sequence[SyntheticResult], costs: MachineCosts | None
+) -> None:
+    """Write a Markdown report, with a picture beside it.
+
+    Args:
+        file: Ends with .md.
+        rows: What was measured.
+        found: What came of it.
+        costs: What the pair costs; None: not measured.
+
+    Raises:
+        ConfigurationError: The name ends with something else, or the file cannot be written.
+        MissingExtraError: Matplotlib is not installed.
+    """
+    check_report_name(file)
+    settings, environment = rows[0].settings, rows[0].environment
+    names = settings["models"]
+    where = f"{machine_of(environment)}; {versions_of(environment)}"
+    parts = [
+        f"# Synthetic benchmark: {file.stem}\n",
+        f"{names['target']} with {names['draft']}; {where}. Replies of {settings['steps']} steps of "
+        f"{settings['step_tokens']} tokens; draft tokens are accepted with probability {settings['token_alpha']:g}, "
+        f"{settings['guesses']} for a pass. Speed is that of the tokens after the first against the target alone.\n",
+        as_markdown(result_table(found)),
+    ]
+    if costs is not None:
+        parts += [f"c = {costs.c:.2f}.\n", as_markdown(costs.table())]
+    svg = file.with_suffix(".svg")
+    looked_ahead = any(one.way.depth for one in found)
+    if looked_ahead:
+        parts.append(f"![speed by depth]({svg.name})\n\n*Speed by depth; dashed: predicted.*\n")
+    with writable(file):
+        if looked_ahead:
+            write_whole(svg, as_svg(_picture(found)))
+        write_whole(file, "\n".join(parts))
+
+
+def check_report_name(file: Path) -> None:
+    """Raise ConfigurationError if a report cannot have this name."""
+    if file.suffix != ".md":
+        raise ConfigurationError(f"{file.name}: a report is a .md file")
+
+
+def _picture(found: Sequence[SyntheticResult]) -> Figure:
+    panels = list(dict.fromkeys((one.way.mode, one.way.replies) for one in found if one.way.depth))
+    figure, (squares,) = new_figure(3.6 * len(panels), 3.4, columns=len(panels), sharey=True)
+    for (mode, replies), axes in zip(panels, squares, strict=True):
+        of_panel = [one for one in found if (one.way.mode, one.way.replies) == (mode, replies)]
+        for alpha in sorted({one.way.alpha for one in of_panel}):
+            line = sorted((one for one in of_panel if one.way.alpha == alpha), key=lambda one: one.way.depth)
+            depths = [one.way.depth for one in line]
+            spread = [[one.speed - one.least for one in line], [one.most - one.speed for one in line]]
+            drawn = axes.errorbar(depths, [one.speed for one in line], spread, marker="o", label=f"α = {alpha:g}")
+            known = [(one.way.depth, one.predicted) for one in line if one.predicted is not None]
+            if known:
+                axes.plot(*zip(*known, strict=True), "--", color=drawn.lines[0].get_color())
+        axes.axhline(1, color="#999999", linewidth=0.8)
+        at_once = f", {replies} at once" if replies > 1 else ""
+        axes.set(title=f"{mode}{at_once}", xlabel="steps ahead", xticks=sorted({one.way.depth for one in of_panel}))
+        axes.legend(frameon=False, fontsize=8)
+    squares[0].set_ylabel("speed against the target alone")
+    return figure

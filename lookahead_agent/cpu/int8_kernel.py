@@ -1,0 +1,192 @@
+"""Multiplying by 8-bit integers on a CPU without instructions for int8 arithmetic, as fast as memory gives them.
+
+What a token's outputs are does not depend on how many tokens are multiplied with it, bit for bit: every size of batch
+adds the same products in the same order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread, threads
+
+LANES = 8
+"""Columns that are multiplied at once; a matrix has a multiple of these."""
+_PACK = 6
+"""Rows that lie beside each other in memory, LANES columns at a time, so that it is read from beginning to end."""
+_ROWS = {1: 6, 2: 6, 3: 3, 4: 3}
+"""Rows of a tile by its tokens: as many sums as a processor has registers for (measured). They divide _PACK."""
+_MOST_TOKENS = max(_ROWS)
+_BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048
+"""What is multiplied by all tokens before the next is read: few enough to stay in a core's cache."""
+
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_INTEGERS, _FLOATS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_F32, LANES)
+
+
+def _sum(builder: Any, vector: Any) -> Any:
+    """The sum of a vector's lanes, halves at a time."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        kind = ir.VectorType(_I32, width)
+        low, high = ir.Constant(kind, list(range(width))), ir.Constant(kind, list(range(width, 2 * width)))
+        nothing = ir.Constant(vector.type, ir.Undefined)
+        vector = builder.fadd(
+            builder.shuffle_vector(vector, nothing, low), builder.shuffle_vector(vector, nothing, high)
+        )
+    return builder.extract_element(vector, _I32(0))
+
+
+def _products(builder: Any, rows: int, tokens: int, weights: Any, inputs: Any, columns: Any, stride: Any) -> Any:
+    """The loop over columns: for each row and token the sum of their products, LANES sums each."""
+    multiply_add = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{LANES}f32"
+    )
+    before, body, after = builder.block, builder.append_basic_block("columns"), builder.append_basic_block("sums")
+    token_inputs = [builder.add(inputs, builder.mul(_I64(4 * token), stride)) for token in range(tokens)]
+    builder.branch(body)
+    builder.position_at_end(body)
+    column = builder.phi(_I64)
+    sums = [[builder.phi(_FLOATS) for _ in range(tokens)] for _ in range(rows)]
+    pack = [builder.add(weights, _I64(LANES * row)) for row in range(rows)]
+    factors = [
+        builder.sitofp(builder.load(pointer(builder, row, column, _INTEGERS, _PACK), align=1), _FLOATS) for row in pack
+    ]
+    following: list[list[Any]] = [[] for _ in range(rows)]
+    for token in range(tokens):
+        values = builder.load(pointer(builder, token_inputs[token], column, _FLOATS, 4), align=4)
+        for row in range(rows):
+            following[row].append(builder.call(multiply_add, [factors[row], values, sums[row][token]]))
+    next_column = builder.add(column, _I64(LANES))
+    column.add_incoming(_I64(0), before)
+    column.add_incoming(next_column, body)
+    for row in range(rows):
+        for token in range(tokens):
+            sums[row][token].add_incoming(ir.Constant(_FLOATS, [0.0] * LANES), before)
+            sums[row][token].add_incoming(following[row][token], body)
+    builder.cbranch(builder.icmp_signed("<", next_column, columns), body, after)
+    builder.position_at_end(after)
+    return following
+
+
+def _tile(rows: int, tokens: int) -> Any:
+    """Code that multiplies some rows by some tokens, and keeps what is summed in registers.
+
+    It takes addresses of the weights, inputs, scales and outputs of the first row and token; how many columns there
+    are, and in the whole matrix; outputs of a token; how many rows are left; and whether the columns are the first.
+    """
+
+    @intrinsic
+    def tile(  # type: ignore[no-untyped-def]
+        _, weights, inputs, scales, outputs, columns, stride, token_outputs, left, first
+    ):
+        def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+            weights, inputs, scales, outputs, columns, stride, token_outputs, left, first = given
+            products = _products(builder, rows, tokens, weights, inputs, columns, stride)
+            for row in range(rows):
+                # The last pack may have rows that the matrix does not.
+                with builder.if_then(builder.icmp_signed(">", left, _I64(row))):
+                    scale = builder.load(pointer(builder, scales, _I64(row), _F32, 4), align=4)
+                    for token in range(tokens):
+                        total = builder.fmul(_sum(builder, products[row][token]), scale)
+                        index = builder.add(builder.mul(_I64(token), token_outputs), _I64(row))
+                        place = pointer(builder, outputs, index, _F32, 4)
+                        before = builder.select(first, _F32(0.0), builder.load(place, align=4))
+                        builder.store(builder.fadd(before, total), place, align=4)
+            return _context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 8, types.boolean), code
+
+    return tile
+
+
+def _packs(rows: int, tokens: int) -> Any:
+    """Code that multiplies packs of rows by some tokens."""
+    tile = _tile(rows, tokens)
+
+    @njit(nogil=True, error_model="numpy")
+    def packs(  # type: ignore[no-untyped-def]
+        weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first
+    ):
+        for pack in range(begin, end, _PACK):
+            for row in range(pack, pack + _PACK, rows):
+                place = weights + pack * stride + LANES * (row - pack)
+                scale, output, left = scales + 4 * row, outputs + 4 * row, last - row
+                tile(place, inputs, scale, output, columns, stride, token_outputs, left, first)
+
+    return packs
+
+
+_one, _two, _three, _four = (_packs(rows, tokens) for tokens, rows in _ROWS.items())
+
+
+@compiled
+def _share(work):  # type: ignore[no-untyped-def]
+    """A thread's share of a multiplication: some of the packs."""
+    weights, scales, inputs, outputs = work[0], work[1], work[2], work[3]
+    rows, columns, tokens = work[4], work[5], work[6]
+    packs, mine, shares = (rows + _PACK - 1) // _PACK, np.int64(thread()), np.int64(threads())
+    end = packs * (mine + 1) // shares * _PACK
+    for begin in range(packs * mine // shares * _PACK, end, _BLOCK_ROWS):
+        until = min(begin + _BLOCK_ROWS, end)
+        for column in range(0, columns, _BLOCK_COLUMNS):
+            width = min(_BLOCK_COLUMNS, columns - column)
+            block, first = weights + column * _PACK, column == 0
+            for token in range(0, tokens, _MOST_TOKENS):
+                values, out = inputs + 4 * (token * columns + column), outputs + 4 * token * rows
+                left = tokens - token
+                if left >= 4:
+                    _four(block, values, scales, out, width, columns, rows, begin, until, rows, first)
+                elif left == 3:
+                    _three(block, values, scales, out, width, columns, rows, begin, until, rows, first)
+                elif left == 2:
+                    _two(block, values, scales, out, width, columns, rows, begin, until, rows, first)
+                else:
+                    _one(block, values, scales, out, width, columns, rows, begin, until, rows, first)
+
+
+def packed(integers: torch.Tensor) -> torch.Tensor:
+    """A matrix as `multiply` takes it.
+
+    Args:
+        integers: Its weights, int8, shape (outputs, inputs); inputs are a multiple of LANES.
+
+    Returns:
+        int8, shape (packs, inputs / LANES, rows of a pack, LANES).
+
+    Raises:
+        ValueError: The inputs are not.
+    """
+    outputs, inputs = integers.shape
+    if inputs % LANES:
+        raise ValueError(f"a matrix of {inputs} inputs has no whole number of {LANES}")
+    rows = torch.nn.functional.pad(integers, (0, 0, 0, -outputs % _PACK))
+    return rows.view(-1, _PACK, inputs // LANES, LANES).transpose(1, 2).contiguous()
+
+
+def multiply(tokens: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Multiply tokens by a matrix of integers.
+
+    Args:
+        tokens: float32, shape (tokens, inputs).
+        weights: As of `packed`.
+        scale: Of each output: float32, shape (outputs,).
+
+    Returns:
+        float32, shape (tokens, outputs).
+    """
+    tokens = tokens.contiguous()
+    out = torch.empty(tokens.shape[0], scale.shape[0])
+    places = [each.data_ptr() for each in (weights, scale, tokens, out)]
+    work = (ctypes.c_int64 * 7)(*places, scale.shape[0], tokens.shape[1], tokens.shape[0])
+    parallel_for(_share, work)
+    return out

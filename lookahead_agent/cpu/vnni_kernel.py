@@ -1,0 +1,317 @@
+"""Multiplying int8 by int8 on a CPU with AVX-512 VNNI, as fast as memory gives the weights.
+
+vLLM's kernel for it (oneDNN) takes a fifth to a half longer for the few tokens of a pass that writes or guesses. What
+is summed are integers, so a token's outputs do not depend on how many tokens are multiplied with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread, threads
+
+ROWS = 32
+"""Rows that lie beside each other in memory, COLUMNS columns of each at a time: two vectors of 16 sums."""
+COLUMNS = 4
+"""Columns whose products one instruction adds to a sum."""
+_MOST_TOKENS = 12
+"""In a tile: with two vectors of weights, as many sums as there are registers for."""
+_AHEAD = 4096
+"""Bytes of weights by which memory is asked ahead."""
+_SIGN = 128
+"""Added to what is multiplied with the weights, for the instruction wants it without a sign."""
+
+_Work = ctypes.c_int64 * 12
+"""What one multiplication works on: addresses and sizes."""
+
+_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_WORDS, _FLOATS, _HALVES = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16), ir.VectorType(_I16, 16)
+
+
+def is_supported() -> bool:
+    """Whether this processor has the instruction, and numba writes for this processor."""
+    if any(os.environ.get(name) for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")):
+        return False
+    found = llvmlite.binding.get_host_cpu_features()
+    # With AMX, vLLM has kernels that multiply a prompt several times as fast.
+    return found.get("avx512vnni", False) and not found.get("amx-int8", False)
+
+
+def _everywhere(builder: Any, value: Any, kind: Any) -> Any:
+    """A vector that has a value in each lane."""
+    nothing = ir.Constant(kind, ir.Undefined)
+    lanes = ir.Constant(_WORDS, [0] * 16)
+    return builder.shuffle_vector(builder.insert_element(nothing, value, _I32(0)), nothing, lanes)
+
+
+def _sums(builder: Any, tokens: int, weights: Any, inputs: Any, columns: Any) -> list[list[Any]]:
+    """The loop over columns: two vectors of 16 sums for each token."""
+    add_products = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_WORDS, [_WORDS] * 3), "llvm.x86.avx512.vpdpbusd.512"
+    )
+    prefetch = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32]), "llvm.prefetch.p0"
+    )
+    before, body, after = builder.block, builder.append_basic_block("columns"), builder.append_basic_block("sums")
+    builder.branch(body)
+    builder.position_at_end(body)
+    column = builder.phi(_I64)
+    sums = [[builder.phi(_WORDS) for _ in range(2)] for _ in range(tokens)]
+    place = builder.add(weights, builder.mul(column, _I64(ROWS)))
+    factors = []
+    for half in range(2):
+        vector = pointer(builder, place, _I64(half), _WORDS, 64)
+        factors.append(builder.load(vector, align=1))
+        ahead = builder.inttoptr(builder.add(place, _I64(_AHEAD + 64 * half)), _I8.as_pointer())
+        builder.call(prefetch, [ahead, _I32(0), _I32(3), _I32(1)])
+    following = []
+    for token in range(tokens):
+        four = builder.load(
+            pointer(builder, inputs, builder.add(builder.mul(_I64(token), columns), column), _I32, 1), align=1
+        )
+        values = _everywhere(builder, four, _WORDS)
+        following.append([builder.call(add_products, [sums[token][half], values, factors[half]]) for half in range(2)])
+    next_column = builder.add(column, _I64(COLUMNS))
+    column.add_incoming(_I64(0), before)
+    column.add_incoming(next_column, body)
+    for token in range(tokens):
+        for half in range(2):
+            sums[token][half].add_incoming(ir.Constant(_WORDS, [0] * 16), before)
+            sums[token][half].add_incoming(following[token][half], body)
+    builder.cbranch(builder.icmp_signed("<", next_column, columns), body, after)
+    builder.position_at_end(after)
+    return following
+
+
+def _as_bf16(builder: Any, floats: Any) -> Any:
+    """Floats rounded to the nearest bf16, to the even one of two."""
+    bits = builder.bitcast(floats, _WORDS)
+    high = builder.lshr(bits, ir.Constant(_WORDS, [16] * 16))
+    odd = builder.and_(high, ir.Constant(_WORDS, [1] * 16))
+    rounded = builder.add(builder.add(bits, ir.Constant(_WORDS, [0x7FFF] * 16)), odd)
+    return builder.trunc(builder.lshr(rounded, ir.Constant(_WORDS, [16] * 16)), _HALVES)
+
+
+def _tile(tokens: int) -> Any:
+    """Code that multiplies ROWS rows by some tokens.
+
+    It takes addresses: of the weights, the tokens' integers and scales, the rows' scales, what their sums are too
+    large by, and biases; of the outputs, and whether these are bf16; and how many columns and rows there are.
+    """
+
+    @intrinsic
+    def tile(  # type: ignore[no-untyped-def]
+        _, weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows
+    ):
+        def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+            weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows = given
+            sums = _sums(builder, tokens, weights, inputs, columns)
+            for half in range(2):
+                scale, too_much, bias = (
+                    builder.load(pointer(builder, base, _I64(half), kind, 64), align=4)
+                    for base, kind in ((scales, _FLOATS), (excess, _WORDS), (biases, _FLOATS))
+                )
+                for token in range(tokens):
+                    token_scale = builder.load(pointer(builder, token_scales, _I64(token), _F32, 4), align=4)
+                    exact = builder.sitofp(builder.sub(sums[token][half], too_much), _FLOATS)
+                    product = builder.fmul(exact, builder.fmul(scale, _everywhere(builder, token_scale, _FLOATS)))
+                    out = builder.fadd(product, bias)
+                    index = builder.add(builder.mul(_I64(token), rows), _I64(16 * half))
+                    with builder.if_else(halves) as (in_bf16, in_float32):
+                        with in_bf16:
+                            builder.store(_as_bf16(builder, out), pointer(builder, outputs, index, _HALVES, 2), align=2)
+                        with in_float32:
+                            builder.store(out, pointer(builder, outputs, index, _FLOATS, 4), align=4)
+            return _context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 7, types.boolean, types.int64, types.int64), code
+
+    return tile
+
+
+_one, _two, _three, _four, _six, _eight, _twelve = (_tile(tokens) for tokens in (1, 2, 3, 4, 6, 8, _MOST_TOKENS))
+
+
+@intrinsic
+def _round_token(_, values, integers, scales, columns):  # type: ignore[no-untyped-def]
+    """A token in bf16 as integers with a scale, the largest being 127 from zero: 16 columns at a time."""
+
+    def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        values, integers, scales, columns = given
+        absolute, nearest = (
+            cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOATS, [_FLOATS]), f"llvm.{name}.v16f32")
+            for name in ("fabs", "rint")
+        )
+
+        def load(column: Any) -> Any:
+            halves = builder.load(pointer(builder, values, column, _HALVES, 2), align=2)
+            return builder.bitcast(builder.shl(builder.zext(halves, _WORDS), ir.Constant(_WORDS, [16] * 16)), _FLOATS)
+
+        largest = cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, [1e-10] * 16))
+        steps = builder.udiv(columns, _I64(16))
+        with cgutils.for_range(builder, steps) as loop:
+            each = builder.call(absolute, [load(builder.mul(loop.index, _I64(16)))])
+            known = builder.load(largest)
+            builder.store(builder.select(builder.fcmp_ordered(">", each, known), each, known), largest)
+        vector = builder.load(largest)
+        most = builder.extract_element(vector, _I32(0))
+        for lane in range(1, 16):
+            other = builder.extract_element(vector, _I32(lane))
+            most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
+        builder.store(builder.fdiv(most, _F32(127.0)), pointer(builder, scales, _I64(0), _F32, 4), align=4)
+        factor = _everywhere(builder, builder.fdiv(_F32(127.0), most), _FLOATS)
+        with cgutils.for_range(builder, steps) as loop:
+            column = builder.mul(loop.index, _I64(16))
+            whole = builder.fptosi(builder.call(nearest, [builder.fmul(load(column), factor)]), _WORDS)
+            unsigned = builder.add(whole, ir.Constant(_WORDS, [_SIGN] * 16))
+            kind = ir.VectorType(_I8, 16)
+            builder.store(builder.trunc(unsigned, kind), pointer(builder, integers, column, kind, 1), align=1)
+        return _context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 4), code
+
+
+@compiled
+def _round_tokens(work):  # type: ignore[no-untyped-def]
+    """All tokens as integers."""
+    values, integers, scales, tokens, columns = work[10], work[1], work[2], work[8], work[9]
+    for token in range(tokens):
+        _round_token(values + 2 * token * columns, integers + token * columns, scales + 4 * token, columns)
+
+
+@njit(nogil=True, error_model="numpy")
+def _panel(weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows, tokens):  # type: ignore[no-untyped-def]
+    """ROWS rows by all tokens."""
+    size = 2 if halves else 4
+    token = 0
+    while token < tokens:
+        left = tokens - token
+        ints, known, out = inputs + token * columns, token_scales + 4 * token, outputs + size * token * rows
+        if left >= 12:
+            _twelve(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
+            token += 12
+        elif left >= 8:
+            _eight(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
+            token += 8
+        elif left >= 6:
+            _six(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
+            token += 6
+        elif left >= 4:
+            _four(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
+            token += 4
+        elif left == 3:
+            _three(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
+            token += 3
+        elif left == 2:
+            _two(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
+            token += 2
+        else:
+            _one(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
+            token += 1
+
+
+@compiled
+def _share(work):  # type: ignore[no-untyped-def]
+    """A thread's share of a multiplication: some of the panels."""
+    weights, inputs, token_scales, scales, excess = work[0], work[1], work[2], work[3], work[4]
+    biases, outputs, rows, tokens, columns, halves = work[5], work[6], work[7], work[8], work[9], work[11] == 1
+    size = 2 if halves else 4
+    panels, mine, shares = rows // ROWS, np.int64(thread()), np.int64(threads())
+    for panel in range(panels * mine // shares, panels * (mine + 1) // shares):
+        row = panel * ROWS
+        _panel(
+            weights + row * columns,
+            inputs,
+            token_scales,
+            scales + 4 * row,
+            excess + 4 * row,
+            biases + 4 * row,
+            outputs + size * row,
+            halves,
+            columns,
+            rows,
+            tokens,
+        )
+
+
+def fits(outputs: int, inputs: int, activations: torch.dtype, out: torch.dtype) -> bool:
+    """Whether a matrix of this shape can be multiplied, with such activations and outputs."""
+    shape = outputs % ROWS == 0 and inputs % 16 == 0
+    return shape and activations == torch.bfloat16 and out in (torch.bfloat16, torch.float32)
+
+
+def packed(integers: torch.Tensor) -> torch.Tensor:
+    """A matrix as `multiplication` takes it.
+
+    Args:
+        integers: Its weights, int8, shape (outputs, inputs), which `fits`.
+
+    Returns:
+        int8, shape (outputs / ROWS, inputs / COLUMNS, ROWS, COLUMNS).
+    """
+    outputs, inputs = integers.shape
+    return integers.view(outputs // ROWS, ROWS, inputs // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
+
+
+def multiplication(
+    integers: torch.Tensor, scale: torch.Tensor, out: torch.dtype
+) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """What multiplies tokens by a matrix.
+
+    Args:
+        integers: Its weights, int8, shape (outputs, inputs), which `fits`.
+        scale: Of each output, shape (outputs,).
+        out: Dtype of what comes out.
+
+    Returns:
+        Takes bf16 of the shape (tokens, inputs), and what is added to each output or nothing; gives the shape
+        (tokens, outputs).
+    """
+    rows, columns = integers.shape
+    weights = packed(integers)
+    # numpy adds bytes seven times as fast: a second less for each billion of weights.
+    excess = torch.from_numpy(integers.numpy().sum(axis=1, dtype=np.int32)) * _SIGN
+    scales = scale.float().contiguous()
+    nothing = torch.zeros(rows, dtype=torch.float32)
+    kept = weights, scales, excess
+    of_weights, of_scales, of_excess = (each.data_ptr() for each in kept)
+    halves = out == torch.bfloat16
+
+    def multiply(tokens: torch.Tensor, bias: torch.Tensor | None, _: object = kept) -> torch.Tensor:
+        tokens = tokens.contiguous()
+        biases = nothing if bias is None else bias.float()
+        count = tokens.shape[0]
+        # Of each token its scale, then all their integers: called a hundred times in a pass, this counts microseconds.
+        rounded = torch.empty(count * (4 + columns), dtype=torch.uint8)
+        result = torch.empty((count, rows), dtype=out)
+        place = rounded.data_ptr()
+        work = _Work(
+            of_weights,
+            place + 4 * count,
+            place,
+            of_scales,
+            of_excess,
+            biases.data_ptr(),
+            result.data_ptr(),
+            rows,
+            count,
+            columns,
+            tokens.data_ptr(),
+            halves,
+        )
+        _round_tokens.ctypes(work)
+        parallel_for(_share, work)
+        return result
+
+    return multiply

@@ -1,0 +1,349 @@
+"""The decisions of Lookahead Reasoning, without I/O: events in, actions out.
+
+The paper's algorithm (arXiv 2506.19830, section 3.1) seen as a walk down a small tree. A *node* is a prefix of the
+reply: the root is what is committed (the front), and after each node the draft may write candidates for the next step
+(w of them, the tree's width) and the target its own. With every event the machine does three things:
+
+- **decide**: a node is decided for the first candidate that the verifier accepts, and for the target's step once no
+  candidate is left: refused by the verifier, not comparable, or not written when the target's step was (waiting gains
+  nothing then: nothing was written after it). Later nodes may be decided before the front is; what was written after
+  a loser is dropped at once.
+- **commit**: decided steps are committed in order, and the front moves.
+- **fill**: nearest to the front first, up to `depth` steps ahead and `depth` x `width` nodes in all, candidates and a
+  target step are started where there are none, and a verifier for each pair that is complete.
+
+Two things are added to the paper. While the verifier thinks about the front, the target goes on after its own step,
+so that a refusal costs no time ("hedge"). And where the verifier needs no target step ("draft first", as in
+SpecReason), the target writes a step only once the draft's was refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from lookahead_agent.decoding.events import (
+    Abort,
+    Action,
+    Commit,
+    Event,
+    Fail,
+    Failed,
+    Finish,
+    Judged,
+    Refuted,
+    Reject,
+    StartDraft,
+    StartTarget,
+    StepWritten,
+    Verify,
+)
+from lookahead_agent.decoding.step import StepEnd, comparable, usable
+from lookahead_agent.decoding.tree import Candidate, Node, Source
+
+
+class _Kind(Enum):
+    DRAFT = "draft"
+    TARGET = "target"
+    VERIFIER = "verifier"
+
+
+class _Phase(Enum):
+    """Of a synchronous round."""
+
+    DRAFTING = "drafting"
+    WRITING = "writing"
+    JUDGING = "judging"
+
+
+@dataclass(frozen=True)
+class _Job:
+    kind: _Kind
+    node: Node
+    candidate: Candidate | None = None
+
+
+@dataclass
+class LookaheadScheduler:
+    """The state of one reply.
+
+    Args:
+        depth: Steps in flight at the front, γ ≥ 1; 0 for the target alone.
+        width: Candidates of the draft per position, w ≥ 1.
+        hedge: Whether the target goes on after its own step while the verifier thinks.
+        synchronous: Whether to work in rounds: γ draft steps, then all target steps at once, then all verdicts. The
+            paper's simpler variant, for study and comparison; `hedge` means nothing to it.
+        draft_first: Whether the verifier judges a draft step by itself, before the target writes any; not with
+            `synchronous`.
+        awaits_thinking: Whether the reply begins outside the region that may be speculated on, up to a step that
+            ends with `StepEnd.THINKING`.
+
+    Feed `start()` and then every event to `handle()`, and carry out the returned actions in their order. Events of
+    jobs that were aborted meanwhile may still be fed; they are ignored.
+    """
+
+    depth: int
+    width: int = 1
+    hedge: bool = True
+    synchronous: bool = False
+    draft_first: bool = False
+    awaits_thinking: bool = False
+    front: Node = field(default_factory=lambda: Node(position=0))
+    finished: bool = False
+    speculation_disabled: str | None = None
+    """Why speculation was turned off before the end: a failure's reason, None if it was not."""
+
+    def __post_init__(self) -> None:
+        self._speculating = self.depth > 0 and not self.awaits_thinking
+        self._next_job = 0
+        self._phase = _Phase.DRAFTING
+        self._jobs: dict[int, _Job] = {}
+
+    def start(self) -> list[Action]:
+        """The first actions."""
+        return self._advance([])
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event into account and return what is to be done."""
+        if self.finished or event.job not in self._jobs:
+            return []
+        actions: list[Action] = []
+        if isinstance(event, Refuted):
+            self._refuse(self._jobs[event.job].node.candidates[event.rank], actions)
+            return self._advance(actions)
+        job = self._jobs.pop(event.job)
+        node, candidate = job.node, job.candidate
+        match event, job.kind:
+            case StepWritten(number, step), _Kind.DRAFT if candidate is not None:
+                candidate.job = None
+                candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
+                # A draft that ends the reply without a word has nothing that could be judged by itself.
+                silent = self.draft_first and not step.text.strip()
+                if not usable(step) or silent or self._is_written_twice(candidate, node):
+                    self._refuse(candidate, actions)
+            case StepWritten(number, step), _Kind.TARGET:
+                node.target_job = None
+                node.target = Node(node.position + 1, node, Source.TARGET, step, number)
+            case Judged(_, accepted), _Kind.VERIFIER if candidate is not None:
+                candidate.verify_job = None
+                candidate.accepted = accepted
+            case Failed(_, reason), _Kind.TARGET:
+                self.finished = True
+                return [*(Abort(other) for other in self._jobs), Fail(reason)]
+            case Failed(_, reason), _:
+                self._stop_speculating(reason, actions)
+            case _:
+                raise ValueError(f"{event} does not fit a {job.kind.value} job")
+        return self._advance(actions)
+
+    def nodes(self) -> Iterator[Node]:
+        """The front and what is expected to follow it, up to `depth` steps in all, nearest first.
+
+        A candidate of rank r counts as r steps farther, so that the draft's first choices are followed first.
+        """
+        order = 0
+        heap = [(0, order, self.front)]
+        while heap:
+            cost, _, node = heapq.heappop(heap)
+            yield node
+            if node.position - self.front.position + 1 >= self.depth or not self._speculating:
+                continue
+            for child in node.expected:
+                if not child.ends_reply and not child.opens_action:
+                    order += 1
+                    heapq.heappush(heap, (cost + 1 + child.rank, order, child))
+
+    def _advance(self, actions: list[Action]) -> list[Action]:
+        if self._in_rounds and not self._round(actions):
+            return actions
+        self._decide(self.front, actions)
+        while not self.finished and self.front.chosen is not None:
+            self._commit(self.front.chosen, actions)
+        if self.finished:
+            return actions
+        if self._in_rounds:
+            self._round(actions)
+        else:
+            self._fill(actions)
+        return actions
+
+    # Decide
+
+    def _decide(self, node: Node, actions: list[Action]) -> None:
+        """Decide what can be decided at a node and everywhere after it."""
+        if node.chosen is None:
+            accepted = next((candidate.node for candidate in node.open_candidates if candidate.accepted), None)
+            if accepted is not None:
+                self._choose(node, accepted, actions)
+            else:
+                self._refuse_hopeless(node, actions)
+                if node.target is not None and not node.open_candidates:
+                    self._choose(node, node.target, actions)
+        for child in node.expected:
+            self._decide(child, actions)
+
+    def _refuse_hopeless(self, node: Node, actions: list[Action]) -> None:
+        target = node.target.step if node.target is not None else None
+        for candidate in node.open_candidates:
+            draft = candidate.node.step if candidate.node is not None else None
+            late = target is not None and draft is None
+            unlike = target is not None and draft is not None and not comparable(draft, target)
+            if late or unlike or candidate.accepted is False:
+                self._refuse(candidate, actions)
+
+    def _is_written_twice(self, candidate: Candidate, node: Node) -> bool:
+        """Whether another candidate already says the same: this one can gain nothing."""
+        assert candidate.node is not None
+        assert candidate.node.step is not None
+        ids = candidate.node.step.token_ids
+        others = (other.node for other in node.open_candidates if other is not candidate)
+        return any(other is not None and other.step is not None and other.step.token_ids == ids for other in others)
+
+    def _choose(self, node: Node, chosen: Node, actions: list[Action]) -> None:
+        node.chosen = chosen
+        self._abort(node.target_job, actions)
+        if node.target is not None and node.target is not chosen:
+            self._drop(node.target, actions)
+        for candidate in node.candidates:
+            if candidate.node is chosen:
+                self._abort(candidate.verify_job, actions)
+            elif not candidate.refused:
+                self._refuse(candidate, actions)
+        node.target = node.target_job = None
+        node.candidates = []
+
+    # Commit
+
+    def _commit(self, node: Node, actions: list[Action]) -> None:
+        assert node.step is not None
+        actions.append(Commit(node))
+        self.front = node
+        node.parent = None
+        if node.ends_reply:
+            self.finished = True
+            self._drop_below(node, actions)
+            actions.append(Finish(node.step.end))
+        elif node.opens_action:
+            self._speculating = self.awaits_thinking = False
+        elif node.step.end is StepEnd.THINKING and self.awaits_thinking:
+            self.awaits_thinking = False
+            self._speculating = self.depth > 0
+
+    # Fill
+
+    def _fill(self, actions: list[Action]) -> None:
+        undecided = 0
+        for node in list(self.nodes()):
+            if node.chosen is not None:
+                continue
+            undecided += 1
+            if undecided > max(1, self.depth * self.width):
+                break
+            if self._speculating:
+                self._start_drafts(node, actions)
+            if not self.draft_first or not node.open_candidates:
+                self._start_target(node, actions)
+            if self._speculating:
+                self._start_verifiers(node, actions)
+        own = self.front.target
+        if self.hedge and own is not None and not own.ends_reply:
+            self._start_target(own, actions)
+
+    def _start_target(self, node: Node, actions: list[Action]) -> None:
+        if node.target is None and node.target_job is None:
+            node.target_job = self._start(_Job(_Kind.TARGET, node))
+            actions.append(StartTarget(node.target_job, node, live=not self._speculating))
+
+    def _start_drafts(self, node: Node, actions: list[Action]) -> None:
+        if node.closed or node.candidates:
+            return
+        for rank in range(self.width):
+            candidate = Candidate(rank)
+            candidate.job = self._start(_Job(_Kind.DRAFT, node, candidate))
+            node.candidates.append(candidate)
+            actions.append(StartDraft(candidate.job, node, rank))
+
+    def _start_verifiers(self, node: Node, actions: list[Action]) -> None:
+        if node.target is None and not self.draft_first:
+            return
+        for candidate in node.open_candidates:
+            if candidate.node is not None and candidate.accepted is None and candidate.verify_job is None:
+                candidate.verify_job = self._start(_Job(_Kind.VERIFIER, node, candidate))
+                actions.append(Verify(candidate.verify_job, candidate.node, node.target))
+
+    # Synchronous rounds
+
+    @property
+    def _in_rounds(self) -> bool:
+        return self.synchronous and self._speculating
+
+    def _round(self, actions: list[Action]) -> bool:
+        """Go on with a round; True once everything in it is written and judged."""
+        nodes = [node for node in self.nodes() if node.chosen is None][: self.depth * self.width]
+        if self._phase is _Phase.DRAFTING:
+            for node in nodes:
+                # The last draft steps are only compared, so they are written beside the target's.
+                if node.position - self.front.position + 1 < self.depth:
+                    self._start_drafts(node, actions)
+            if self._jobs:
+                return False
+            self._phase = _Phase.WRITING
+            for node in nodes:
+                self._start_drafts(node, actions)
+                self._start_target(node, actions)
+        if self._jobs:
+            return False
+        if self._phase is _Phase.WRITING:
+            self._phase = _Phase.JUDGING
+            for node in nodes:
+                self._refuse_hopeless(node, actions)
+                self._start_verifiers(node, actions)
+        if self._jobs:
+            return False
+        self._phase = _Phase.DRAFTING
+        return True
+
+    # What is dropped
+
+    def _stop_speculating(self, reason: str, actions: list[Action]) -> None:
+        """Forget everything but the target's own steps from the front."""
+        self._speculating = False
+        self.speculation_disabled = reason
+        self.front.closed = True
+        for candidate in self.front.open_candidates:
+            self._refuse(candidate, actions)
+
+    def _refuse(self, candidate: Candidate, actions: list[Action]) -> None:
+        """Drop a candidate and what was written after it, for good."""
+        if candidate.refused:
+            return
+        candidate.refused = True
+        self._abort(candidate.job, actions)
+        self._abort(candidate.verify_job, actions)
+        if candidate.node is not None:
+            self._drop(candidate.node, actions)
+        candidate.job = candidate.verify_job = None
+
+    def _drop(self, node: Node, actions: list[Action]) -> None:
+        actions.append(Reject(node.job))
+        self._drop_below(node, actions)
+
+    def _drop_below(self, node: Node, actions: list[Action]) -> None:
+        self._abort(node.target_job, actions)
+        for candidate in node.candidates:
+            self._refuse(candidate, actions)
+        for child in (node.target, node.chosen):
+            if child is not None:
+                self._drop(child, actions)
+        node.target = node.target_job = node.chosen = None
+
+    def _start(self, job: _Job) -> int:
+        self._next_job += 1
+        self._jobs[self._next_job] = job
+        return self._next_job
+
+    def _abort(self, number: int | None, actions: list[Action]) -> None:
+        if number is not None and self._jobs.pop(number, None) is not None:
+            actions.append(Abort(number))

@@ -1,0 +1,114 @@
+"""Which tokens a target with a shared draft is to guess, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lookahead_agent.engines.pass_costs import cost_at
+from lookahead_agent.engines.shared_draft import Ids, ReadLine
+
+SURE = 4
+"""Tokens that must agree with a line where it should be, or elsewhere in it, for its next ones to be guessed freely."""
+LEAST = 2
+"""Tokens that must agree elsewhere in a line: one is met everywhere."""
+
+
+def propose(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
+    """The tokens that most likely follow, as far as one of the lines knows.
+
+    A line that goes on from just here is believed. Where the target has left every line, the place in them is looked
+    for that its last words were met at: the more words, the more is guessed.
+
+    Args:
+        written: Prompt and reply so far, shape (n,).
+        lines: The reply's.
+        most: Tokens to guess at most.
+
+    Returns:
+        Guesses, at most `most`; none if no line knows more.
+    """
+    found: list[int] = []
+    for line in lines:
+        at = len(written) - line.origin
+        if 0 < at <= len(line.token_ids) and _agree(written, line.token_ids[:at]):
+            ahead = line.token_ids[at : at + most]
+            if len(ahead) >= len(found):
+                found = ahead.tolist()
+    if found:
+        return found
+    return _met_again(written, lines, most)
+
+
+def _agree(written: Ids, known: Ids) -> bool:
+    length = min(SURE, len(known))
+    return bool(np.array_equal(written[len(written) - length :], known[len(known) - length :]))
+
+
+def _met_again(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
+    best: tuple[int, float] = (LEAST - 1, 0.0)
+    found: list[int] = []
+    for line in lines:
+        tokens = line.token_ids
+        if len(tokens) <= LEAST or len(written) < LEAST:
+            continue
+        # Ends (exclusive) of places where the last token was met and something follows.
+        ends = np.flatnonzero(tokens[:-1] == written[-1]) + 1
+        for end in ends.tolist():
+            agreed = 1
+            while agreed < SURE and agreed < end and tokens[end - 1 - agreed] == written[-1 - agreed]:
+                agreed += 1
+            near = -abs(end - (len(written) - line.origin))
+            if (agreed, near) > best and agreed >= LEAST:
+                best = agreed, near
+                found = tokens[end : end + min(most, 2 * agreed)].tolist()
+    return found
+
+
+class DraftLength:
+    """How many tokens to guess for each reply: as many as pay, by what passes cost and what was guessed right.
+
+    Of k guesses that are each right with probability p, a pass gains (1-p^(k+1))/(1-p) tokens and costs what a batch of
+    k+1 tokens for each reply costs. So the number falls as more replies are written at once, and where little is
+    guessed right.
+
+    Args:
+        most: Guesses for one reply at most.
+        costs: Seconds of a pass by its number of tokens, in any unit; sizes between are read from a straight line.
+    """
+
+    _MEMORY = 64.0
+    """Guesses that are remembered: older ones fade."""
+    _TRY_AGAIN = 24
+    """Passes without guesses after which one is tried again: what follows may be easier."""
+
+    def __init__(self, most: int, costs: Mapping[int, float]) -> None:
+        self._most = most
+        self._costs = dict(costs)
+        self._right, self._wrong = 0.8 * 8, 0.2 * 8  # what is assumed before anything is known
+        self._without = 0
+
+    @property
+    def right(self) -> float:
+        """Share of guesses that were right, of those that were looked at."""
+        return self._right / (self._right + self._wrong)
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        """Take in what became of one reply's guesses: those after the first wrong one were not looked at."""
+        if not proposed:
+            return
+        fade = 1 - (accepted + 1) / self._MEMORY
+        self._right = self._right * fade + accepted
+        self._wrong = self._wrong * fade + (accepted < proposed)
+
+    def best(self, replies: int) -> int:
+        """Guesses for each of so many replies at once; 0 if none pay, but for a try now and then."""
+        p = min(self.right, 0.999)
+        gains = [
+            (1 - p ** (count + 1)) / (1 - p) / cost_at(self._costs, replies * (count + 1))
+            for count in range(self._most + 1)
+        ]
+        count = int(np.argmax(gains))
+        self._without = 0 if count or self._without >= self._TRY_AGAIN else self._without + 1
+        return count or (1 if self._without == self._TRY_AGAIN else 0)

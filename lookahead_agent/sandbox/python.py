@@ -1,0 +1,242 @@
+"""Python code that somebody else wrote, run behind a boundary."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import resource
+import shutil
+import sys
+import sysconfig
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+from lookahead_agent.errors import ConfigurationError, IsolationError
+from lookahead_agent.sandbox import folders
+from lookahead_agent.sandbox.backends import Isolation, choose
+from lookahead_agent.sandbox.cgroup import limited
+from lookahead_agent.sandbox.child import Finished, program_text, run_child
+from lookahead_agent.sandbox.seccomp import system_call_filter
+from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_BOUNDARY, other_users
+
+_INSIDE = "/own"
+_LARGEST_FILE = 16 << 20
+_THREADS = 64
+_KERNEL_MEMORY = 64 << 20
+"""Bytes that the kernel may need for a run, where a cgroup counts them."""
+# Beside Python's own: what its extension modules are linked with, and the time zones.
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+
+@dataclass(frozen=True)
+class PythonLimits:
+    """What code may use.
+
+    Attributes:
+        seconds: Wall-clock time, Python's start included.
+        memory: Address space in bytes.
+        output: Bytes of what it prints.
+        files: Bytes that its files may come to. They are in memory, beside `memory`. Behind "landlock" it has none, and
+            with "none" those on disk in its own folder count.
+
+    Raises:
+        ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
+    """
+
+    seconds: float = 10
+    memory: int = 512 << 20
+    output: int = 10_000
+    files: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not (0 < self.seconds < math.inf and self.memory > 0 and self.output >= 0 and self.files >= 0):
+            raise ConfigurationError(f"seconds and memory have to be above 0, and output and files not below: {self}")
+
+
+class _Plan(TypedDict):
+    """What `inside.py` is told."""
+
+    isolation: Isolation
+    agent: int
+    cgroup: int | None
+    readable: list[str]
+    folder: str
+    inside: str
+    seconds: float
+    memory: int
+    file: int
+    files: int
+    threads: int
+    filter: str
+
+
+def run_isolated(code: str, limits: PythonLimits | None = None, isolation: Isolation = "auto") -> str:
+    """Run code, and return what it prints on both streams.
+
+    Args:
+        code: Python. It has the standard library, no arguments, and an empty folder to write to; behind "landlock" it
+            can write no files.
+        limits: What it may use.
+        isolation: What stands between it and this machine, see `Isolation`.
+
+    Raises:
+        ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
+        IsolationError: There is no such boundary here, or no process could be started.
+    """
+    limits = limits or PythonLimits()
+    finished = start(code, limits, choose(isolation))
+    output = finished.output.decode(errors="replace")
+    problem = {
+        "time": f"the code took more than {limits.seconds:g} s",
+        "output": f"the code printed more than {limits.output} bytes",
+        "files": f"the code wrote more than {limits.files} bytes",
+        None: None,
+    }[finished.stopped]
+    if problem is None and finished.status != 0:
+        failed = 0 < finished.status < 128
+        problem = "the code failed" if failed else "the code used more than it may and was stopped"
+        if finished.status == NO_BOUNDARY:
+            problem = "the boundary could not be made"
+    if problem is not None:
+        raise ValueError(f"{problem}:\n{output}" if output else problem)
+    return output
+
+
+def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
+    """Run code behind a boundary that is known to be one.
+
+    Args:
+        code: Python.
+        limits: What it may use.
+        isolation: Not "auto".
+
+    Raises:
+        IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
+    """
+    try:
+        with ExitStack() as stack:
+            folder = "/"
+            if isolation in ("namespaces", "none"):  # to mount the new root at, or to run in
+                folder = os.path.realpath(tempfile.mkdtemp(prefix="isolated-"))
+                stack.callback(_remove, Path(folder))
+            cgroup = None
+            if isolation != "none":
+                cgroup = stack.enter_context(limited(limits.memory + limits.files + _KERNEL_MEMORY))
+            return _run(code, limits, isolation, folder, cgroup)
+    except OSError as error:
+        raise IsolationError(f"the code could not be run: {error}") from error
+
+
+def _remove(folder: Path) -> None:
+    with suppress(FileNotFoundError):  # without a boundary, the code may have removed it
+        folders.remove(folder)
+
+
+def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgroup: int | None) -> Finished:
+    home = {"none": folder, "landlock": "/"}.get(isolation, _INSIDE)
+    plan = _Plan(
+        isolation=isolation,
+        agent=os.getpid(),
+        cgroup=cgroup,
+        readable=list(_readable()),
+        folder=folder,
+        inside=home,
+        seconds=limits.seconds,
+        memory=limits.memory,
+        file=min(_LARGEST_FILE, limits.files),
+        files=limits.files,
+        threads=_threads(isolation),
+        filter=_filter(isolation),
+    )
+    finished = run_child(
+        [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
+        code.encode(errors="replace"),
+        seconds=limits.seconds,
+        output=len(BEGUN) + limits.output,
+        environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
+        folder=Path(folder) if isolation == "none" else Path("/"),
+        files=limits.files if isolation == "none" else None,
+        descriptors=() if cgroup is None else (cgroup,),
+    )
+    if not finished.output.startswith(BEGUN):
+        return finished
+    # An exit status is the code's own choice: that the boundary could not be made is ours to say.
+    status = 1 if finished.status == NO_BOUNDARY else finished.status
+    return replace(finished, output=finished.output.removeprefix(BEGUN), status=status)
+
+
+def _bubblewrap(plan: _Plan) -> list[str]:
+    """The beginning of the command, for that boundary."""
+    if plan["isolation"] != "bubblewrap":
+        return []
+    program = shutil.which("bwrap")
+    if program is None:
+        raise IsolationError("bwrap is not installed any more")
+    kept = ["CAP_SYS_ADMIN"]
+    who = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if other_users():
+        # It becomes a user of its own: the kernel counts no threads of root, whatever root is called inside.
+        kept += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]
+    else:
+        who += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    who += ["--hostname", HOST.decode(), "--die-with-parent"]
+    bound = [("--ro-bind", path) for path in plan["readable"]]
+    bound += [("--dev-bind", path) for path in ("/dev/null", "/dev/urandom")]
+    # By itself, bwrap makes folders above them that are closed to others.
+    there = [word for kind, path in bound for word in ("--dir", os.path.dirname(path), kind, path, path)]
+    # It mounts the folder itself, for bwrap sets no limit to the number of files, and then gives that up.
+    own = ["--dir", plan["inside"], "--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name))]
+    return [program, *who, *there, *own, "--remount-ro", "/", "--"]
+
+
+def _filter(isolation: Isolation) -> str:
+    """The filter of system calls, in base64; "" for none."""
+    if isolation == "none":
+        return ""
+    program = system_call_filter(landlock=isolation == "landlock")
+    if program is None:
+        raise IsolationError(
+            "system calls are known here for x86_64 and aarch64 only: isolation='none' is what is left"
+        )
+    return base64.b64encode(program).decode()
+
+
+def _threads(isolation: Isolation) -> int:
+    """How many threads the user who runs the code may have, for the kernel counts by user."""
+    if isolation == "none":
+        return resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if isolation != "landlock" or os.geteuid() == 0:
+        return _THREADS  # a user of its own
+    user = os.geteuid()
+    others = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = dict(line.split(":", 1) for line in status.read_text(errors="replace").split("\n") if ":" in line)
+            others += int(fields["Threads"]) if int(fields["Uid"].split()[0]) == user else 0
+    return _THREADS + others
+
+
+@cache
+def _interpreter() -> str:
+    """The interpreter that virtual environments stand on, without their packages."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@cache
+def _readable() -> tuple[str, ...]:
+    """What a Python program needs to read: existing paths, none inside of another."""
+    base = os.path.realpath(sys.base_prefix)
+    candidates = [_interpreter(), os.path.realpath(sysconfig.get_path("stdlib")), *_SYSTEM]
+    if base != "/usr":
+        candidates.append(os.path.join(base, "lib"))
+    found: list[str] = []
+    for path in sorted(dict.fromkeys(candidates), key=len):
+        if os.path.exists(path) and not any(path == kept or path.startswith(kept + os.sep) for kept in found):
+            found.append(path)
+    return tuple(found)

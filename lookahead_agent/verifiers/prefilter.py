@@ -1,0 +1,41 @@
+"""Checks before any model is asked: the same text means the same, different results and false arithmetic do not."""
+
+from __future__ import annotations
+
+from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict, Verifier
+from lookahead_agent.verifiers.arithmetic import false_only_in
+from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
+from lookahead_agent.verifiers.results import different_results
+
+
+def rejected_unasked(draft: str, target: str) -> str | None:
+    """Why a pair of steps is rejected before any model is asked; None: it is not."""
+    return different_results(draft, target) or ("false arithmetic" if false_only_in(draft, target) else None)
+
+
+class PrefilterVerifier:
+    """Accepts equal texts, rejects pairs with different results or false arithmetic, and leaves the others.
+
+    A small judge is far too lenient about numbers, and an embedding hardly sees them.
+
+    Args:
+        verifier: Decides about what is left.
+        same_results: Whether numbers, units and equations are compared, and the draft's arithmetic checked.
+    """
+
+    def __init__(self, verifier: Verifier, *, same_results: bool = True) -> None:
+        self._verifier = verifier
+        self._same_results = same_results
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        """Judge one pair."""
+        if pair.same_text:
+            return Verdict(True, "same text")
+        draft, target = pair.draft.text.strip(), pair.target.text.strip()
+        if self._same_results and (reason := rejected_unasked(draft, target)) is not None:
+            return Verdict(False, reason)
+        return await self._verifier.verify(pair)
+
+    def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
+        """Whether the target's step has a number that the draft's complete step has not."""
+        return self._same_results and draft.complete and not numbers_so_far(target.text) <= numbers(draft.text)

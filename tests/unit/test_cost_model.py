@@ -1,0 +1,381 @@
+"""What things cost, and which way of writing is predicted to be fastest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.bench.plots import as_svg
+from lookahead_agent.bench.problems import Problem
+from lookahead_agent.cli import estimate as estimate_command
+from lookahead_agent.cost_model import estimator
+from lookahead_agent.cost_model.break_even_map import MeasuredPoint, break_even_map, picture
+from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
+from lookahead_agent.cost_model.estimator import Acceptance, best_settings
+from lookahead_agent.cost_model.measuring import measure_acceptance
+from lookahead_agent.cost_model.pair import Pair as PairOfModels
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.progress import LogProgress
+from lookahead_agent.runtime.engine_selection import EngineSetup
+from lookahead_agent.theory.formulas import shared_draft_speedup
+from tests.unit.chat import replying, scripted_engines
+from tests.unit.test_cli import run
+
+EVERY = {name: getattr(estimator, name) for name in ("DEPTHS", "TOKEN_DEPTHS", "SHARED_DRAFT_DEPTHS")}
+
+
+@pytest.fixture(autouse=True)
+def _fewer_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings in coarse().items():
+        monkeypatch.setattr(estimator, name, settings)
+
+
+@pytest.fixture
+def every_setting(_fewer_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings in EVERY.items():
+        monkeypatch.setattr(estimator, name, settings)
+
+
+def coarse() -> dict[str, tuple[int, ...]]:
+    """The smallest and the largest of each: a fifth of the work."""
+    return {name: (settings[0], settings[-1]) for name, settings in EVERY.items()}
+
+
+class MeteredEngine:
+    """Takes 10 ms a token alone, and 2 ms more for each other reply, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.tokenizer = ScriptedTokenizer()
+        self.tokenizer.encode("some words to have tokens")
+        self.context_length = 512
+        self.healthy = True
+        self.in_flight = 0
+        self.now = 0.0
+        self.most = 0
+        self._turn = asyncio.Event()
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        assert len(prompt_ids) + sampling.max_tokens <= self.context_length
+        assert sampling.allowed_token_ids
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            await asyncio.sleep(0)
+            for number in range(sampling.max_tokens):
+                # All replies of a batch get their next token at the same time.
+                self.now += (0.010 + 0.002 * (self.in_flight - 1)) / self.in_flight
+                yield Delta(sampling.allowed_token_ids, None, "length" if number + 1 == sampling.max_tokens else None)
+                await asyncio.sleep(0)
+        finally:
+            self.in_flight -= 1
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+async def test_costs_are_measured_per_token_of_each_reply() -> None:
+    engine = MeteredEngine()
+    costs = await measure(engine, (1, 2, 4), now=lambda: engine.now)
+    assert engine.most == 4
+    assert engine.in_flight == 0
+    assert costs.seconds[1] == pytest.approx(0.010, rel=0.02)
+    assert costs.seconds[2] == pytest.approx(0.012, rel=0.1)
+    assert costs.seconds[4] == pytest.approx(0.016, rel=0.1)
+
+
+async def test_another_engine_writes_meanwhile_and_stops() -> None:
+    engine, other = MeteredEngine(), MeteredEngine()
+    await measure(engine, (1,), beside=other, now=lambda: engine.now)
+    assert other.most == 1
+    assert other.in_flight == 0
+
+
+async def test_a_context_that_is_too_short() -> None:
+    engine = MeteredEngine()
+    engine.context_length = 10
+    with pytest.raises(ConfigurationError, match="10 tokens is too short"):
+        await measure(engine)
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    costs = BatchCosts(seconds={1: 0.1, 3: 0.12, 7: 0.24})
+    assert costs.at(1) == 0.1
+    assert costs.at(2) == pytest.approx(0.11)
+    assert costs.at(5) == pytest.approx(0.18)
+    assert costs.at(11) == pytest.approx(0.36)
+    assert costs.free_batch(0.25) == 3
+    assert BatchCosts(seconds={1: 0.1}).at(9) == 0.1
+    with pytest.raises(ValueError, match="begin with a batch of 1"):
+        BatchCosts(seconds={2: 0.1})
+
+
+def flat(seconds: float) -> BatchCosts:
+    return BatchCosts(seconds={1: seconds, 16: seconds})
+
+
+FREE = MachineCosts(target=flat(0.1), beside=flat(0.1), draft=flat(0.01), draft_alone=flat(0.01))
+"""Batches cost nothing, and neither engine slows the other down: the paper's assumptions."""
+
+SMALL = MachineCosts(
+    target=BatchCosts(seconds={1: 0.12, 4: 0.14, 8: 0.2, 16: 0.35}),
+    beside=BatchCosts(seconds={1: 0.21, 4: 0.25, 8: 0.4, 16: 0.7}),
+    draft=BatchCosts(seconds={1: 0.07, 4: 0.08, 8: 0.12, 16: 0.2}),
+    draft_alone=BatchCosts(seconds={1: 0.04, 16: 0.1}),
+)
+"""Two cores: the target loses one of them to the draft."""
+
+
+@pytest.mark.usefixtures("every_setting")
+def test_under_the_papers_assumptions_both_levels_win() -> None:
+    best = best_settings(FREE, Acceptance(0.8, 0.7))
+    assert best[0].mode == "lr+sd"
+    by_mode = {setting.mode: setting for setting in best}
+    assert by_mode["off"].speedup == 1
+    assert by_mode["lr"].speedup > 2.5
+    assert by_mode["lr"].depth >= 4
+
+
+@pytest.mark.usefixtures("every_setting")
+def test_on_two_cores_token_level_speculation_wins() -> None:
+    by_mode = {setting.mode: setting for setting in best_settings(SMALL, Acceptance(0.6, 0.8))}
+    assert by_mode["sd"].speedup > 1.3
+    assert by_mode["lr"].speedup < 1
+    assert max(by_mode.values(), key=lambda setting: setting.speedup).mode == "sd"
+
+
+def test_a_shared_draft_pays_where_the_draft_costs_it_nothing() -> None:
+    free = {setting.mode: setting for setting in best_settings(FREE, Acceptance(0.0, 0.8))}
+    assert free["shared_draft"].speedup > free["sd"].speedup > 1
+    assert free["shared_draft"].speedup <= shared_draft_speedup(0.8, FREE.c)
+    assert free["lr+shared_draft"].speedup <= 1.05 * free["shared_draft"].speedup, "no step is accepted"
+    small = {setting.mode: setting for setting in best_settings(SMALL, Acceptance(0.0, 0.8))}
+    assert small["shared_draft"].speedup < small["sd"].speedup, "a core for the draft is missing to the target"
+    paraphrased = {setting.mode: setting.speedup for setting in best_settings(FREE, Acceptance(0.9, 0.3))}
+    assert paraphrased["lr+shared_draft"] > 1.5 * paraphrased["shared_draft"]
+
+
+def test_borders_say_which_way_is_fastest_where() -> None:
+    cells = {(cell.steps, cell.tokens): cell for cell in break_even_map(FREE, [0.2], [0.0, 1.0])}
+    assert cells[0.0, 0.0].mode == "off"
+    assert cells[0.0, 1.0].mode == "shared_draft"
+    assert cells[1.0, 0.0].mode == "lr"
+    assert cells[0.0, 0.0].speedup == 1
+    assert cells[0.0, 1.0].speedup == pytest.approx(5, rel=0.05), "no guided target is faster than its draft"
+    drawn = as_svg(picture(list(cells.values()), [MeasuredPoint(0.5, 0.5, 0.25, "a pair")]))
+    assert "<svg" in drawn
+    assert len(drawn) > 5000
+
+
+def test_guesses_that_cost_nothing_are_worth_more() -> None:
+    acceptance = Acceptance(0.6, 0.6)
+    ngram = {setting.mode: setting.speedup for setting in best_settings(SMALL, acceptance, tokens_by="ngram")}
+    drafted = {setting.mode: setting.speedup for setting in best_settings(SMALL, acceptance)}
+    assert ngram["sd"] > drafted["sd"]
+
+
+def test_slow_verdicts_cost_speed() -> None:
+    quick, slow = (
+        next(
+            setting.speedup
+            for setting in best_settings(FREE, Acceptance(0.8, 0.0, 40, seconds))
+            if setting.mode == "lr"
+        )
+        for seconds in (0.0, 3.0)
+    )
+    assert slow < quick
+
+
+@pytest.mark.parametrize("token_alpha", [0.0, 0.7])
+def test_more_tokens_that_are_accepted_are_never_slower(token_alpha: float) -> None:
+    less, more = (
+        {setting.mode: setting.speedup for setting in best_settings(FREE, Acceptance(0.0, accepted))}
+        for accepted in (token_alpha, token_alpha + 0.1)
+    )
+    assert more["sd"] >= less["sd"] - 1e-9
+    assert less["lr"] <= 1.05, "no step is accepted"
+
+
+def test_acceptance_that_cannot_be() -> None:
+    for fields in ((1.5, 0.5), (0.5, -0.1), (0.5, 0.5, 0.2), (0.5, 0.5, 40, -1)):
+        with pytest.raises(ConfigurationError):
+            Acceptance(*fields)
+
+
+def test_acceptance_is_measured_on_problems() -> None:
+    engines = scripted_engines(lambda _: "One.\n\nTwo.\n\nThree.")
+    tokenizer = engines.target.tokenizer
+    assert isinstance(tokenizer, ScriptedTokenizer)
+    sure = {"One": -0.1, "Two": -0.6, "Three": -0.8}  # the last has less than half
+    engines.draft = ScriptedEngine(tokenizer, replying(lambda _: "One.\n\nTwo.\n\nThree."), logprobs=sure)
+    llm = ChatLookahead(engines=engines, policy="balanced", streaming=True, return_token_ids=True)
+    reply = llm.invoke("What?").response_metadata["token_ids"]
+    found = measure_acceptance(llm, [Problem("a", "What?", None), Problem("b", "Which?", None)])
+    assert found.steps == 1
+    assert found.tokens == pytest.approx(2 / len(reply))
+    assert found.step_tokens == pytest.approx(len(reply) / 3)
+    assert found.verifier >= 0
+
+
+def test_the_command_reads_costs_that_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(SMALL.model_dump_json())
+    arguments = ["estimate", "--costs", str(file), "--alpha", "0.6", "--token-alpha", "0.8"]
+    assert run(*arguments, "--json", monkeypatch=monkeypatch) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["settings"][0]["mode"] == "sd"
+    assert result["c"] == pytest.approx(1 / 3)
+    assert run(*arguments, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "--token-speculation draft_model" in said
+    assert "c = 0.33" in said
+
+
+def test_the_command_measures_and_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def measured(model: str, draft: str | None, **options: Any) -> MachineCosts:
+        asked.append({"model": model, "draft": draft, **options})
+        return FREE
+
+    monkeypatch.setattr(estimate_command, "measure_machine", measured)
+    file = tmp_path / "deep" / "costs.json"
+    arguments = ["estimate", "--dummy-weights", "--alpha", "0.6", "--token-alpha", "0.8", "--costs", str(file)]
+    for _ in range(2):
+        assert run(*arguments, "--engine-arg", "max_model_len=2048", monkeypatch=monkeypatch) == 0
+    assert len(asked) == 1, "the second time from the file"
+    assert asked[0]["dummy_weights"] is True
+    assert asked[0]["engine_args"] == {"max_model_len": 2048}
+    assert MachineCosts.model_validate_json(file.read_text()) == FREE
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("given", "dummy", "kernels"),
+    [
+        (("auto", "auto"), False, ["int8", "bf16"]),
+        (("fp32", "auto"), False, ["fp32", "bf16"]),
+        (("fp32", "fp32"), False, ["fp32", "fp32"]),
+        ((None, None), False, [None, None]),
+        (("auto", "auto"), True, [None, None]),
+    ],
+)
+def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
+    given: tuple[Any, Any], dummy: bool, kernels: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str | None] = []
+
+    def taking(folder: Path, kernel: str | None, progress: Any) -> tuple[Path, dict[str, Any]]:
+        taken.append(kernel)
+        return folder, {}
+
+    chosen = EngineSetup(None, None, precision={"target": "int8", "draft": "bf16"})
+    for name, stand_in in {
+        "require_vllm": lambda: None,
+        "fetch": lambda facts, _: Path(facts.name),
+        "fetch_tokenizer": lambda facts, _: Path(facts.name),
+        "arrange": lambda *_: chosen,
+        "as_precision": taking,
+    }.items():
+        monkeypatch.setattr(f"lookahead_agent.cost_model.pair.{name}", stand_in)
+    pair = PairOfModels(
+        "qwen2.5-coder-1.5b",
+        None,
+        dummy_weights=dummy,
+        engine_args={},
+        draft_engine_args={},
+        precision=given[0],
+        draft_precision=given[1],
+        progress=LogProgress(),
+    )
+    assert taken == kernels
+    assert list(pair.precision.values()) == [kernel for kernel in kernels if kernel is not None]
+
+
+def test_points_measured_elsewhere_are_in_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[MeasuredPoint] = []
+
+    def draw(cells: Any, points: Any) -> Any:
+        drawn.extend(points)
+        return picture(cells, points)
+
+    monkeypatch.setattr(
+        estimate_command, "find_break_even_map", lambda costs, *_: break_even_map(costs, [0.3], [0.0, 1.0])
+    )
+    monkeypatch.setattr(estimate_command, "picture", draw)
+    costs, file = tmp_path / "costs.json", tmp_path / "borders.svg"
+    costs.write_text(SMALL.model_dump_json())
+    arguments = [
+        "estimate",
+        "--costs",
+        str(costs),
+        "--alpha",
+        "0.6",
+        "--token-alpha",
+        "0.8",
+        "--break-even-map",
+        str(file),
+    ]
+    assert run(*arguments, "--point", "a=b=0.4,0.7", monkeypatch=monkeypatch) == 0
+    assert [(point.label, point.steps, point.tokens) for point in drawn] == [
+        ("this pair, c = 0.33", 0.6, 0.8),
+        ("a=b", 0.4, 0.7),
+    ]
+    assert file.read_text().startswith("<svg")
+    capsys.readouterr()
+
+
+def test_acceptance_is_measured_at_the_temperature_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def chat(**fields: Any) -> ChatLookahead:
+        asked.append(fields)
+        return ChatLookahead(engines=scripted_engines(lambda _: "One."), temperature=fields["temperature"])
+
+    monkeypatch.setattr(estimate_command.options, "chat_model", chat)
+    monkeypatch.setattr(estimate_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
+    costs = tmp_path / "costs.json"
+    costs.write_text(SMALL.model_dump_json())
+    assert run("estimate", "--costs", str(costs), "--temperature", "0.7", monkeypatch=monkeypatch) == 0
+    assert [fields["temperature"] for fields in asked] == [0.7]
+    assert all(fields["policy"].forces_speculation for fields in asked), "or the draft would have no engine to be asked"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dummy-weights"], "--alpha"),
+        (["--dummy-weights", "--alpha", "0.5"], "--token-alpha"),
+        (["--alpha", "2"], "--alpha"),
+        (["--token-speculation", "guess"], "draft_model"),
+        (["--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--point", "sampled=0.4,0.7"], "--break-even-map"),
+        (["--break-even-map", "b.svg", "--point", "sampled=0.4"], "NAME=STEPS,TOKENS"),
+        (["--break-even-map", "b.svg", "--point", "sampled=0.4,1.7"], "NAME=STEPS,TOKENS"),
+        (["--break-even-map", "b.svg", "--point", "0.4,0.7"], "has no name"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--policy", "off"], "accepts no step"),
+        (["--costs", __file__, "--alpha", "0.5", "--token-alpha", "0.5"], "no measured costs"),
+    ],
+)
+def test_plans_that_cannot_be(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("estimate", *arguments, monkeypatch=monkeypatch) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")

@@ -1,0 +1,695 @@
+"""Code that means harm, behind each boundary that this machine has."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.sandbox import (
+    Isolation,
+    IsolationError,
+    PythonLimits,
+    available,
+    backends,
+    cgroup,
+    choose,
+    folders,
+    run_isolated,
+)
+from lookahead_agent.sandbox.seccomp import system_call_filter
+from tests.unit.escapes import ESCAPES, EXHAUSTIONS
+from tools import python_code
+from tools.python_code import make_python_tool, python
+
+BOUNDARIES: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
+SHORT = PythonLimits(seconds=2, memory=256 << 20, output=2000, files=16 << 20)
+SHORTER = replace(SHORT, seconds=0.5)
+UNTIL_IT_IS_ENDED = {
+    "for ever", "sleep", "sleep without output", "ignore all signals", "a fifo that nobody reads",
+    "locks that nobody opens", "numbers that grow", "a regular expression", "a stack without end", "threads",
+    "small threads",
+}  # fmt: skip
+
+
+REAL = (
+    "read its attributes", "where a link leads",
+    "read a file", "read it by way of folders above", "read it over a symbolic link", "list the folder",
+    "read it with the C library", "start a program", "start Python again", "start a shell", "become a program",
+    "spawn", "fork", "clone", "send a datagram", "connect to an abstract socket", "open by handle",
+    "outlive the agent", "a user namespace", "read a process's environment",
+    "send a descriptor over a pair's datagrams", "send over a pair's datagrams", "send over a pair's packets",
+    "descriptors in flight", "bytes out of band", "greater buffers of a pair", "hold up who writes to the library",
+    "lock the library", "lock the library by descriptor", "watch the library", "be told of changes",
+    "have others signalled", "have others signalled by ioctl", "drop the library from memory",
+    "write out all disks", "be dumped", "great pages again", "memory that is left to one page of it",
+    "memory in a descriptor", "memory in pipes", "files in pipes", "files sent to pipes", "pipes in pipes",
+    "greater pipes", "timers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What code must not reach."""
+
+    secret: Path
+    open: Path
+    port: int
+    datagrams: socket.socket
+    victim: psutil.Process
+    listener: socket.socket
+    mode: int
+    nice: int
+
+    def places(self) -> dict[str, object]:
+        """What the texts of `ESCAPES` name."""
+        return {
+            "secret": self.secret,
+            "open": self.open,
+            "link": self.secret.with_name("link"),
+            "port": self.port,
+            "socket": self.datagrams.getsockname(),
+            "victim": self.victim.pid,
+            "agent": os.getpid(),
+        }
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[Outside]:
+    # Not below pytest's folder, which is closed to others: the code may be another user.
+    folder = Path(tempfile.mkdtemp(prefix="lookahead-outside-"))
+    folder.chmod(0o755)
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o777)
+    (folder / "secret").write_text("hidden")
+    (folder / "secret").chmod(0o666)
+    os.setxattr(folder / "secret", "user.about", b"hidden")
+    (folder / "link").symlink_to("hidden")
+    listener, abstract = socket.socket(), socket.socket(socket.AF_UNIX)
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagrams.bind(str(folder / "datagrams"))
+    datagrams.setblocking(False)
+    (folder / "datagrams").chmod(0o777)
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    abstract.bind(f"\0lookahead-test-{port}")
+    abstract.listen()
+    listener.listen()
+    listener.setblocking(False)
+    sleeper = subprocess.Popen(["sleep", "600"], user=65534 if os.geteuid() == 0 else None)
+    try:
+        victim = psutil.Process(sleeper.pid)
+        yield Outside(folder / "secret", folder / "open", port, datagrams, victim, listener, 0o666, victim.nice())
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+        listener.close()
+        abstract.close()
+        datagrams.close()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    """A boundary; those that the machine does not offer are skipped, and say why."""
+    name: Isolation = request.param
+    if name != "none" and (problem := available()[name]) is not None:
+        pytest.skip(f"{name}: {problem}")
+    return name
+
+
+def here() -> list[Isolation]:
+    """The boundaries that this machine offers, the strongest first."""
+    return [name for name, problem in available().items() if problem is None]
+
+
+def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
+    """What code printed or failed with."""
+    try:
+        return run_isolated(code, limits, isolation)
+    except ValueError as error:
+        return str(error)
+
+
+def shared_objects() -> list[str]:
+    """What attempts to leave something behind would leave: one name in shared memory, and System V's key 4711."""
+    kinds = (Path("/proc/sysvipc") / name for name in ("shm", "msg", "sem"))
+    lines = [line for kind in kinds if kind.exists() for line in kind.read_text().splitlines()]
+    return [*map(str, Path("/dev/shm").glob("lookahead-x")), *(line for line in lines if line.split()[0] == "4711")]
+
+
+def test_this_machine_has_a_boundary() -> None:
+    """Without one, what follows would test nothing."""
+    assert here()
+    assert choose("auto") == here()[0]
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+@pytest.mark.parametrize("name", ESCAPES)
+def test_nothing_gets_out(name: str, isolation: Isolation, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_KEY", "hidden")
+    said = attempt(ESCAPES[name].format(**outside.places()), isolation)
+    assert "ESCAPED" not in said
+    assert outside.secret.read_text() == "hidden"
+    assert outside.secret.stat().st_mode & 0o777 == outside.mode
+    assert os.listdir(outside.open) == []
+    assert outside.victim.status() == psutil.STATUS_SLEEPING
+    assert outside.victim.nice() == outside.nice
+    with pytest.raises(BlockingIOError):
+        outside.listener.accept()
+    with pytest.raises(BlockingIOError):
+        outside.datagrams.recv(1)
+    assert shared_objects() == []
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_attempts_are_real(name: str, outside: Outside) -> None:
+    """Without a boundary these get what they want: what the test above sees is the boundary."""
+    assert "ESCAPED" in attempt(ESCAPES[name].format(**outside.places()), "none")
+    with contextlib.suppress(BlockingIOError):
+        outside.datagrams.recv(1)  # not to be found by other tests
+
+
+def test_nothing_gets_out_of_what_an_ordinary_user_runs(
+    outside: Outside, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Users have no boundaries of root's making; Landlock is there for everybody."""
+    repository = Path(__file__).parents[2]
+    names = [*REAL, "files without names, kept by a page", "folders deeper than names go", "many files"]
+    arguments = ["-B", "-m", "tests.unit.escapes_as_user", json.dumps(outside.places(), default=str), *names]
+    if os.geteuid() == 0:
+        # Python and this repository may be in folders that are closed to others: the user is given them elsewhere.
+        seen = Path(tempfile.mkdtemp(prefix="lookahead-user-"))
+        python, code = seen / "python", seen / "code"
+        for folder in (seen, python, code):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
+        steps = f"""
+            mount --bind {shlex.quote(sys.base_prefix)} {python} &&
+            mount --bind {shlex.quote(str(repository))} {code} &&
+            cd {code} && exec setpriv --reuid 54321 --regid 54321 --clear-groups "$@"
+        """
+        interpreter = python / Path(os.path.realpath(sys.executable)).relative_to(sys.base_prefix)
+        command = ["unshare", "--mount", "sh", "-c", steps, "sh", str(interpreter), *arguments]
+    else:
+        command = [sys.executable, *arguments]
+    try:
+        done = subprocess.run(command, cwd=repository, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    finally:
+        if os.geteuid() == 0:
+            for folder in (code, python, seen):
+                folder.rmdir()
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert isinstance(said["landlock"], dict) or available()["landlock"] is not None
+    for isolation, attempts in said.items():
+        assert isinstance(attempts, str) or not [name for name, text in attempts.items() if "ESCAPED" in text], (
+            isolation
+        )
+    with pytest.raises(BlockingIOError):
+        outside.datagrams.recv(1)
+    assert outside.secret.read_text() == "hidden"
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+@pytest.mark.parametrize("name", EXHAUSTIONS)
+def test_nothing_takes_more_than_its_limits(
+    name: str, isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = attempt(EXHAUSTIONS[name], isolation, SHORTER if name in UNTIL_IT_IS_ENDED else SHORT)
+    assert "ESCAPED" not in said
+    assert not said.startswith("the code failed:\nTraceback"), "it was not the code that failed"
+    assert said.startswith(
+        ("the code took more", "the code printed more", "the code used more", "the code wrote more", "the code failed")
+    ), said
+    assert running() == []
+    assert os.listdir(tmp_path) == []
+
+
+def running() -> list[str]:
+    """Isolated code that this process has started and that still runs."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if "-S" in child.cmdline():
+                found.append(str(child))
+    return found
+
+
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
+def test_honest_code_runs(isolation: Isolation) -> None:
+    assert attempt("import math\nprint(sum(range(10)), math.pi)", isolation) == "45 3.141592653589793\n"
+    assert attempt("import sys\nsys.exit()", isolation) == ""
+    assert attempt("print('ü ✓')", isolation) == "ü ✓\n"
+    whole = """
+import asyncio, collections, csv, ctypes, dataclasses, datetime, decimal, fractions, functools, hashlib, heapq, io
+import itertools, json, lzma, os, platform, random, re, shutil, signal, socket, sqlite3, ssl, statistics, string
+import sys, textwrap, threading, time, unicodedata, zlib, zoneinfo
+from concurrent.futures import ThreadPoolExecutor
+
+async def twice(x):
+    await asyncio.sleep(0.001)
+    return 2 * x
+
+async def echo():
+    one, other = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=one)
+    writer.write(b'there\\n')
+    there, back = await asyncio.open_connection(sock=other)
+    answer = await there.readline()
+    writer.close()
+    back.close()
+    return answer.decode().strip()
+
+print(asyncio.run(twice(2)), asyncio.run(asyncio.to_thread(abs, -3)), *ThreadPoolExecutor(4).map(abs, [-1, -2]))
+print(asyncio.run(echo()), sys.stdout.isatty(), platform.system(), shutil.get_terminal_size().lines > 0)
+c = sqlite3.connect(':memory:')
+c.execute('create table t(x)')
+c.execute('insert into t values (3)')
+print(c.execute('select * from t').fetchall(), random.SystemRandom().random() < 1, datetime.date(2026, 1, 1))
+woken = []
+signal.signal(signal.SIGALRM, lambda *_: woken.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+while not woken: time.sleep(0.001)
+print(zoneinfo.ZoneInfo('Europe/Berlin').key, hashlib.sha256(b'').hexdigest()[:4], os.cpu_count() > 0)
+"""
+    assert attempt(whole, isolation) == (
+        "4 3 1 2\nthere False Linux True\n[(3,)] True 2026-01-01\nEurope/Berlin e3b0 True\n"
+    )
+
+
+FILES = """
+import csv, fcntl, mmap, os, pathlib, shutil, shelve, sqlite3, tempfile
+with tempfile.TemporaryFile() as f: print(f.write(b'ab'))
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name, 'a', 'b')
+    folder.mkdir(parents=True)
+    (folder / 'f').write_text('x')
+    shutil.copy2(folder / 'f', 'g')
+    shutil.copytree(name, 'copy')
+shutil.make_archive('z', 'gztar', 'copy')
+shutil.move('g', 'h')
+shutil.rmtree('copy')
+os.chmod('h', 0o600)
+os.symlink('h', 'l')
+for mode in ('delete', 'wal'):
+    one, other = sqlite3.connect('own.db'), sqlite3.connect('own.db')
+    one.execute(f'pragma journal_mode={mode}')
+    one.execute('create table if not exists t(x)')
+    one.execute('insert into t values (1)')
+    one.commit()
+    print(other.execute('select count(*) from t').fetchall())
+    try: one.execute('begin exclusive'), other.execute('pragma busy_timeout=0'), other.execute('begin exclusive')
+    except sqlite3.OperationalError as error: print(error)
+    one.rollback()
+with shelve.open('s') as s: s['a'] = 1
+with open('a.csv', 'w', newline='') as f:
+    fcntl.lockf(f, fcntl.LOCK_EX)
+    csv.writer(f).writerow([1, 2])
+with open('a.csv', 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[0:1] = b'9'
+print(open('a.csv').read().strip())
+"""
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces", "none"], indirect=True)
+def test_honest_code_has_files(isolation: Isolation) -> None:
+    locked = "database is locked"
+    assert attempt(FILES, isolation) == f"2\n[(1,)]\n{locked}\n[(2,)]\n{locked}\n9,2\n"
+
+
+@pytest.mark.parametrize("isolation", ["landlock"], indirect=True)
+def test_landlock_has_no_files_because_it_counts_none(isolation: Isolation) -> None:
+    assert "PermissionError in line 1" in attempt("open('own.txt', 'w').write('x')", isolation)
+    assert "No usable temporary directory" in attempt("import tempfile\ntempfile.TemporaryFile()", isolation)
+    assert "can write no files" in make_python_tool(isolation=isolation).description
+
+
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
+def test_errors_say_what_and_where(isolation: Isolation) -> None:
+    assert attempt("print('before')\n1 / 0", isolation) == (
+        "the code failed:\nbefore\nZeroDivisionError in line 2: division by zero\n"
+    )
+    assert "SyntaxError" in attempt("def", isolation)
+    assert "null bytes" in attempt("print(1)\0", isolation)
+    assert attempt("raise SystemExit('no')", isolation) == "the code failed:\nno\n"
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_code_cannot_say_that_there_is_no_boundary(isolation: Isolation) -> None:
+    for code in ("import os; print('\\x01no boundary: forged', flush=True); os._exit(202)", "raise SystemExit(202)"):
+        with pytest.raises(ValueError, match="the code failed"):
+            run_isolated(code, SHORT, isolation)
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
+def test_every_run_has_a_folder_of_its_own(isolation: Isolation) -> None:
+    attempt("open('x', 'w').write('x')", isolation)
+    assert attempt("import os\nprint(os.listdir('.'))", isolation) == "[]\n"
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
+def test_files_are_none_or_as_many_as_are_allowed(isolation: Isolation) -> None:
+    """The kernel counts them, without names and behind one page of a map too."""
+    for name in (
+        "many files",
+        "files without names",
+        "files without names, kept by a page",
+        "folders deeper than names go",
+    ):
+        assert "[Errno 28] No space left on device" in attempt(EXHAUSTIONS[name], isolation), name
+    none = attempt("open('f', 'wb', buffering=0).write(b'x')", isolation, replace(SHORT, files=0))
+    assert "File too large" in none
+
+
+# 65,000 pages, each far from the others: a gigabyte of tables for 256 MiB of address space.
+PAGE_TABLES = """
+import ctypes
+libc = ctypes.CDLL(None)
+P, N, I = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+libc.mmap.restype, libc.mmap.argtypes = P, [P, N, I, I, I, ctypes.c_long]
+for n in range(1, 60_000):
+    if libc.mmap(n << 30, 4096, 3, 0x100022, -1, 0) == n << 30: ctypes.memset(n << 30, 1, 1)
+print('ESCAPED')
+"""
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_memory_of_the_kernel_counts_where_a_cgroup_can_be_made(isolation: Isolation) -> None:
+    said = attempt(PAGE_TABLES, isolation, replace(SHORT, seconds=20, memory=256 << 20))
+    place = cgroup.place()
+    assert said.startswith("the code used more" if place else "ESCAPED")
+    assert place is None or list(place.glob(f"{cgroup.PREFIX}-*")) == []
+
+
+def test_where_a_cgroup_is_made(tmp_path: Path) -> None:
+    def version_2(path: str, limit: str, controllers: str) -> Path | None:
+        own = tmp_path / path
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "memory.max").write_text(f"{limit}\n")
+        (own.parent / "cgroup.subtree_control").write_text(f"{controllers}\n")
+        return cgroup.place(tmp_path, f"0::/{path}\n")
+
+    assert cgroup.place(tmp_path, "5:cpu,memory:/a/b\n0::/\n") == tmp_path / "memory" / "a" / "b"
+    assert version_2("user/session", "max", "cpu memory pids") == tmp_path / "user"
+    assert version_2("user/service", "1000000", "cpu memory pids") is None
+    assert version_2("user/other", "max", "cpu pids") is None
+    assert cgroup.place(tmp_path, "0::/\n") is None
+    assert cgroup.place(tmp_path, "3:cpu:/\n") is None
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
+def test_the_machines_name_is_not_told(isolation: Isolation) -> None:
+    assert (
+        attempt("import os, socket\nprint(os.uname().nodename, socket.gethostname())", isolation)
+        == "isolated isolated\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "größer", "back\\slash\\040", "new\nline"])
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
+def test_all_but_its_folder_is_read_only(
+    isolation: Isolation, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the folder is called that the new root is mounted at."""
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    code = "import os\nfor p in ('/', '/dev', '/usr/lib', os.__file__): print(os.statvfs(p).f_flag & os.ST_RDONLY)"
+    assert attempt(code, isolation) == "1\n1\n1\n1\n"
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_what_the_kernel_says_of_it(isolation: Isolation) -> None:
+    """No great pages, which would hold more than they count; and as root, each run is a user of its own."""
+    with ThreadPoolExecutor(2) as runs:
+        slept = [runs.submit(attempt, "import time\ntime.sleep(1.5)", isolation) for _ in range(2)]
+        filtered = eventually(lambda: found if len(found := [s for s in statuses() if s["Seccomp"] == "2"]) > 1 else [])
+        assert [run.result() for run in slept] == ["", ""]
+    for status in filtered:
+        assert (status["THP_enabled"], status["NoNewPrivs"]) == ("0", "1")
+    if os.geteuid() == 0:
+        assert len({status["Uid"] for status in filtered}) == len(filtered)
+        assert not any("0" in status["Uid"].split() for status in filtered)
+
+
+def statuses() -> list[dict[str, str]]:
+    """What /proc says of the processes that this one has started."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+            found.append({name: value.strip() for name, value in (line.split(":", 1) for line in lines)})
+    return found
+
+
+Found = TypeVar("Found")
+
+
+def eventually(look: Callable[[], list[Found]], seconds: float = 30) -> list[Found]:
+    """What is looked for, once it is there."""
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES if os.geteuid() == 0 else BOUNDARIES[:2], indirect=True)
+def test_runs_do_not_use_up_each_others_threads(isolation: Isolation) -> None:
+    code = """
+import threading, time
+threads = [threading.Thread(target=time.sleep, args=(0.5,)) for _ in range(40)]
+for thread in threads: thread.start()
+print(len(threads))
+"""
+    limits = replace(SHORT, seconds=20, memory=4 << 30)
+    with ThreadPoolExecutor(4) as runs:
+        assert list(runs.map(lambda _: attempt(code, isolation, limits), range(4))) == ["40\n"] * 4
+
+
+@pytest.mark.parametrize("seconds", [0, 0.02, 1])
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
+def test_code_ends_with_an_agent_that_is_killed(isolation: Isolation, seconds: float, tmp_path: Path) -> None:
+    """While it goes behind the boundary, and once it is there."""
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, isolation],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        eventually(lambda: below(agent.pid))
+        time.sleep(seconds)
+        started = eventually(lambda: below(agent.pid))
+    finally:
+        agent.kill()
+        agent.wait()
+    assert eventually(lambda: [True] if all(map(ended, started)) else [])
+
+
+AGENT = """
+import sys
+from lookahead_agent.sandbox import PythonLimits, run_isolated
+run_isolated("import time; time.sleep(300)", PythonLimits(seconds=300), sys.argv[1])
+"""
+
+
+def ended(process: psutil.Process) -> bool:
+    """Also if nobody has asked yet how."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def below(pid: int) -> list[psutil.Process]:
+    """The processes that one has started, and theirs."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("isolation", ["namespaces", "none"], indirect=True)
+def test_where_no_folder_can_be_made(isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(IsolationError, match=r"the code could not be run: .*No such file"):
+        run_isolated("print(1)", SHORT, isolation)
+    assert "the code could not be run" in make_python_tool(isolation=isolation).invoke({"code": "print(1)"})
+
+
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
+def test_where_no_descriptor_is_left(isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        with pytest.raises(IsolationError, match="Too many open files"):
+            run_isolated("print(1)", SHORT, isolation)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert os.listdir(tmp_path) == []
+    assert run_isolated("print(1)", SHORT, isolation) == "1\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["folders deeper than names go", "folders that nobody may look into", "folders in folders"]
+)
+def test_a_folder_on_disk_is_counted_and_goes_away(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = attempt(EXHAUSTIONS[name], "none", replace(SHORTER, files=1 << 20))
+    assert said.startswith("the code wrote more" if name != "folders that nobody may look into" else "the code failed")
+    assert os.listdir(tmp_path) == []
+    assert attempt("import os\nos.rmdir(os.getcwd())", "none") == ""
+
+
+def test_folders_deeper_than_names_go(tmp_path: Path) -> None:
+    """They count as more than enough, and go away with few descriptors and no recursion."""
+    top = tmp_path / "top"
+    top.mkdir()
+    (top / "0").mkdir()
+    (top / "link").symlink_to(tmp_path)
+    descriptor = os.open(top, os.O_RDONLY)
+    for name in ["0", "x" * 255] * 100:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=descriptor)
+        below = os.open(name, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.mkdir("closed", 0, dir_fd=descriptor)
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.close(descriptor)
+    (tmp_path / "kept").write_text("x")
+    assert folders.size(top, 1 << 40) > 1 << 40
+    folders.remove(top)
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_without_a_boundary_only_amounts_are_limited(tmp_path: Path) -> None:
+    """What "none" says of itself is so."""
+    file = tmp_path / "reached"
+    assert attempt(f"open({str(file)!r}, 'w').write('x')", "none") == ""
+    assert file.read_text() == "x"
+    assert attempt("while True: pass", "none").startswith("the code took more")
+    assert "MemoryError" in attempt("x = bytearray(1 << 40)", "none")
+
+
+def test_where_there_is_no_boundary_code_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(backends, "_problem", lambda name: f"no {name} here")
+    for make in (lambda: choose("auto"), lambda: make_python_tool(), lambda: choose("landlock")):
+        with pytest.raises(IsolationError, match=r"no (bubblewrap|landlock) here"):
+            make()
+    with pytest.raises(IsolationError, match=r"install bubblewrap.*isolation='none'"):
+        run_isolated(f"open({str(tmp_path / 'x')!r}, 'w')")
+    assert not (tmp_path / "x").exists()
+    monkeypatch.setitem(vars(python_code), "python", python)  # to be put back
+    without = python_code.__getattr__("python")
+    assert "nothing here to isolate" in without.description
+    assert "install bubblewrap" in without.invoke({"code": "print(1)"}), "the model is told, the agent goes on"
+    assert run_isolated("print(1)", isolation="none") == "1\n"
+
+
+def test_the_best_one_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends._problem.cache_clear()
+    monkeypatch.setattr(backends.shutil, "which", lambda _: None)
+    try:
+        assert backends.available()["bubblewrap"] == "bwrap is not installed"
+        rest = [name for name in here() if name != "bubblewrap"]
+        if rest:
+            assert choose("auto") == rest[0]
+    finally:
+        monkeypatch.undo()
+        backends._problem.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "limits", [{"seconds": 0}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"memory": -1}, {"files": -1}]
+)
+def test_limits_that_are_none(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="above 0"):
+        PythonLimits(**limits)
+
+
+LESS_THAN_ROOT = """
+import json
+from lookahead_agent.sandbox import available, run_isolated
+code = "import os; print(0 not in os.getresuid())"
+print(json.dumps({name: problem or run_isolated(code, isolation=name) for name, problem in available().items()}))
+"""
+
+
+@pytest.mark.parametrize("missing", ["sys_admin", "setuid", "sys_admin,-setuid"])
+def test_root_that_may_less(missing: str) -> None:
+    """As in containers: the code is another user whose threads are counted, or there is no boundary."""
+    without = ["setpriv", "--bounding-set", f"-{missing}"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*without, sys.executable, "-c", LESS_THAN_ROOT],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said: dict[str, str] = json.loads(done.stdout)
+    if not without:
+        assert "True\n" in said.values()
+    elif "setuid" in missing:
+        assert all("would be root" in text or "not count" in text or "not permitted" in text for text in said.values())
+    else:
+        assert said["landlock"] == "True\n" or available()["landlock"] is not None
+        assert "not permitted" in said["bubblewrap"]
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(ConfigurationError, match="landlock"):
+        choose("chroot")  # type: ignore[arg-type]
+
+
+def test_the_tool_says_what_is_in_use() -> None:
+    assert f"isolated by {here()[0]}" in make_python_tool().description
+    assert python.description == make_python_tool().description
+    assert "not isolated" in make_python_tool(isolation="none").description
+    assert python.invoke({"code": "x = 1"}).startswith("(nothing was printed")
+    assert "NameError in line 1" in python.invoke({"code": "print(x)"})
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_goes_forward_and_ends(machine: str) -> None:
+    """As the kernel checks it: jumps stay inside, and every way ends in a verdict."""
+    for landlock in (False, True):
+        program = system_call_filter(landlock=landlock, machine=machine)
+        assert program is not None
+        lines = list(struct.iter_unpack("<HBBI", program))
+        assert len(lines) < 4096
+        for place, (code, yes, no, _) in enumerate(lines):
+            if code & 7 == 5:
+                assert place + 1 + max(yes, no) < len(lines)
+        assert lines[-1][0] == 6
+    assert system_call_filter(landlock=False, machine="vax") is None
+
+
+def test_what_isolated_code_imports() -> None:
+    """The texts that run inside have the standard library only, and no folder of packages."""
+    import ast
+
+    import lookahead_agent.sandbox as package
+
+    for name in ("worker", "sqlite_worker"):
+        tree = ast.parse((Path(package.__file__).parent / f"{name}.py").read_text())
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert all(imported.partition(".")[0] in sys.stdlib_module_names for imported in names)

@@ -1,0 +1,190 @@
+"""A shared draft: what it writes, shown in a buffer, found again, and how much of it is proposed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead_agent.engines.draft_length import DraftLength, propose
+from lookahead_agent.engines.shared_draft import (
+    LINES,
+    LINES_OF_REPLY,
+    ROOM,
+    ReadLine,
+    SharedDraftBuffer,
+    SharedDraftReader,
+)
+from lookahead_agent.engines.shared_draft_proposer import BUFFER, COSTS, SharedDraftProposer
+
+PROMPT = [5, 6, 7]
+REPLY = list(range(20, 40))
+FLAT = {1: 1.0, 64: 1.0}
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> SharedDraftBuffer:
+    return SharedDraftBuffer(tmp_path)
+
+
+def read(buffer: SharedDraftBuffer) -> list[ReadLine]:
+    return SharedDraftReader(buffer.path).lines()
+
+
+def ids(tokens: list[int]) -> Any:
+    return np.asarray(tokens, dtype=np.int32)
+
+
+def test_what_is_written_is_read_and_cleared_with_its_reply(buffer: SharedDraftBuffer) -> None:
+    draft_lines = buffer.draft_lines(PROMPT)
+    line = draft_lines.begin([*PROMPT, *REPLY[:2]])
+    assert line is not None
+    line.extend(REPLY[2:4])
+    line.extend(REPLY[4:5])
+    (found,) = read(buffer)
+    assert found.token_ids.tolist() == [*PROMPT, *REPLY[:5]]
+    assert found.origin == 0
+    assert found.prompt_length == len(PROMPT)
+    draft_lines.close()
+    assert read(buffer) == []
+
+
+def test_a_reply_keeps_its_newest_lines_and_a_replaced_one_writes_no_more(buffer: SharedDraftBuffer) -> None:
+    draft_lines = buffer.draft_lines(PROMPT)
+    lines = [draft_lines.begin([*PROMPT, number]) for number in range(LINES_OF_REPLY + 1)]
+    assert [found.token_ids[-1] for found in read(buffer)] == [1, 2, 3, 4]
+    assert lines[0] is not None
+    lines[0].extend([99])
+    assert all(99 not in found.token_ids for found in read(buffer))
+
+
+def test_a_full_board_and_a_full_line_leave_the_rest_out(buffer: SharedDraftBuffer) -> None:
+    replies = [buffer.draft_lines([number]) for number in range(LINES + 1)]
+    lines = [draft_lines.begin([number]) for number, draft_lines in enumerate(replies)]
+    assert lines[-1] is None
+    assert all(line is not None for line in lines[:-1])
+    replies[0].close()
+    line = replies[-1].begin([1])
+    assert line is not None
+    line.extend([1] * (2 * ROOM))
+    assert max(len(found.token_ids) for found in read(buffer)) == ROOM
+
+
+def test_the_file_is_gone_and_the_board_still_works(buffer: SharedDraftBuffer) -> None:
+    reader = SharedDraftReader(buffer.path)
+    buffer.forget_file()
+    assert not buffer.path.exists()
+    buffer.draft_lines(PROMPT).begin(PROMPT)
+    assert len(reader.lines()) == 1
+
+
+def line_of(buffer: SharedDraftBuffer, begun: int, drafted: list[int]) -> None:
+    line = buffer.draft_lines(PROMPT).begin([*PROMPT, *REPLY[:begun]])
+    assert line is not None
+    line.extend(drafted)
+
+
+def test_what_follows_in_the_drafts_line_is_guessed(buffer: SharedDraftBuffer) -> None:
+    line_of(buffer, 2, REPLY[2:12])
+    assert propose(ids([*PROMPT, *REPLY[:5]]), read(buffer), 4) == REPLY[5:9]
+    assert propose(ids([*PROMPT, *REPLY[:2]]), read(buffer), 99) == REPLY[2:12]
+    assert propose(ids([*PROMPT, *REPLY[:12]]), read(buffer), 4) == [], "the draft has not written that far"
+
+
+def test_the_target_is_found_again_after_it_has_said_something_else(buffer: SharedDraftBuffer) -> None:
+    line_of(buffer, 0, REPLY[:15])
+    other = [*PROMPT, *REPLY[:3], 90, 91, 92, *REPLY[5:7]]
+    assert propose(ids(other), read(buffer), 8) == REPLY[7:11], "two words agree: four guesses"
+    assert propose(ids([*other, *REPLY[7:9]]), read(buffer), 8) == REPLY[9:15]
+    assert propose(ids([*PROMPT, *REPLY[:3], 90, 91]), read(buffer), 8) == []
+
+
+@given(
+    written=st.lists(st.integers(0, 3), max_size=30),
+    drafted=st.lists(st.integers(0, 3), max_size=30),
+    begun=st.integers(0, 10),
+    most=st.integers(0, 9),
+)
+def test_guesses_are_the_drafts_own_words_and_never_too_many(
+    tmp_path_factory: pytest.TempPathFactory, written: list[int], drafted: list[int], begun: int, most: int
+) -> None:
+    buffer = SharedDraftBuffer(tmp_path_factory.mktemp("board"))
+    prefix = [*PROMPT, *written[:begun]]
+    line = buffer.draft_lines(PROMPT).begin(prefix)
+    assert line is not None
+    line.extend(drafted)
+    found = propose(ids([*PROMPT, *written]), read(buffer), most)
+    assert len(found) <= most
+    text = ",".join(map(str, [*prefix, *drafted]))
+    assert ",".join(map(str, found)) in text
+
+
+def proposer(buffer: SharedDraftBuffer, most: int = 4, context: int = 64, costs: Any = FLAT) -> SharedDraftProposer:
+    config = SimpleNamespace(
+        additional_config={BUFFER: str(buffer.path), COSTS: costs},
+        model_config=SimpleNamespace(max_model_len=context, get_vocab_size=lambda: 100),
+        speculative_config=SimpleNamespace(num_speculative_tokens=most),
+    )
+    return SharedDraftProposer(config)
+
+
+def batch(*rows: list[int]) -> tuple[Any, Any]:
+    tokens = np.zeros((len(rows), 64), dtype=np.int32)
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = row
+    return np.asarray([len(row) for row in rows], dtype=np.int32), tokens
+
+
+def test_each_reply_is_guessed_by_its_own_lines(buffer: SharedDraftBuffer) -> None:
+    line_of(buffer, 0, REPLY)
+    other = buffer.draft_lines([8, 9]).begin([8, 9])
+    assert other is not None
+    other.extend([50, 51, 52])
+    lengths, tokens = batch([*PROMPT, *REPLY[:3]], [8, 9, 50], [1, 2, *REPLY[:3]], [*PROMPT, *REPLY[:2]])
+    found = proposer(buffer).propose([[REPLY[2]], [50], [REPLY[2]], []], lengths, tokens, slot_mappings=None)
+    assert found == [REPLY[3:7], [51, 52], [], []]
+
+
+def test_nothing_is_guessed_beyond_the_context_or_that_is_no_token(buffer: SharedDraftBuffer) -> None:
+    line_of(buffer, 0, [*REPLY[:3], 100, 3])
+    lengths, tokens = batch([*PROMPT, *REPLY[:3]])
+    assert proposer(buffer).propose([[22]], lengths, tokens) == [[]], "the vocabulary ends at 99"
+    lengths, tokens = batch([*PROMPT, *REPLY[:1]])
+    assert proposer(buffer, context=6).propose([[20]], lengths, tokens) == [[REPLY[1]]]
+    assert proposer(buffer, context=5).propose([[20]], lengths, tokens) == [[]]
+
+
+def test_more_is_guessed_where_guesses_are_right_and_less_where_many_wait() -> None:
+    costs = {1: 1.0, 8: 1.3, 64: 8.0}
+    sure, unsure = DraftLength(8, costs), DraftLength(8, costs)
+    for _ in range(30):
+        sure.learn(4, 4)
+        unsure.learn(4, 0)
+    assert sure.best(1) > unsure.best(1)
+    assert sure.best(1) >= sure.best(8) >= sure.best(64)
+    assert sure.right > 0.9
+    assert unsure.right < 0.2
+
+
+def test_guessing_ends_where_it_costs_time_and_is_tried_again() -> None:
+    steep = DraftLength(8, {1: 1.0, 2: 2.0, 64: 64.0})
+    for _ in range(50):
+        steep.learn(4, 0)
+    counts = [steep.best(1) for _ in range(60)]
+    assert counts.count(0) > 50
+    assert 1 in counts
+    for _ in range(200):
+        steep.learn(1, 1)
+    cheap = DraftLength(8, FLAT)
+    for _ in range(50):
+        cheap.learn(4, 0)
+    low = cheap.right
+    for _ in range(200):
+        cheap.learn(1, 1)
+    assert cheap.right > low
+    assert cheap.best(1) == 8
