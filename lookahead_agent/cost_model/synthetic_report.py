@@ -65,7 +65,7 @@ def write_synthetic_report(
         f"# Synthetic benchmark: {file.stem}\n",
         f"{names['target']} with {names['draft']}; {where}. Replies of {settings['steps']} steps of "
         f"{settings['step_tokens']} tokens; draft tokens are accepted with probability {settings['token_alpha']:g}, "
-        f"{settings['guesses']} for a pass. Speed is that of the tokens after the first against the target alone.\n",
+        f"{settings['draft_tokens']} for a pass. Speed is of the tokens after the first, against the target alone.\n",
         as_markdown(result_table(found)),
     ]
     if costs is not None:

@@ -13,7 +13,7 @@ BUFFER = "lookahead_shared_draft"
 """Entry of vLLM's `additional_config`: the board's file."""
 COSTS = "lookahead_pass_costs"
 """Entry of vLLM's `additional_config`: the cost of a pass by its number of tokens, as pairs."""
-PATH = f"{__name__}.GuidedProposer"
+PATH = f"{__name__}.SharedDraftProposer"
 
 # A pass of few tokens costs about as much as one of a single token, until arithmetic takes longer than reading the
 # weights does: what is assumed of a machine that was not measured.

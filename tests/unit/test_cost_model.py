@@ -285,7 +285,7 @@ def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
         "require_vllm": lambda: None,
         "fetch": lambda facts, _: Path(facts.name),
         "fetch_tokenizer": lambda facts, _: Path(facts.name),
-        "arrange": lambda *_: chosen,
+        "select_engines": lambda *_: chosen,
         "as_precision": taking,
     }.items():
         monkeypatch.setattr(f"lookahead_agent.cost_model.pair.{name}", stand_in)

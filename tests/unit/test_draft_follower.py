@@ -84,7 +84,7 @@ def test_a_target_without_a_verifier_is_shown_a_draft_that_follows_it() -> None:
     assert len(pair.target.requests) == 1
     assert pair.text(0).startswith("First this.\n\nThen that.")
     assert pair.target.lines.closed
-    assert reply.report.draft_tokens.draft_tokens == reply.report.draft_tokens.generated > 0
+    assert reply.report.draft_tokens.speculative == reply.report.draft_tokens.generated > 0
 
 
 def test_the_draft_begins_anew_where_the_target_says_something_else() -> None:
@@ -130,7 +130,7 @@ def test_draft_steps_are_shown_and_the_shadow_takes_over_where_the_target_leaves
     assert pair.text(0).startswith("First of all.\n\n")
     begun = [pair.tokenizer.decode(prefix[len(pair.prompt) :]) for prefix in pair.target.lines.begun]
     assert "First this" in begun, "in the middle of the target's own first step"
-    assert reply.report.draft_tokens.draft_tokens > 0
+    assert reply.report.draft_tokens.speculative > 0
     assert reply.report.accepted > 0
 
 

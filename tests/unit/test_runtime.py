@@ -278,7 +278,7 @@ def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it(monk
     assert target["additional_config"] == {"a": 1, "b": 2}
     assert draft == {"dtype": "float32"}
     assert engines.engine_setup is not None
-    assert engines.draft_tokens
+    assert engines.speculates_on_tokens
 
 
 def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_starts_anew(
