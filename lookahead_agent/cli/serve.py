@@ -96,7 +96,7 @@ def serve(
     """
     try:
         from lookahead_agent.server import ServerSettings
-        from lookahead_agent.server.run import run_server
+        from lookahead_agent.server.uvicorn_server import run_server
     except ImportError as error:
         raise MissingExtraError("the server needs its extra: pip install 'lookahead-agent[server]'") from error
     key = os.environ.get(_KEY) or None

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lookahead_agent.server.errors import ErrorBody, RefusedError, error_response
+from lookahead_agent.server.errors import RefusedError, error_response
 
 
 class HostCheck:
@@ -30,7 +30,8 @@ class HostCheck:
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], on_error: Callable[[int], None]) -> None:
         self._app = app
-        self._allowed = [name.lower().rstrip(".") for name in allowed]
+        self._allowed = {name.lower().rstrip(".") for name in allowed}
+        self._endings = tuple(name[1:] for name in self._allowed if name.startswith("*"))
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,16 +40,14 @@ class HostCheck:
         if host is None or self._is_allowed(_host_name(host)):
             await self._app(scope, receive, send)
             return
-        self._on_error(400)
         message = f"the server is not called {host[:100]!r}: its owner can allow the name with --allowed-host"
-        await error_response(400, ErrorBody(message=message, type="invalid_request_error"))(scope, receive, send)
+        await error_response(RefusedError(400, message), self._on_error)(scope, receive, send)
 
     def _is_allowed(self, name: str) -> bool:
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            ends = [each[1:] for each in self._allowed if each.startswith("*")]
-            return name in self._allowed or any(name.endswith(end) for end in ends)
+            return name in self._allowed or name.endswith(self._endings)
         return True
 
 
@@ -68,13 +67,17 @@ def check_key(given: str | None, expected: str | None) -> None:
     if expected is None:
         return
     scheme, _, key = (given or "").partition(" ")
-    right = secrets.compare_digest(key.strip().encode(), expected.encode())
-    if scheme.lower() != "bearer" or not right:
-        raise RefusedError(401, "the API key is wrong or missing: send it as 'Authorization: Bearer …'")
+    equal = secrets.compare_digest(key.strip().encode(), expected.encode())
+    if scheme.lower() != "bearer" or not equal:
+        raise RefusedError(
+            401,
+            "the API key is wrong or missing: send it as 'Authorization: Bearer …'",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
 
 
 class Admission:
-    """Lets so many replies be written at once, so many wait, and refuses the rest.
+    """Lets so many replies be generated at once, so many wait, and refuses the rest.
 
     Args:
         concurrent: Replies at once.
@@ -87,7 +90,7 @@ class Admission:
         self._slots = asyncio.Semaphore(concurrent)
         self._seconds = 1.0
         self.running = 0
-        """Replies that are being written."""
+        """Replies that are being generated."""
         self.waiting = 0
         """Replies that wait."""
 
@@ -99,11 +102,12 @@ class Admission:
             RefusedError: Too many wait already (429).
         """
         if self.running >= self._concurrent and self.waiting >= self._queue:
+            wait = math.ceil(self._seconds * (self.waiting + 1) / self._concurrent)
             raise RefusedError(
                 429,
-                f"{self.running} replies are being written and {self.waiting} wait: try again later",
+                f"{self.running} replies are being generated and {self.waiting} wait: try again later",
                 code="queue_full",
-                retry_after=math.ceil(self._seconds * (self.waiting + 1) / self._concurrent),
+                headers={"Retry-After": str(wait)},
             )
         self.waiting += 1
         try:

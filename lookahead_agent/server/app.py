@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
@@ -18,10 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.server.admission import HostCheck, check_key
-from lookahead_agent.server.body import Body, BodyReader
-from lookahead_agent.server.chat import chat_completions
-from lookahead_agent.server.completions import completions
-from lookahead_agent.server.errors import ErrorReply, install_handlers
+from lookahead_agent.server.body import BodyReader
+from lookahead_agent.server.errors import ErrorReply, error_body, install_handlers
 from lookahead_agent.server.protocol import (
     ChatReplyBody,
     ChatRequestBody,
@@ -31,22 +29,28 @@ from lookahead_agent.server.protocol import (
     ModelEntry,
     ModelList,
 )
-from lookahead_agent.server.replies import Chosen, ReplyWriter
+from lookahead_agent.server.replies import ChatReplies, TextReplies
+from lookahead_agent.server.responses import EventStream, WholeReply
 from lookahead_agent.server.settings import ServerSettings
+from lookahead_agent.server.writer import ReplyWriter
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorReply, "description": "The request cannot be carried out."},
-    401: {"model": ErrorReply, "description": "The API key is wrong or missing."},
-    404: {"model": ErrorReply, "description": "There is no such model."},
-    408: {"model": ErrorReply, "description": "The body did not arrive in time."},
-    413: {"model": ErrorReply, "description": "The body is too long."},
-    415: {"model": ErrorReply, "description": "The body is not sent as JSON."},
-    429: {"model": ErrorReply, "description": "Too many requests wait; Retry-After says when to come again."},
-    500: {"model": ErrorReply, "description": "The model failed."},
+    status: {"model": ErrorReply, "description": description}
+    for status, description in {
+        400: "The request cannot be carried out.",
+        401: "The API key is wrong or missing.",
+        404: "There is no such model.",
+        408: "The body did not arrive in time.",
+        413: "The body is too long.",
+        415: "The body is not sent as JSON.",
+        429: "Too many requests wait; Retry-After says when to come again.",
+        500: "The model failed.",
+    }.items()
 }
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}}}
 }
+_BODIES = "#/components/schemas/Request."
 
 PolicyHeader = Annotated[
     str | None, Header(alias="X-Lookahead-Policy", description="Verifier policy, such as balanced or off.")
@@ -57,21 +61,6 @@ NodeHeader = Annotated[
 ]
 
 
-async def _chat_body(request: Request) -> ChatRequestBody:
-    return await _body(request, ChatRequestBody)
-
-
-async def _text_body(request: Request) -> CompletionRequestBody:
-    return await _body(request, CompletionRequestBody)
-
-
-async def _body(request: Request, model: type[Body]) -> Body:
-    writer: ReplyWriter = request.app.state.writer
-    bodies: BodyReader = request.app.state.bodies
-    length = await writer.context_length()
-    return await bodies.read(request, model, writer.settings.body_limit(length), length)
-
-
 def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> FastAPI:
     """The ASGI application.
 
@@ -80,7 +69,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
         settings: Limits.
     """
     settings = settings or ServerSettings()
-    writer = ReplyWriter(llm, settings)
+    writer, bodies = ReplyWriter(llm, settings), BodyReader(settings.request_timeout)
     created = int(time.time())
     key = settings.api_key.get_secret_value() if settings.api_key is not None else None
 
@@ -95,60 +84,53 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
     def authorised(request: Request) -> None:
         check_key(request.headers.get("Authorization"), key)
 
-    # What describes the API is for those who may use it.
+    # The description of the API is for those who may use it.
     described = "/openapi.json" if key is None else None
     app = FastAPI(title="lookahead-agent", version=__version__, lifespan=lifespan, openapi_url=described)
+    app.state.writer = writer
     app.add_middleware(HostCheck, allowed=settings.allowed_hosts, on_error=writer.metrics.refused)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
     install_handlers(app, writer.metrics.refused)
-    app.state.writer = writer
-    protected = [Depends(authorised)]
-    app.state.bodies = BodyReader(settings.request_timeout)
+    api = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
 
-    @app.post(
-        "/v1/chat/completions",
-        response_model=ChatReplyBody,
-        responses=_ERRORS | _STREAM,
-        dependencies=protected,
-        openapi_extra=_body_of(ChatRequestBody),
-    )
-    async def chat(
-        body: Annotated[ChatRequestBody, Depends(_chat_body)],
-        request: Request,
-        policy: PolicyHeader = None,
-        node: NodeHeader = None,
-    ) -> Any:
+    async def respond(
+        request: Request, model: type[ChatRequestBody | CompletionRequestBody], policy: str | None, node: str | None
+    ) -> Response:
+        length = await writer.context_length()
+        body = await bodies.read(request, model, settings.body_limit(length), length)
+        requests = await asyncio.to_thread(writer.requests, body, policy, node)
+        replies = (ChatReplies if isinstance(body, ChatRequestBody) else TextReplies)(
+            [writer.generate(each) for each in requests], body.n, writer.model_name, with_usage=body.streams_usage
+        )
+        return EventStream(replies.chunks(), failure) if body.stream else WholeReply(replies.body())
+
+    def failure(error: Exception) -> dict[str, Any]:
+        status, body = error_body(error)
+        writer.metrics.refused(status)
+        return {"error": body.model_dump()}
+
+    @api.post("/chat/completions", response_model=ChatReplyBody, **_described(ChatRequestBody))
+    async def chat(request: Request, policy: PolicyHeader = None, node: NodeHeader = None) -> Response:
         """Reply to a conversation."""
-        return await chat_completions(writer, body, request, Chosen(policy, node))
+        return await respond(request, ChatRequestBody, policy, node)
 
-    @app.post(
-        "/v1/completions",
-        response_model=CompletionReplyBody,
-        responses=_ERRORS | _STREAM,
-        dependencies=protected,
-        openapi_extra=_body_of(CompletionRequestBody),
-    )
-    async def text(
-        body: Annotated[CompletionRequestBody, Depends(_text_body)],
-        request: Request,
-        policy: PolicyHeader = None,
-        node: NodeHeader = None,
-    ) -> Any:
+    @api.post("/completions", response_model=CompletionReplyBody, **_described(CompletionRequestBody))
+    async def text(request: Request, policy: PolicyHeader = None, node: NodeHeader = None) -> Response:
         """Go on with a text."""
-        return await completions(writer, body, request, Chosen(policy, node))
+        return await respond(request, CompletionRequestBody, policy, node)
 
     async def model_entry() -> ModelEntry:
         return ModelEntry(id=writer.model_name, created=created, max_model_len=await writer.context_length())
 
-    @app.get("/v1/models", responses={401: _ERRORS[401]}, dependencies=protected)
+    @api.get("/models", responses={401: _ERRORS[401]})
     async def models() -> ModelList:
         """The model that is served."""
         return ModelList(data=[await model_entry()])
 
-    @app.get("/v1/models/{name:path}", responses={401: _ERRORS[401], 404: _ERRORS[404]}, dependencies=protected)
+    @api.get("/models/{name:path}", responses={401: _ERRORS[401], 404: _ERRORS[404]})
     async def model(name: str) -> ModelEntry:
         """The model that is served, by its name."""
         if name != writer.model_name:
@@ -156,12 +138,11 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
         return await model_entry()
 
     async def health(response: Response) -> Health:
-        """Whether replies can be written."""
-        working = llm.access.healthy()
-        response.status_code = 200 if working else 503
-        return Health(
-            status="ok" if working else "failing", running=writer.admission.running, waiting=writer.admission.waiting
-        )
+        """Whether replies can be generated."""
+        healthy = llm.access.healthy()
+        response.status_code = 200 if healthy else 503
+        admission = writer.admission
+        return Health(status="ok" if healthy else "failing", running=admission.running, waiting=admission.waiting)
 
     failing: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "The engines have failed."}}
     app.add_api_route("/health", health, methods=["GET"], responses=failing)
@@ -172,17 +153,15 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
         """Figures for Prometheus."""
         return Response(writer.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    app.include_router(api)
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
     return app
 
 
-_BODIES = "#/components/schemas/Request."
-
-
-def _body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """How OpenAPI describes a body that FastAPI does not read itself."""
-    schema = {"$ref": _BODIES + model.__name__}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def _described(model: type[BaseModel]) -> dict[str, Any]:
+    """How OpenAPI describes a route whose body FastAPI does not read itself."""
+    content = {"application/json": {"schema": {"$ref": _BODIES + model.__name__}}}
+    return {"responses": _ERRORS | _STREAM, "openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
 def _description(app: FastAPI) -> dict[str, Any]:

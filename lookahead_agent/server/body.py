@@ -62,14 +62,19 @@ class BodyReader:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > longest:
             raise _too_long(longest)
-        data = await self._arrived(request, longest)
+        data = await self.arrived(request, longest)
         if len(data) <= _IN_PLACE:
             return _checked(data, model, token_ids)
         # One at a time: what a body is read into takes several times its memory.
         async with self._checking:
             return await asyncio.to_thread(_checked, data, model, token_ids)
 
-    async def _arrived(self, request: Request, longest: int) -> bytes:
+    async def arrived(self, request: Request, longest: int) -> bytes:
+        """The bytes of a body, of at most `longest`.
+
+        Raises:
+            RefusedError: It is too long (413), too slow (408), or many long bodies arrive at once (429).
+        """
         pieces: list[bytes] = []
         length = 0
         try:
@@ -81,9 +86,13 @@ class BodyReader:
                     if length > longest:
                         raise _too_long(longest)
                     if self._held > max(_MOST_HELD, 4 * longest):
-                        raise RefusedError(429, "many long requests arrive: try again later", retry_after=1)
+                        raise RefusedError(
+                            429, "many long requests arrive: try again later", headers={"Retry-After": "1"}
+                        )
         except TimeoutError:
-            raise RefusedError(408, f"the body did not arrive within {self._seconds:g} s") from None
+            # The rest of the request may still come.
+            late = f"the body did not arrive within {self._seconds:g} s"
+            raise RefusedError(408, late, headers={"Connection": "close"}) from None
         except ClientDisconnect:
             raise RefusedError(499, "the client has gone") from None
         finally:

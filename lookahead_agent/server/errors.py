@@ -1,11 +1,10 @@
-"""Errors as OpenAI's clients understand them, without a word about this machine."""
+"""Errors in the form of OpenAI's API, without paths and addresses of this machine."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,14 +16,15 @@ from lookahead_agent.errors import ConfigurationError, ContextLengthError, Looka
 
 logger = logging.getLogger(__name__)
 
-# Absolute paths and addresses: names of folders and machines are nobody's business.
+# Absolute paths and addresses.
 _INTERNAL = re.compile(r"https?://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}/?|[A-Za-z]:\\\S+")
 _ABSENT = (
     "there is nothing here: this server answers POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 )
-_LONGEST = 1000
+_MAX_LENGTH = 1000
 """Characters of an error's text."""
 _FAILED = "the model failed; the server's log says why"
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(BaseModel):
@@ -57,7 +57,7 @@ class RefusedError(Exception):
         message: Why, in words.
         param: The field that it is about.
         code: A word for programs.
-        retry_after: Seconds after which it may be tried again.
+        headers: Of the answer, such as Retry-After.
     """
 
     def __init__(
@@ -67,75 +67,56 @@ class RefusedError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry_after: int | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
-        self.retry_after = retry_after
+        self.headers = headers
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """Status and body for an exception."""
+    """Status and body for an exception; the text has a bounded length, whatever a client has sent."""
     match error:
         case RefusedError():
-            kinds = {401: "authentication_error", 429: "rate_limit_error"}
-            kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-            return error.status, ErrorBody(message=str(error), type=kind, param=error.param, code=error.code)
-        case ContextLengthError():
-            return 400, _invalid(error, "context_length_exceeded")
+            return error.status, _body(error.status, str(error), error.param, error.code)
         case ConfigurationError():
-            return 400, _invalid(error, None)
+            code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+            return 400, _body(400, _INTERNAL.sub("…", str(error)[:_MAX_LENGTH]), code=code)
+        case RequestValidationError():
+            problem = error.errors()[0]
+            name = ".".join(str(part) for part in problem["loc"] if part != "body")
+            return 400, _body(400, f"{name}: {problem['msg']}", name or None)
+        case HTTPException():
+            message = _ABSENT if error.status_code in (404, 405) else str(error.detail)
+            return error.status_code, _body(error.status_code, message)
     logger.error("a request failed: %s", error, exc_info=not isinstance(error, LookaheadError))
-    return 500, ErrorBody(message=_FAILED, type="server_error")
+    return 500, _body(500, _FAILED)
 
 
-def _invalid(error: Exception, code: str | None) -> ErrorBody:
-    return ErrorBody(message=_INTERNAL.sub("…", str(error)[:_LONGEST]), type="invalid_request_error", code=code)
+def _body(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorBody:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return ErrorBody(message=_shortened(message), type=kind, param=param and _shortened(param), code=code)
 
 
-def error_response(status: int, body: ErrorBody, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """An error as OpenAI's API gives it, of bounded length, whatever a client has sent."""
-    for name in ("message", "param"):
-        if len(text := getattr(body, name) or "") > _LONGEST:
-            body = body.model_copy(update={name: text[: _LONGEST - 1] + "…"})
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
+
+
+def error_response(error: Exception, on_error: Callable[[int], None]) -> JSONResponse:
+    """The answer to a request that fails with an exception; `on_error` is told its status."""
+    status, body = error_body(error)
+    on_error(status)
+    headers = dict(error.headers or {}) if isinstance(error, (RefusedError, HTTPException)) else {}
     return JSONResponse(ErrorReply(error=body).model_dump(), status, headers)
 
 
 def install_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
     """Have every error of the app answered in this form, and `on_error` told its status."""
 
-    def reply(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> JSONResponse:
-        on_error(status)
-        return error_response(status, body, headers)
+    async def answer(_: Request, error: Exception) -> JSONResponse:
+        return error_response(error, on_error)
 
-    async def known(_: Request, error: Exception) -> JSONResponse:
-        status, body = error_body(error)
-        wait = error.retry_after if isinstance(error, RefusedError) else None
-        headers = {"Retry-After": str(wait)} if wait is not None else {}
-        if status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if status == 408:
-            headers["Connection"] = "close"  # the rest of the request may still come
-        return reply(status, body, headers)
-
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        problem: dict[str, Any] = error.errors()[0]
-        name = ".".join(str(part) for part in problem["loc"] if part != "body")
-        return reply(
-            400, ErrorBody(message=f"{name}: {problem['msg']}", type="invalid_request_error", param=name or None)
-        )
-
-    async def http(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-        message = _ABSENT if error.status_code in (404, 405) else str(error.detail)
-        return reply(error.status_code, ErrorBody(message=message, type=kind), dict(error.headers or {}))
-
-    app.add_exception_handler(RefusedError, known)
-    app.add_exception_handler(LookaheadError, known)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, known)
+    for kind in (RefusedError, LookaheadError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from lookahead_agent.server.admission import Admission
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 
@@ -14,19 +15,12 @@ class Metrics:
     """Counts what the server does.
 
     Args:
-        running: How many replies are being written.
-        waiting: How many wait.
+        admission: Knows how many replies are generated, and how many wait.
         nodes: Node names that may be labels; others are "other", for clients choose them.
         policies: Names of policies that may be, in the same way.
     """
 
-    def __init__(
-        self,
-        running: Callable[[], float],
-        waiting: Callable[[], float],
-        nodes: frozenset[str],
-        policies: frozenset[str],
-    ) -> None:
+    def __init__(self, admission: Admission, nodes: frozenset[str], policies: frozenset[str]) -> None:
         self._nodes = nodes
         self._policies = policies
         self._registry = CollectorRegistry()
@@ -62,8 +56,12 @@ class Metrics:
             "Certificates given up since then, for too many of their steps were disputed.",
             registry=self._registry,
         )
-        Gauge("lookahead_running", "Replies being written.", registry=self._registry).set_function(running)
-        Gauge("lookahead_waiting", "Replies that wait.", registry=self._registry).set_function(waiting)
+        Gauge("lookahead_running", "Replies being written.", registry=self._registry).set_function(
+            lambda: admission.running
+        )
+        Gauge("lookahead_waiting", "Replies that wait.", registry=self._registry).set_function(
+            lambda: admission.waiting
+        )
 
     def written(self, metadata: dict[str, Any], seconds: float, first: float | None) -> None:
         """Count a reply.

@@ -12,12 +12,11 @@ from lookahead_agent.generation.call_options import MaxTokens, SamplingArguments
 _STRICT = ConfigDict(extra="forbid")
 # Earlier replies come back with whatever a client library has added to them.
 _HISTORY = ConfigDict(extra="ignore")
+_MAX_MESSAGES = 10_000
+_MAX_TOOLS = 512
+_MAX_PARTS = 4096
+_MAX_STOPS = 16
 _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a draft's step that was accepted"
-
-
-_MOST_MESSAGES = 10_000
-_MOST_TOOLS = 512
-_MOST_PARTS = 4096
 
 
 class _Given(BaseModel):
@@ -50,7 +49,7 @@ class ContentPart(_Given):
 
 Content = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[ContentPart], Field(fail_fast=True, max_length=_MOST_PARTS), Tag("parts")],
+    | Annotated[list[ContentPart], Field(fail_fast=True, max_length=_MAX_PARTS), Tag("parts")],
     Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
 ]
 
@@ -116,21 +115,6 @@ class Tool(_Given):
     function: Function
 
 
-class NamedFunction(_Given):
-    """A function's name."""
-
-    model_config = _STRICT
-    name: str
-
-
-class NamedTool(_Given):
-    """The tool that must be called."""
-
-    model_config = _STRICT
-    type: Literal["function"]
-    function: NamedFunction
-
-
 class StreamOptions(_Given):
     """How to stream."""
 
@@ -139,8 +123,6 @@ class StreamOptions(_Given):
     include_obfuscation: bool | None = None
 
 
-_MOST_STOPS = 16
-
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -148,7 +130,7 @@ class Sampled(_Given, SamplingArguments):
     """What both kinds of requests have.
 
     `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
-    What would not be true here (penalties, biases, log-probabilities) is refused, not ignored.
+    Fields that this library cannot carry out (penalties, biases, log-probabilities) return an error.
     """
 
     model_config = _STRICT
@@ -165,12 +147,12 @@ class Sampled(_Given, SamplingArguments):
     response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _refuse_what_is_not_true(self) -> Sampled:
+    def _supported(self) -> Sampled:
         for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported: steps are exchanged between two models")
-        if len(self.stop or ()) > _MOST_STOPS:
-            raise ValueError(f"stop is up to {_MOST_STOPS} texts")
+        if len(self.stop or ()) > _MAX_STOPS:
+            raise ValueError(f"stop is up to {_MAX_STOPS} texts")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for stream=true")
         return self
@@ -180,14 +162,19 @@ class Sampled(_Given, SamplingArguments):
         """Whether the end of a stream tells the tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def reply_tokens(self) -> int | None:
+        """Most tokens of a reply."""
+        return self.max_tokens
+
 
 class ChatRequestBody(Sampled):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: MaxTokens | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MOST_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
@@ -202,6 +189,11 @@ class ChatRequestBody(Sampled):
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice is for requests with tools")
         return self
+
+    @property
+    def reply_tokens(self) -> int | None:
+        """Most tokens of a reply, by either of two names."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequestBody(Sampled):

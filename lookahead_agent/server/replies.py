@@ -1,207 +1,194 @@
-"""Writes the replies of requests: in turn, counted, and stopped when the client has gone."""
+"""The replies to one request, in the two forms of OpenAI's API: of a chat, and of a text without a chat template."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import time
-from collections.abc import AsyncGenerator, Coroutine
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from langchain_core.messages import AIMessage, BaseMessage
-from starlette.requests import Request
+from langchain_core.messages import AIMessage
+from pydantic import BaseModel
 
-from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.chat.messages import thinking_of
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engines import background
-from lookahead_agent.generation.call_options import CallOptions
-from lookahead_agent.generation.request import ChatRequest, TextDelta
-from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
-from lookahead_agent.server.admission import Admission
-from lookahead_agent.server.errors import RefusedError
-from lookahead_agent.server.metrics import Metrics
-from lookahead_agent.server.protocol import CompletionTokens, LookaheadFigures, Sampled, Usage
-from lookahead_agent.server.settings import ServerSettings
-from lookahead_agent.server.streaming import disconnected
-
-T = TypeVar("T")
-
-_LONGEST_POLICY = 2000
-"""Characters of a policy that a client writes, or fields."""
-
-Prompt = list[BaseMessage] | str | list[int]
+from lookahead_agent.generation.request import TextDelta
+from lookahead_agent.generation.tool_calls import as_unreadable
+from lookahead_agent.server.protocol import (
+    ChatChoice,
+    ChatReplyBody,
+    CompletionReplyBody,
+    CompletionTokens,
+    FunctionCall,
+    LookaheadFigures,
+    ReplyMessage,
+    TextChoice,
+    ToolCall,
+    Usage,
+)
+from lookahead_agent.server.responses import merged
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """What a request's headers choose, before its body."""
-
-    policy: str | None = None
-    node: str | None = None
-
-
-class ReplyWriter:
-    """Writes replies for the server.
+class Replies(ABC):
+    """The replies to one request, whole or in chunks.
 
     Args:
-        llm: The chat model.
-        settings: The server's limits.
+        streams: Generate them, the choices of each prompt in a row.
+        choices: Of each prompt.
+        model: The model's name.
+        with_usage: Whether a last chunk tells the tokens.
     """
 
-    def __init__(self, llm: ChatLookahead, settings: ServerSettings) -> None:
-        self.llm = llm
-        self.settings = settings
-        self.admission = Admission(settings.concurrent, settings.queue)
-        named = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
-        self._policies = {policy.name: policy for policy in named}
-        self.metrics = Metrics(
-            lambda: self.admission.running,
-            lambda: self.admission.waiting,
-            frozenset(llm.policies),
-            frozenset(self._policies),
+    prefix: ClassVar[str]
+    chunk: ClassVar[str]
+
+    def __init__(
+        self,
+        streams: Sequence[AsyncGenerator[TextDelta | StepEvent | AIMessage, None]],
+        choices: int,
+        model: str,
+        *,
+        with_usage: bool = False,
+    ) -> None:
+        self._streams = streams
+        self._choices = choices
+        self._base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._with_usage = with_usage
+        self._done: dict[int, AIMessage] = {}
+        self._started: set[int] = set()
+
+    async def body(self) -> dict[str, Any]:
+        """All replies in one."""
+        async with aclosing(merged(self._streams)) as events:
+            async for index, event in events:
+                if isinstance(event, AIMessage):
+                    self._done[index] = event
+        replies = [self._done[index] for index in sorted(self._done)]
+        figures = [_figures(reply) for reply in replies]
+        return self._body(replies, {**self._base, "usage": self._usage(), "lookahead": figures}).model_dump()
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """What the events of a stream have."""
+        base = self._base | {"object": self.chunk} | ({"usage": None} if self._with_usage else {})
+        async with aclosing(merged(self._streams)) as events:
+            async for index, event in events:
+                if isinstance(event, StepEvent):
+                    continue
+                chunks = [
+                    base | {"choices": [{"index": index, "logprobs": None} | choice]}
+                    for choice in self._deltas(index, event)
+                ]
+                if isinstance(event, AIMessage):
+                    self._done[index] = event
+                    chunks[-1]["lookahead"] = _figures(event).model_dump()
+                for chunk in chunks:
+                    yield chunk
+        if self._with_usage:
+            yield base | {"choices": [], "usage": self._usage().model_dump()}
+
+    def _usage(self) -> Usage:
+        """The tokens: of each prompt once."""
+        counts = {index: reply.usage_metadata for index, reply in self._done.items() if reply.usage_metadata}
+        prompt = sum(count["input_tokens"] for index, count in counts.items() if index % self._choices == 0)
+        completion = sum(count["output_tokens"] for count in counts.values())
+        thinking = sum(count.get("output_token_details", {}).get("reasoning", 0) for count in counts.values())
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            completion_tokens_details=CompletionTokens(reasoning_tokens=thinking),
         )
-        self._context_length: int | None = None
 
-    @property
-    def model_name(self) -> str:
-        """The model's name on this server."""
-        return self.settings.served_model or self.llm.model
+    @abstractmethod
+    def _body(self, replies: Sequence[AIMessage], common: dict[str, Any]) -> BaseModel: ...
 
-    async def context_length(self) -> int:
-        """Most tokens of prompt and reply together."""
-        if self._context_length is None:
-            self._context_length = await asyncio.to_thread(self.llm.access.context_length)
-        return self._context_length
-
-    def no_model(self, name: str) -> RefusedError:
-        """The error for another model's name."""
-        return RefusedError(
-            404,
-            f"there is no model {name[:200]!r}; this is {self.model_name!r}",
-            param="model",
-            code="model_not_found",
-        )
-
-    def check(self, body: Sampled, max_tokens: int | None) -> None:
-        """Check what a request asks for against the limits.
-
-        Raises:
-            RefusedError: It asks for too much, or for another model.
-        """
-        if body.model is not None and body.model != self.model_name:
-            raise self.no_model(body.model)
-        if max_tokens is not None and max_tokens > self.settings.max_tokens:
-            raise RefusedError(400, f"a reply has at most {self.settings.max_tokens} tokens here", param="max_tokens")
-        if body.n > self.settings.max_choices:
-            raise RefusedError(400, f"n is at most {self.settings.max_choices} here", param="n")
-
-    def _policy(self, asked: str | dict[str, Any] | None) -> PolicyLike | None:
-        if asked is None or (self.settings.client_policies and len(asked) <= _LONGEST_POLICY):
-            return asked
-        if isinstance(asked, str) and (asked in self._policies or (":" not in asked and "=" not in asked)):
-            return self._policies.get(asked, asked)
-        raise RefusedError(
-            400,
-            f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own: its "
-            "owner can allow them with --client-policies",
-            param="policy",
-        )
-
-    def options(self, body: Sampled, max_tokens: int | None, chosen: Chosen, choice: int) -> dict[str, Any]:
-        """The call's arguments for one of a request's replies."""
-        return {
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-            # Replies to one request differ, and are the same for the same request.
-            "seed": None if body.seed is None else _wrapped(body.seed + choice),
-            "stop": body.stop,
-            "max_tokens": min(max_tokens or self.llm.max_tokens, self.settings.max_tokens),
-            "policy": self._policy(chosen.policy or body.policy),
-            "node": chosen.node or body.node,
-            "response_format": body.response_format,
-        }
-
-    async def stream(self, prompt: Prompt, options: dict[str, Any]) -> AsyncGenerator[TextDelta | AIMessage, None]:
-        """The pieces of a reply, and at last the message.
-
-        Raises:
-            RefusedError: Too many replies wait already.
-            LookaheadError: The reply could not be written.
-        """
-        call = await asyncio.to_thread(self._call, prompt, options)
-        async with self.admission.slot():
-            started = time.monotonic()
-            first: float | None = None
-            async with aclosing(background.astream(self.llm.calls.work(call))) as items:
-                async for item in items:
-                    if isinstance(item, StepEvent):
-                        continue
-                    if isinstance(item, AIMessage):
-                        self.metrics.written(item.response_metadata, time.monotonic() - started, first)
-                    elif first is None:
-                        first = time.monotonic() - started
-                    yield item
-
-    def _call(self, prompt: Prompt, options: dict[str, Any]) -> ChatRequest:
-        return self.llm.calls.request(prompt, CallOptions.read(options), longest_prompt=self.settings.max_prompt_tokens)
-
-    async def reply(self, prompt: Prompt, options: dict[str, Any]) -> AIMessage:
-        """A whole reply; see `stream`."""
-        message: AIMessage | None = None
-        async with aclosing(self.stream(prompt, options)) as items:
-            async for item in items:
-                message = item if isinstance(item, AIMessage) else message
-        assert message is not None
-        return message
+    @abstractmethod
+    def _deltas(self, index: int, event: TextDelta | AIMessage) -> Iterator[dict[str, Any]]:
+        """The choices of a chunk each."""
 
 
-def _wrapped(seed: int) -> int:
-    """In 64 bits: the last seed is followed by the first."""
-    return (seed + 2**63) % 2**64 - 2**63
+class ChatReplies(Replies):
+    """Of `/v1/chat/completions`."""
+
+    prefix = "chatcmpl"
+    chunk = "chat.completion.chunk"
+
+    def _body(self, replies: Sequence[AIMessage], common: dict[str, Any]) -> BaseModel:
+        choices = [
+            ChatChoice(index=index, message=_message(reply), finish_reason=_finish_reason(reply))
+            for index, reply in enumerate(replies)
+        ]
+        return ChatReplyBody(choices=choices, **common)
+
+    def _deltas(self, index: int, event: TextDelta | AIMessage) -> Iterator[dict[str, Any]]:
+        role = {} if index in self._started else {"role": "assistant"}
+        self._started.add(index)
+        if isinstance(event, TextDelta):
+            kind = "reasoning_content" if event.kind == "thinking" else "content"
+            yield {"delta": role | {kind: event.text}, "finish_reason": None}
+            return
+        calls = {"tool_calls": [call.model_dump() for call in _calls(event)]} if _calls(event) else {}
+        if calls and not event.invalid_tool_calls:
+            yield {"delta": role | calls, "finish_reason": None}
+            role, calls = {}, {}
+        elif calls and role:  # OpenAI's client takes the first chunk as it is
+            yield {"delta": role | {"content": ""}, "finish_reason": None}
+            role = {}
+        # Clients that read arguments as they come must know by then that these were cut off.
+        yield {"delta": role | calls, "finish_reason": _finish_reason(event)}
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of some work, which is stopped when the client goes away.
+class TextReplies(Replies):
+    """Of `/v1/completions`."""
 
-    Raises:
-        RefusedError: The client has gone (nobody will read it).
-    """
-    writing = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait({writing, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not writing.done():
-            raise RefusedError(499, "the client has gone")
-        return await writing
-    finally:
-        for task in (writing, watching):
-            task.cancel()
-        await asyncio.gather(writing, watching, return_exceptions=True)
+    prefix = "cmpl"
+    chunk = "text_completion"
+
+    def _body(self, replies: Sequence[AIMessage], common: dict[str, Any]) -> BaseModel:
+        choices = [
+            TextChoice(index=index, text=reply.text, finish_reason=reply.response_metadata["finish_reason"])
+            for index, reply in enumerate(replies)
+        ]
+        return CompletionReplyBody(choices=choices, **common)
+
+    def _deltas(self, index: int, event: TextDelta | AIMessage) -> Iterator[dict[str, Any]]:
+        if isinstance(event, TextDelta):
+            yield {"text": event.text, "finish_reason": None}
+        else:
+            yield {"text": "", "finish_reason": event.response_metadata["finish_reason"]}
 
 
-def usage_of(messages: list[AIMessage], choices: int) -> Usage:
-    """The tokens of a request: each prompt once, with its choices in a row."""
-    counts = [message.usage_metadata for message in messages if message.usage_metadata is not None]
-    prompt = sum(count["input_tokens"] for count in counts[::choices])
-    completion = sum(count["output_tokens"] for count in counts)
-    thinking = sum(count.get("output_token_details", {}).get("reasoning", 0) for count in counts)
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        completion_tokens_details=CompletionTokens(reasoning_tokens=thinking),
+def _calls(reply: AIMessage) -> list[ToolCall]:
+    """Tool calls, also those that cannot be read: clients report these themselves, and must not complete them."""
+    read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in reply.tool_calls]
+    unread = [(call["id"], call["name"] or "", as_unreadable(call["args"] or "")) for call in reply.invalid_tool_calls]
+    return [
+        ToolCall(id=identifier or "", function=FunctionCall(name=name, arguments=arguments), index=index)
+        for index, (identifier, name, arguments) in enumerate(read + unread)
+    ]
+
+
+def _finish_reason(reply: AIMessage) -> str:
+    """As of the reply; but "tool_calls" also where all calls are invalid, since clients are told of them as calls."""
+    reason: str = reply.response_metadata["finish_reason"]
+    return "tool_calls" if reason == "stop" and _calls(reply) else reason
+
+
+def _message(reply: AIMessage) -> ReplyMessage:
+    calls = _calls(reply)
+    return ReplyMessage(
+        content=reply.text or (None if calls else ""),
+        reasoning_content=thinking_of(reply) or None,
+        tool_calls=calls or None,
     )
 
 
-def figures_of(message: AIMessage) -> LookaheadFigures:
-    """How a reply came about."""
-    figures = message.response_metadata["lookahead"]
+def _figures(reply: AIMessage) -> LookaheadFigures:
+    figures = reply.response_metadata["lookahead"]
     return LookaheadFigures(
-        policy=figures["policy"],
-        steps=figures["steps"],
-        accepted=figures["accepted"],
-        acceptance_rate=figures["acceptance_rate"],
+        **{name: figures[name] for name in ("policy", "steps", "accepted", "acceptance_rate")},
         speculation_disabled=figures["speculation_disabled"] is not None,
     )

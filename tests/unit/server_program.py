@@ -10,7 +10,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
-from lookahead_agent.server.run import run_server
+from lookahead_agent.server.uvicorn_server import run_server
 from lookahead_agent.testing import replying
 
 if __name__ == "__main__":

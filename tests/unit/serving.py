@@ -12,8 +12,8 @@ import uvicorn
 from lookahead_agent import ChatLookahead
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
-from lookahead_agent.server.connections import ServerConfig
-from lookahead_agent.server.replies import ReplyWriter
+from lookahead_agent.server.uvicorn_server import ServerConfig
+from lookahead_agent.server.writer import ReplyWriter
 
 
 @contextmanager

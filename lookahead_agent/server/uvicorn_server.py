@@ -1,10 +1,11 @@
-"""Connections of clients that nobody knows yet: how many there may be, and how long each may take to ask."""
+"""Runs the application by uvicorn, with bounds on connections: how many, and how long each may take to ask."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import resource
+import signal
 import socket
 import time
 from collections import OrderedDict
@@ -15,12 +16,14 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.server.app import create_app
 from lookahead_agent.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 _PIECE = 16 << 10
-_LONGEST_HEAD = 32 << 10
+_MAX_HEAD = 32 << 10
 """Bytes of a request's line and headers from which no more are waited for, a piece more or less."""
 _IDLE_SECONDS = 15
 """Between two requests: longer than the five seconds of httpx, and so of OpenAI's client, which then closes first."""
@@ -32,8 +35,8 @@ _QUIET_SECONDS = 60.0
 """Between two log lines of the same kind, of which clients could cause thousands."""
 
 
-class _Quietly(logging.Filter):
-    """Lets one log line of a kind pass, and the next after a minute, of those that any client can cause."""
+class _OncePerMinute(logging.Filter):
+    """Lets one log line of a kind pass in a minute, of those that any client can cause."""
 
     KINDS = ("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket", "socket.accept()", "Closed")
 
@@ -42,15 +45,13 @@ class _Quietly(logging.Filter):
         self._last: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = str(record.msg)
+        text, now = str(record.msg), time.monotonic()
         kind = next((kind for kind in self.KINDS if text.startswith(kind)), None)
-        if kind is None:
-            return True
-        now = time.monotonic()
-        passes = now - self._last.get(kind, -_QUIET_SECONDS) >= _QUIET_SECONDS
-        if passes:
+        if kind is not None and now - self._last.get(kind, -_QUIET_SECONDS) < _QUIET_SECONDS:
+            return False
+        if kind is not None:
             self._last[kind] = now
-        return passes
+        return True
 
 
 class ServerConfig(uvicorn.Config):
@@ -68,7 +69,7 @@ class ServerConfig(uvicorn.Config):
             http=BoundedProtocol,
             ws="none",
             loop="asyncio",
-            h11_max_incomplete_event_size=_LONGEST_HEAD,
+            h11_max_incomplete_event_size=_MAX_HEAD,
             timeout_keep_alive=_IDLE_SECONDS,
             backlog=max(1, min(_BACKLOG, most_connections(settings) // 2)),
             server_header=False,
@@ -79,11 +80,11 @@ class ServerConfig(uvicorn.Config):
         """Connections without a whole request, those that wait longest first."""
         self.ending = False
         """Whether the server ends: what is still being accepted is not waited for."""
-        quietly = _Quietly()
+        once = _OncePerMinute()
         for name in ("uvicorn.error", "asyncio", logger.name):
             log = logging.getLogger(name)
-            log.filters = [each for each in log.filters if not isinstance(each, _Quietly)]
-            log.addFilter(quietly)
+            log.filters = [each for each in log.filters if not isinstance(each, _OncePerMinute)]
+            log.addFilter(once)
 
 
 class BoundedServer(uvicorn.Server):
@@ -95,6 +96,30 @@ class BoundedServer(uvicorn.Server):
         """Finish what runs."""
         self.config.ending = True
         await super().shutdown(sockets)
+
+
+def run_server(llm: ChatLookahead, settings: ServerSettings, listener: socket.socket, grace: int) -> None:
+    """Serve a chat model until SIGTERM, SIGINT or SIGHUP.
+
+    Args:
+        llm: The chat model.
+        settings: Limits.
+        listener: Bound to its address.
+        grace: Seconds that running replies have to end.
+    """
+    config = ServerConfig(
+        create_app(llm, settings),
+        settings,
+        log_level="warning",
+        log_config=None,  # its records go where those of this library go, which shows no terminal sequences
+        timeout_graceful_shutdown=grace,
+    )
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        BoundedServer(config).run([listener])
+    except KeyboardInterrupt:  # uvicorn repeats the signal once it has finished what ran
+        return
 
 
 def most_connections(settings: ServerSettings) -> int:

@@ -1,0 +1,147 @@
+"""Generates the replies of requests: in turn, counted, and within the server's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from lookahead_agent.chat.messages import from_openai
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.decoding import StepEvent
+from lookahead_agent.engines import background
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.request import ChatRequest, TextDelta
+from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
+from lookahead_agent.server.admission import Admission
+from lookahead_agent.server.errors import RefusedError
+from lookahead_agent.server.metrics import Metrics
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
+from lookahead_agent.server.settings import ServerSettings
+
+_MAX_POLICY = 2000
+"""Characters of a policy that a client writes, or fields."""
+
+
+class ReplyWriter:
+    """Generates replies for the server.
+
+    Args:
+        llm: The chat model.
+        settings: The server's limits.
+    """
+
+    def __init__(self, llm: ChatLookahead, settings: ServerSettings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.model_name = settings.served_model or llm.model
+        self.admission = Admission(settings.concurrent, settings.queue)
+        named = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
+        self._policies = {policy.name: policy for policy in named}
+        self.metrics = Metrics(self.admission, frozenset(llm.policies), frozenset(self._policies))
+        self._context_length: int | None = None
+
+    async def context_length(self) -> int:
+        """Most tokens of prompt and reply together."""
+        if self._context_length is None:
+            self._context_length = await asyncio.to_thread(self.llm.access.context_length)
+        return self._context_length
+
+    def no_model(self, name: str) -> RefusedError:
+        """The error for another model's name."""
+        message = f"there is no model {name[:200]!r}; this is {self.model_name!r}"
+        return RefusedError(404, message, param="model", code="model_not_found")
+
+    def requests(
+        self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
+    ) -> list[ChatRequest]:
+        """What a body asks for, a request for each of its replies.
+
+        Args:
+            body: The request's.
+            policy: From its header, before that of the body.
+            node: From its header.
+
+        Raises:
+            RefusedError: It asks for too much, or for another model.
+            ConfigurationError: It asks for what cannot be.
+        """
+        limits = self.settings
+        max_tokens = body.reply_tokens
+        if body.model is not None and body.model != self.model_name:
+            raise self.no_model(body.model)
+        if max_tokens is not None and max_tokens > limits.max_tokens:
+            raise RefusedError(400, f"a reply has at most {limits.max_tokens} tokens here", param="max_tokens")
+        if body.n > limits.max_choices:
+            raise RefusedError(400, f"n is at most {limits.max_choices} here", param="n")
+        options: dict[str, Any] = {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop,
+            "max_tokens": min(max_tokens or self.llm.max_tokens, limits.max_tokens),
+            "policy": self._policy(policy or body.policy),
+            "node": node or body.node,
+            "response_format": body.response_format,
+        }
+        prompts: list[list[BaseMessage] | str | list[int]]
+        if isinstance(body, ChatRequestBody):
+            prompts = [[from_openai(message.model_dump(exclude_none=True)) for message in body.messages]]
+            options |= {
+                "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+                "tool_choice": body.tool_choice,
+                "parallel_tool_calls": body.parallel_tool_calls,
+                "template_arguments": body.chat_template_kwargs or {},
+            }
+        else:
+            prompts = list(body.prompts)
+            if len(prompts) * body.n > limits.max_choices:
+                raise RefusedError(400, f"a request has at most {limits.max_choices} choices here", param="prompt")
+        # Replies to one request differ, and are the same for the same request.
+        seeds = [None if body.seed is None else _wrapped(body.seed + choice) for choice in range(body.n)]
+        return [
+            self.llm.calls.request(
+                prompt, CallOptions.read({**options, "seed": seed}), longest_prompt=limits.max_prompt_tokens
+            )
+            for prompt in prompts
+            for seed in seeds
+        ]
+
+    def _policy(self, asked: str | dict[str, Any] | None) -> PolicyLike | None:
+        if asked is None or (self.settings.client_policies and len(asked) <= _MAX_POLICY):
+            return asked
+        if isinstance(asked, str) and (asked in self._policies or (":" not in asked and "=" not in asked)):
+            return self._policies.get(asked, asked)
+        raise RefusedError(
+            400,
+            f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own: its "
+            "owner can allow them with --client-policies",
+            param="policy",
+        )
+
+    async def generate(self, request: ChatRequest) -> AsyncGenerator[TextDelta | StepEvent | AIMessage, None]:
+        """The text and steps of a reply, and at last the reply.
+
+        Raises:
+            RefusedError: Too many replies wait already.
+            LookaheadError: The reply could not be generated.
+        """
+        async with self.admission.slot():
+            started = time.monotonic()
+            first: float | None = None
+            async with aclosing(background.astream(self.llm.calls.work(request))) as events:
+                async for event in events:
+                    if isinstance(event, AIMessage):
+                        self.metrics.written(event.response_metadata, time.monotonic() - started, first)
+                    elif first is None and not isinstance(event, StepEvent):
+                        first = time.monotonic() - started
+                    yield event
+
+
+def _wrapped(seed: int) -> int:
+    """In 64 bits: the last seed is followed by the first."""
+    return (seed + 2**63) % 2**64 - 2**63
