@@ -37,6 +37,8 @@ _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECA
 Resolve = Callable[[str, int], list[str]]
 """Addresses of a host and port."""
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 
 @dataclass(frozen=True)
 class HttpLimits:
@@ -102,6 +104,7 @@ def fetch(
     *,
     first_character: int = 1,
     resolving: Resolve = resolve,
+    public: Callable[[Address], bool] | None = None,
     transport: httpx.BaseTransport | None = None,
 ) -> str:
     """The text of a page.
@@ -113,6 +116,7 @@ def fetch(
         limits: What it may cost.
         first_character: From which character of the page's text, from 1.
         resolving: Finds the addresses of a host.
+        public: Whether an address may be connected to; None: those that hosts of the public internet have.
         transport: Replaces the network, for tests.
 
     Raises:
@@ -130,7 +134,13 @@ def fetch(
             for _ in range(_MOST_REDIRECTS + 1):
                 host, port = _checked(target, names)
                 addresses = _resolved_until(end, resolving, host, port)
-                response = _answer(client, target, host, port, [_public(host, address) for address in addresses])
+                response = _answer(
+                    client,
+                    target,
+                    host,
+                    port,
+                    [_checked_address(host, address, public or is_public) for address in addresses],
+                )
                 try:
                     if response.has_redirect_location:
                         target = target.join(response.headers["Location"])
@@ -145,6 +155,8 @@ def fetch(
                     response.close()
     except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"this is no address: {error}") from error
+    except httpx.TimeoutException as error:
+        raise ValueError(f"{_short(target)} cannot be reached: the time is over") from error
     except (httpx.HTTPError, httpx.StreamError) as error:
         raise ValueError(f"{_short(target)} cannot be reached: {str(error)[:500] or type(error).__name__}") from error
     except OSError as error:
@@ -219,20 +231,22 @@ def _checked(url: httpx.URL, allowed: Collection[_Allowed]) -> tuple[str, int]:
     return host, port
 
 
-def _public(host: str, address: str) -> str:
-    """The address, if hosts of the public internet have such ones.
+def is_public(ip: Address) -> bool:
+    """Whether hosts of the public internet have such addresses: none that is local, for protocols or documentation."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NO_IPV4_HOSTS)
+    return ip in _IPV6_HOSTS and ip.scope_id is None and not any(ip in network for network in _NO_IPV6_HOSTS)
+
+
+def _checked_address(host: str, address: str, public: Callable[[Address], bool]) -> str:
+    """The address, or the IPv4 address that it carries, if that is public.
 
     Raises:
-        ValueError: It is local, for protocols or documentation, or carries another address.
+        ValueError: It is not.
     """
     ip = ipaddress.ip_address(address)
-    mapped = getattr(ip, "ipv4_mapped", None)
-    ip = mapped or ip
-    if isinstance(ip, ipaddress.IPv4Address):
-        public = ip.is_global and not ip.is_multicast and not any(ip in network for network in _NO_IPV4_HOSTS)
-    else:
-        public = ip in _IPV6_HOSTS and ip.scope_id is None and not any(ip in network for network in _NO_IPV6_HOSTS)
-    if not public:
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if not public(ip):
         raise ValueError(f"the host {host!r} is at a private address, which is not fetched")
     return str(ip)
 

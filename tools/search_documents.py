@@ -32,8 +32,6 @@ _OVERLAP = 3
 _LONGEST_PASSAGE = 4_000
 _LONGEST_QUESTION = 10_000
 _LARGEST = 20 << 20
-_MOST_DOCUMENTS = 10_000
-_PDF_SECONDS = 20.0
 _PDF_MEMORY = 512 << 20
 _PDF_TEXT = 16 << 20
 # Of reciprocal rank fusion: how little the very first ranks count for more than the next.
@@ -41,6 +39,19 @@ _FUSION = 60
 
 Embed = Callable[[Sequence[str]], Any]
 """Vectors of texts, shape (n, d), of length 1: such as `SentenceTransformer(…).encode` with normalize_embeddings."""
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """What reading a folder may cost.
+
+    Attributes:
+        documents: Documents that are read.
+        pdf_seconds: Time that a PDF may take.
+    """
+
+    documents: int = 10_000
+    pdf_seconds: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -64,12 +75,14 @@ class DocumentIndex:
         folder: Read with all folders in it, up to 10,000 documents. Files that are no text, links, and what is no
             regular file are left out.
         embed: Makes vectors of texts; None: by words alone.
+        limits: What reading the folder may cost.
 
     Raises:
         ValueError: There is no such folder, it cannot be read, or it has no documents.
     """
 
-    def __init__(self, folder: str | Path, embed: Embed | None = None) -> None:
+    def __init__(self, folder: str | Path, embed: Embed | None = None, limits: SearchLimits | None = None) -> None:
+        limits = limits or SearchLimits()
         try:
             root = Path(folder).resolve()
             there = root.is_dir()
@@ -77,7 +90,11 @@ class DocumentIndex:
             raise ValueError(f"the folder {Path(folder).name} cannot be opened: {error}") from None
         if not there:
             raise ValueError(f"there is no folder {root.name}")
-        self.passages = [passage for path in _documents(root) for passage in _passages(root, path)]
+        self.passages = [
+            passage
+            for path in _documents(root, limits.documents)
+            for passage in _passages(root, path, limits.pdf_seconds)
+        ]
         if not self.passages:
             raise ValueError(f"{root.name} has no documents: text, Markdown or PDF files")
         import bm25s
@@ -157,7 +174,7 @@ def _tokens(texts: list[str]) -> Any:
     return bm25s.tokenize(texts, stopwords="en", show_progress=False)
 
 
-def _documents(root: Path) -> Iterator[Path]:
+def _documents(root: Path, most: int) -> Iterator[Path]:
     found = 0
     for parent, folders, files in os.walk(root, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -166,14 +183,14 @@ def _documents(root: Path) -> Iterator[Path]:
             known = path.suffix.lower() in _TEXTS or path.suffix.lower() == ".pdf"
             if name.startswith(".") or not known:
                 continue
-            if found == _MOST_DOCUMENTS:
+            if found == most:
                 logger.warning("%s has more than %d documents: the others are left out", root.name, found)
                 return
             found += 1
             yield path
 
 
-def _passages(root: Path, path: Path) -> Iterator[Passage]:
+def _passages(root: Path, path: Path, pdf_seconds: float) -> Iterator[Passage]:
     name = path.relative_to(root).as_posix()
     if not name.isprintable():  # with a line break in its name, a file could be cited as another
         name = ascii(name)
@@ -186,7 +203,7 @@ def _passages(root: Path, path: Path) -> Iterator[Passage]:
         logger.warning("%s is left out: it %s", name, error)
         return
     if path.suffix.lower() == ".pdf":
-        yield from _pages(data, name)
+        yield from _pages(data, name, pdf_seconds)
         return
     try:
         lines = data.decode("utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
@@ -199,17 +216,17 @@ def _passages(root: Path, path: Path) -> Iterator[Passage]:
             yield from _bounded(f"{name}:{first + 1}-{first + len(part)}", "\n".join(part).strip())
 
 
-def _pages(data: bytes, name: str) -> Iterator[Passage]:
-    limits = (str(_PDF_MEMORY), str(math.ceil(_PDF_SECONDS) + 1))
+def _pages(data: bytes, name: str, seconds: float) -> Iterator[Passage]:
+    limits = (str(_PDF_MEMORY), str(math.ceil(seconds) + 1))
     command = [sys.executable, "-I", "-c", sandbox.program_text("pdf_worker"), *limits]
     try:
-        finished = sandbox.run_child(command, data, seconds=_PDF_SECONDS, output=_PDF_TEXT)
+        finished = sandbox.run_child(command, data, seconds=seconds, output=_PDF_TEXT, results=True)
     except OSError as error:
         logger.warning("%s is left out: it cannot be read now: %s", name, error.strerror)
         return
     problem: str | None = f"its process ended with status {finished.status}"
-    for frame in sandbox.frames(finished.output):
-        match frame:
+    for result in finished.results():
+        match result:
             case {"page": int(number), "text": str(text)}:
                 # A font may say that its letters are lone surrogates, which no message can carry.
                 yield from _bounded(f"{name}, page {number}", text.encode(errors="replace").decode())
@@ -217,7 +234,7 @@ def _pages(data: bytes, name: str) -> Iterator[Passage]:
                 problem = None
             case {"problem": str(said)}:
                 problem = ascii(said)[1:-1]
-    why = {"time": f"it takes more than {_PDF_SECONDS:g} s", "output": "it has too much text"}
+    why = {"time": f"it takes more than {seconds:g} s", "output": "it has too much text"}
     if (problem := why.get(finished.stopped or "", problem)) is not None:
         logger.warning("%s is left out from where it cannot be read: %s", name, problem)
 

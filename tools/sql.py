@@ -105,12 +105,13 @@ def _asked(database: Path, statement: str | None, limits: SqlLimits) -> str:
             json.dumps(given).encode(),
             seconds=limits.seconds + _START,
             output=_LONGEST_OUTPUT,
+            results=True,
         )
     except OSError as error:
         raise ValueError(f"the database cannot be asked now: {error.strerror}") from error
     if finished.stopped == "time" or finished.status == -signal.SIGALRM:
         raise ValueError(f"the statement took more than {limits.seconds:g} s")
-    match next(sandbox.frames(finished.output), None):
+    match next(finished.results(), None):
         case {"text": str(text), "problem": None}:
             return text
         case {"problem": str(problem)}:

@@ -1,9 +1,9 @@
-"""Programs that nobody trusts, behind boundaries of the operating system."""
+"""Programs that nobody trusts, in a sandbox of the operating system."""
 
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.sandbox.backends import Isolation, available, choose
-from lookahead_agent.sandbox.child import Finished, frames, program_text, run_child
-from lookahead_agent.sandbox.python import PythonLimits, run_isolated
+from lookahead_agent.sandbox.backends import available, choose, run_isolated
+from lookahead_agent.sandbox.child import Finished, program_text, run_child
+from lookahead_agent.sandbox.launch import Isolation, PythonLimits
 
 __all__ = [
     "Finished",
@@ -12,7 +12,6 @@ __all__ = [
     "PythonLimits",
     "available",
     "choose",
-    "frames",
     "program_text",
     "run_child",
     "run_isolated",

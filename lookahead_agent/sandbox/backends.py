@@ -1,43 +1,71 @@
-"""Which boundaries of the operating system there are here, and which one is taken."""
+"""The sandbox backends that work here, and Python code run behind one of them."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from functools import cache
-from typing import Literal, get_args
+from pathlib import Path
+from typing import get_args
 
 from lookahead_agent.errors import ConfigurationError, IsolationError
-
-Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
-"""What stands between a program and the machine.
-
-- "bubblewrap": the program `bwrap`, with namespaces, a root that has Python's library to read and one empty folder in
-  memory, and a filter of system calls.
-- "namespaces": the same, made by ourselves; Linux lets users do that, or root has to run it.
-- "landlock": Linux's Landlock (6.2 or newer) and a stricter filter of system calls: there is no network, no other
-  program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
-  machine's name and process numbers, and can tell by `stat` whether a file exists.
-- "none": **no boundary**. The code runs with all rights of the user who runs the agent: it can read and write that
-  user's files, use the network and start programs. Only its time, memory, output and size of files are limited. For
-  code that you would run yourself, and for machines that are boundaries already (a container or virtual machine with
-  nothing in it).
-- "auto": the first of the first three that works here.
-"""
+from lookahead_agent.sandbox.launch import Isolation, PythonLimits, start
+from lookahead_agent.sandbox.worker import NO_SANDBOX
 
 _BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
 
 
+def run_isolated(
+    code: str, limits: PythonLimits | None = None, isolation: Isolation = "auto", scratch: Path | None = None
+) -> str:
+    """Run code, and return what it prints on both streams.
+
+    Args:
+        code: Python. It has the standard library, no arguments, and an empty folder to write to; behind "landlock" it
+            can write no files.
+        limits: What it may use.
+        isolation: What stands between it and this machine, see `Isolation`.
+        scratch: Where a folder is made for the time of the run; None: among the system's temporary files.
+
+    Raises:
+        ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
+        IsolationError: There is no such backend here, or no process could be started.
+    """
+    limits = limits or PythonLimits()
+    finished = start(code, limits, choose(isolation), scratch)
+    output = finished.output.decode(errors="replace")
+    problem = {
+        "time": f"the code took more than {limits.seconds:g} s",
+        "output": f"the code printed more than {limits.output} bytes",
+        "files": f"the code wrote more than {limits.files} bytes",
+        None: None,
+    }[finished.stopped]
+    if problem is None and finished.status != 0:
+        failed = 0 < finished.status < 128
+        problem = "the code failed" if failed else "the code used more than it may and was stopped"
+        if finished.status == NO_SANDBOX:
+            problem = "the sandbox could not be made"
+    if problem is not None:
+        raise ValueError(f"{problem}:\n{output}" if output else problem)
+    return output
+
+
 def available() -> dict[Isolation, str | None]:
-    """Why each boundary cannot be used here; None for those that can, the strongest first.
+    """Why each backend cannot be used here; None for those that can, the strongest first.
 
     Each is tried once in a process, by running a program that does nothing (some hundredths of a second).
     """
-    return {name: _failure(name) for name in _BY_STRENGTH}
+    found: dict[Isolation, str | None] = {}
+    for name in _BY_STRENGTH:
+        try:
+            found[name] = _problem(name)
+        except IsolationError as error:
+            found[name] = str(error)
+    return found
 
 
 def choose(isolation: Isolation) -> Isolation:
-    """The boundary that is meant.
+    """The backend that is meant.
 
     Args:
         isolation: "auto": the strongest that works here.
@@ -61,23 +89,13 @@ def choose(isolation: Isolation) -> Isolation:
     raise IsolationError(
         "nothing here can keep a program inside: install bubblewrap (apt-get install bubblewrap, dnf install "
         "bubblewrap), or run on Linux 6.2 or newer with Landlock, where it can write no files; isolation='none' runs "
-        "it with all your rights. "
-        f"What was tried: {found}"
+        f"it with all your rights. What was tried: {found}"
     )
-
-
-def _failure(name: Isolation) -> str | None:
-    try:
-        return _problem(name)
-    except IsolationError as error:
-        return str(error)
 
 
 @cache
 def _problem(name: Isolation) -> str | None:
     """As `available`; IsolationError for what may be otherwise next time, which is not kept."""
-    from lookahead_agent.sandbox.python import PythonLimits, start
-
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
     if name == "bubblewrap" and shutil.which("bwrap") is None:
@@ -86,4 +104,4 @@ def _problem(name: Isolation) -> str | None:
     if tried.stopped is None and tried.status == 0 and tried.output == b"here\n":
         return None
     said = " ".join(tried.output.decode(errors="replace").split())
-    return said.removeprefix("no boundary: ")[-300:] or f"it ended with {tried.stopped or tried.status}"
+    return said.removeprefix("no sandbox: ")[-300:] or f"it ended with {tried.stopped or tried.status}"

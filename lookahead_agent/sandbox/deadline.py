@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpcore
 import httpx
 
 
-class DeadlineTransport(httpx.BaseTransport):
+class DeadlineTransport(httpx.HTTPTransport):
     """Connects, writes and reads until a moment, and not after: also where a byte comes now and then.
 
     Args:
@@ -21,64 +19,9 @@ class DeadlineTransport(httpx.BaseTransport):
 
     def __init__(self, end: float) -> None:
         context = httpx.create_ssl_context(trust_env=False)
+        super().__init__(verify=context, trust_env=False)
+        # httpx has no argument for the network backend.
         self._pool = httpcore.ConnectionPool(ssl_context=context, network_backend=_Backend(end), retries=0)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; see `httpx.BaseTransport`.
-
-        Raises:
-            httpx.TransportError: The host cannot be reached, or not in time.
-        """
-        with _errors_of_httpx():
-            answer = self._pool.handle_request(
-                httpcore.Request(
-                    method=request.method,
-                    url=httpcore.URL(
-                        scheme=request.url.raw_scheme,
-                        host=request.url.raw_host,
-                        port=request.url.port,
-                        target=request.url.raw_path,
-                    ),
-                    headers=request.headers.raw,
-                    content=request.stream,
-                    extensions={key: value for key, value in request.extensions.items() if key != "timeout"},
-                )
-            )
-        assert isinstance(answer.stream, Iterable)
-        return httpx.Response(
-            answer.status, headers=answer.headers, stream=_Body(answer.stream), extensions=answer.extensions
-        )
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._pool.close()
-
-
-class _Body(httpx.SyncByteStream):
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = pieces
-
-    def __iter__(self) -> Iterator[bytes]:
-        with _errors_of_httpx():
-            yield from self._pieces
-
-    def close(self) -> None:
-        if hasattr(self._pieces, "close"):
-            self._pieces.close()
-
-
-@contextmanager
-def _errors_of_httpx() -> Iterator[None]:
-    try:
-        yield
-    except httpcore.TimeoutException as error:
-        raise httpx.ReadTimeout("the time is over") from error
-    except httpcore.ProtocolError as error:
-        raise httpx.RemoteProtocolError(str(error)) from error
-    except httpcore.ConnectError as error:
-        raise httpx.ConnectError(str(error)) from error
-    except httpcore.NetworkError as error:
-        raise httpx.NetworkError(str(error)) from error
 
 
 class _Backend(httpcore.NetworkBackend):

@@ -1,20 +1,20 @@
 """One SELECT on a SQLite database, in a process of its own.
 
 The text of this file is handed to another interpreter (`python -I -S -c`), so it imports the standard library only. It
-reads a JSON object from its standard input and writes one in a frame: {"text": ..., "problem": ...}.
+reads a JSON object from its standard input and writes a line of JSON, {"text": ..., "problem": ...}, to the descriptor
+that its argument names.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import sqlite3
 import sys
 import time
 from contextlib import closing
-from typing import Any, BinaryIO
+from typing import Any
 
 # What a statement may do; everything else (writing, ATTACH, PRAGMA, loading extensions) is refused by SQLite itself.
 ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
@@ -34,28 +34,6 @@ SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-
-
-FRAMES = b"\0frames\0"
-"""Comes before the frames, and after what Python's start may have printed."""
-
-
-def framed_output() -> BinaryIO:
-    """Takes standard output for frames alone: what libraries print goes nowhere from here on."""
-    frames = os.fdopen(os.dup(1), "wb")
-    frames.write(FRAMES)
-    frames.flush()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    return frames
-
-
-def send(frames: BinaryIO, value: object) -> None:
-    """Write a frame: four bytes of length (big-endian), and as many of JSON."""
-    data = json.dumps(value).encode()
-    frames.write(len(data).to_bytes(4, "big") + data)
-    frames.flush()
 
 
 def authorise(action: int, first: str | None, second: str | None, *_: str | None) -> int:
@@ -128,8 +106,7 @@ def answer(given: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Everything."""
-    frames = framed_output()
+    """Answer the question on standard input."""
     given = json.loads(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_DATA, (given["memory"], given["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -144,7 +121,8 @@ def main() -> None:
         problem = str(error)
     except (sqlite3.Error, sqlite3.Warning, MemoryError) as error:
         problem = explained(error, given["seconds"])
-    send(frames, {"text": text, "problem": problem})
+    with open(int(sys.argv[1]), "w", encoding="utf-8") as results:
+        print(json.dumps({"text": text, "problem": problem}), file=results)
 
 
 if __name__ == "__main__":

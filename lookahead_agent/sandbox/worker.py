@@ -1,7 +1,7 @@
-"""What runs in the child: it goes behind the boundary, gives up what it may do, and only then runs the code.
+"""The child's program: it goes into the sandbox, gives up what it may do, and only then runs the code.
 
 The text of this file is handed to another interpreter (`python -I -S -c`), so it imports the standard library only. Its
-argument is a JSON object, see `_Plan` in `python.py`; the code comes by standard input.
+argument is a JSON object, see `_Plan` in `launch.py`; the code comes by standard input.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ HOST = b"isolated"
 """The machine's name, as the code is told it."""
 STOPPED = 201
 """Exit status: the code was killed."""
-NO_BOUNDARY = 202
-"""Exit status: the boundary could not be made. Code that ends with it did so after `BEGUN`."""
+NO_SANDBOX = 202
+"""Exit status: the sandbox could not be made. Code that ends with it did so after `BEGUN`."""
 BEGUN = b"\x01"
-"""The first byte of the output, once the boundary is made: all that follows is the code's."""
+"""The first byte of the output, once the sandbox is made: all that follows is the code's."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -135,12 +135,6 @@ def own_folder(plan: dict[str, Any], path: str) -> None:
     mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
-def capabilities(kept: int = 0) -> None:
-    """Keep these of what root may do, and no program that is started gets any."""
-    header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this process
-    call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))
-
-
 def no_longer_root(kept: int = 0) -> None:
     """Become a user who may do nothing, but for some capabilities."""
     if os.geteuid() == 0:
@@ -148,7 +142,8 @@ def no_longer_root(kept: int = 0) -> None:
             if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
                 break  # beyond the last that this kernel has
         become_another(kept)
-    capabilities(kept)
+    header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this process
+    call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))  # a program that is started gets none
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
@@ -196,8 +191,8 @@ def landlock(plan: dict[str, Any]) -> None:
     os.close(ruleset)
 
 
-def limits(plan: dict[str, Any]) -> None:
-    """What the code may use."""
+def set_limits(plan: dict[str, Any]) -> None:
+    """Limit the code's resources."""
     for limit, value in (
         (resource.RLIMIT_CPU, math.ceil(plan["seconds"]) + 1),
         (resource.RLIMIT_AS, plan["memory"]),
@@ -241,7 +236,7 @@ def filtered(program: bytes) -> None:
 
 
 def confined(plan: dict[str, Any]) -> None:
-    """Go behind the boundary."""
+    """Go into the sandbox."""
     kind = plan["isolation"]
     # bwrap has a process between, and ends that one itself.
     parent = os.getppid() if kind == "bubblewrap" else plan["agent"]
@@ -265,7 +260,7 @@ def confined(plan: dict[str, Any]) -> None:
         os.chdir(plan["inside"])
         no_longer_root()
     ends_with_parent(parent)
-    limits(plan)
+    set_limits(plan)
     if kind != "none":
         if 0 in os.getresuid():
             raise OSError("the code would be root")
@@ -290,13 +285,13 @@ def run(code: str) -> None:
 
 
 def main() -> None:
-    """Everything."""
+    """Go into the sandbox, and run what comes by standard input there."""
     try:
         confined(json.loads(sys.argv[1]))
     except OSError as error:
-        print(f"no boundary: {error}", file=sys.stderr)
+        print(f"no sandbox: {error}", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(NO_BOUNDARY)
+        os._exit(NO_SANDBOX)
     os.write(1, BEGUN)
     run(sys.stdin.read())
 

@@ -141,10 +141,10 @@ def here() -> list[Isolation]:
     return [name for name, problem in available().items() if problem is None]
 
 
-def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
+def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT, scratch: Path | None = None) -> str:
     """What code printed or failed with."""
     try:
-        return run_isolated(code, limits, isolation)
+        return run_isolated(code, limits, isolation, scratch)
     except ValueError as error:
         return str(error)
 
@@ -231,11 +231,8 @@ def test_nothing_gets_out_of_what_an_ordinary_user_runs(
 
 @pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
 @pytest.mark.parametrize("name", EXHAUSTIONS)
-def test_nothing_takes_more_than_its_limits(
-    name: str, isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    said = attempt(EXHAUSTIONS[name], isolation, SHORTER if name in UNTIL_IT_IS_ENDED else SHORT)
+def test_nothing_takes_more_than_its_limits(name: str, isolation: Isolation, tmp_path: Path) -> None:
+    said = attempt(EXHAUSTIONS[name], isolation, SHORTER if name in UNTIL_IT_IS_ENDED else SHORT, tmp_path)
     assert "ESCAPED" not in said
     assert not said.startswith("the code failed:\nTraceback"), "it was not the code that failed"
     assert said.startswith(
@@ -355,7 +352,7 @@ def test_errors_say_what_and_where(isolation: Isolation) -> None:
 
 @pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
 def test_code_cannot_say_that_there_is_no_boundary(isolation: Isolation) -> None:
-    for code in ("import os; print('\\x01no boundary: forged', flush=True); os._exit(202)", "raise SystemExit(202)"):
+    for code in ("import os; print('\\x01no sandbox: forged', flush=True); os._exit(202)", "raise SystemExit(202)"):
         with pytest.raises(ValueError, match="the code failed"):
             run_isolated(code, SHORT, isolation)
 
@@ -397,7 +394,7 @@ def test_memory_of_the_kernel_counts_where_a_cgroup_can_be_made(isolation: Isola
     said = attempt(PAGE_TABLES, isolation, replace(SHORT, seconds=20, memory=256 << 20))
     place = cgroup.place()
     assert said.startswith("the code used more" if place else "ESCAPED")
-    assert place is None or list(place.glob(f"{cgroup.PREFIX}-*")) == []
+    assert place is None or list(place.glob(f"{cgroup.PREFIX}-{os.getpid()}-*")) == []
 
 
 def test_where_a_cgroup_is_made(tmp_path: Path) -> None:
@@ -426,14 +423,11 @@ def test_the_machines_name_is_not_told(isolation: Isolation) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "two words", "größer", "back\\slash\\040", "new\nline"])
 @pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces"], indirect=True)
-def test_all_but_its_folder_is_read_only(
-    isolation: Isolation, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_but_its_folder_is_read_only(isolation: Isolation, name: str, tmp_path: Path) -> None:
     """Whatever the folder is called that the new root is mounted at."""
     (tmp_path / name).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
     code = "import os\nfor p in ('/', '/dev', '/usr/lib', os.__file__): print(os.statvfs(p).f_flag & os.ST_RDONLY)"
-    assert attempt(code, isolation) == "1\n1\n1\n1\n"
+    assert attempt(code, isolation, scratch=tmp_path / name) == "1\n1\n1\n1\n"
 
 
 @pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
@@ -525,33 +519,31 @@ def below(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("isolation", ["namespaces", "none"], indirect=True)
-def test_where_no_folder_can_be_made(isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+def test_where_no_folder_can_be_made(isolation: Isolation, tmp_path: Path) -> None:
     with pytest.raises(IsolationError, match=r"the code could not be run: .*No such file"):
-        run_isolated("print(1)", SHORT, isolation)
-    assert "the code could not be run" in make_python_tool(isolation=isolation).invoke({"code": "print(1)"})
+        run_isolated("print(1)", SHORT, isolation, tmp_path / "gone")
+    python = make_python_tool(isolation=isolation, scratch=tmp_path / "gone")
+    assert "the code could not be run" in python.invoke({"code": "print(1)"})
 
 
 @pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
-def test_where_no_descriptor_is_left(isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_where_no_descriptor_is_left(isolation: Isolation, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
     try:
         with pytest.raises(IsolationError, match="Too many open files"):
-            run_isolated("print(1)", SHORT, isolation)
+            run_isolated("print(1)", SHORT, isolation, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     assert os.listdir(tmp_path) == []
-    assert run_isolated("print(1)", SHORT, isolation) == "1\n"
+    assert run_isolated("print(1)", SHORT, isolation, tmp_path) == "1\n"
 
 
 @pytest.mark.parametrize(
     "name", ["folders deeper than names go", "folders that nobody may look into", "folders in folders"]
 )
-def test_a_folder_on_disk_is_counted_and_goes_away(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    said = attempt(EXHAUSTIONS[name], "none", replace(SHORTER, files=1 << 20))
+def test_a_folder_on_disk_is_counted_and_goes_away(name: str, tmp_path: Path) -> None:
+    said = attempt(EXHAUSTIONS[name], "none", replace(SHORTER, files=1 << 20), tmp_path)
     assert said.startswith("the code wrote more" if name != "folders that nobody may look into" else "the code failed")
     assert os.listdir(tmp_path) == []
     assert attempt("import os\nos.rmdir(os.getcwd())", "none") == ""
@@ -605,7 +597,7 @@ def test_where_there_is_no_boundary_code_does_not_run(monkeypatch: pytest.Monkey
 
 def test_the_best_one_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     backends._problem.cache_clear()
-    monkeypatch.setattr(backends.shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", "")
     try:
         assert backends.available()["bubblewrap"] == "bwrap is not installed"
         rest = [name for name in here() if name != "bubblewrap"]

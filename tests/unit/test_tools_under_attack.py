@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
+import itertools
+import json
 import logging
 import os
 import re
@@ -34,14 +35,12 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, Str
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, make_tool
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.sandbox import frames, program_text, run_child
-from lookahead_agent.sandbox.pdf_worker import FRAMES, send
-from tools import search_documents
+from lookahead_agent.sandbox import Finished, program_text, run_child
 from tools.calculator import calculate, calculator
 from tools.files import make_file_tools, read_text, write_text
 from tools.http_get import HttpLimits, fetch, make_http_tool
 from tools.python_code import PythonLimits, make_python_tool, run_python
-from tools.search_documents import DocumentIndex, make_search_tool
+from tools.search_documents import DocumentIndex, SearchLimits, make_search_tool
 from tools.sql import SqlLimits, make_sql_tool, query
 
 # --- sql ---
@@ -306,10 +305,8 @@ class Server:
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
+def serve() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
     servers: list[Server] = []
-    # The one address that a test can serve is private: here it counts as public.
-    monkeypatch.setattr("ipaddress.IPv4Address.is_global", property(lambda _: True))
 
     def start(answer: Callable[[socket.socket], None]) -> str:
         servers.append(Server(answer))
@@ -324,8 +321,13 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 BRIEF = HttpLimits(seconds=1.0, size=100_000)
 
 
+def any_address(_: object) -> bool:
+    """The one address that a test can serve is private: there it counts as public."""
+    return True
+
+
 def fetched(place: str) -> str:
-    return fetch(f"http://{place}/", [place], BRIEF)
+    return fetch(f"http://{place}/", [place], BRIEF, public=any_address)
 
 
 def dripping(beginning: bytes) -> Callable[[socket.socket], None]:
@@ -637,7 +639,8 @@ def test_an_address_that_refuses_is_followed_by_the_next(
     port = serve(answer).rpartition(":")[2]
     allowed = [f"example.org:{port}"]
     found = ["127.0.0.2", "127.0.0.1"]
-    assert fetch(f"http://example.org:{port}/", allowed, BRIEF, resolving=lambda *_: found) == "well"
+    url = f"http://example.org:{port}/"
+    assert fetch(url, allowed, BRIEF, resolving=lambda *_: found, public=any_address) == "well"
 
 
 def test_proxies_of_the_environment_are_not_asked(
@@ -779,9 +782,8 @@ def pdf_of(stream: StreamObject, path: Path) -> None:
     writer.write(path)
 
 
-def test_pdfs_that_are_bombs(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pdfs_that_are_bombs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They are left out, and what is beside them is found."""
-    monkeypatch.setattr(search_documents, "_PDF_SECONDS", 2.0)
     (tmp_path / "tea.txt").write_text("Green tea is brewed at 80 degrees.")
     bomb = StreamObject()
     bomb._data = zlib.compress(b"BT /F1 9 Tf (x) Tj ET\n" * 6_000_000, 9)
@@ -796,7 +798,7 @@ def test_pdfs_that_are_bombs(tmp_path: Path, caplog: pytest.LogCaptureFixture, m
         b"trailer<</Root 1 0 R/Size 3>>\n%%EOF"
     )
     with caplog.at_level(logging.WARNING):
-        index = DocumentIndex(tmp_path)
+        index = DocumentIndex(tmp_path, limits=SearchLimits(pdf_seconds=2))
     assert index.search("green tea")[0].source == "tea.txt:1-1"
     assert sum("is left out" in line for line in caplog.messages) >= 2
 
@@ -806,7 +808,7 @@ def test_a_pdf_that_takes_for_ever_ends_without_its_agent(tmp_path: Path) -> Non
     long = DecodedStreamObject()
     long.set_data(b"BT /F1 9 Tf (x) Tj ET\n" * 500_000)
     pdf_of(long, tmp_path / "long.pdf")
-    command = [sys.executable, "-I", "-c", program_text("pdf_worker"), str(512 << 20), "1"]
+    command = [sys.executable, "-I", "-c", program_text("pdf_worker"), str(512 << 20), "1", "1"]
     done = subprocess.run(command, input=(tmp_path / "long.pdf").read_bytes(), capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
 
@@ -831,11 +833,11 @@ def test_folders_with_what_is_no_document(tmp_path: Path, caplog: pytest.LogCapt
     assert any("fifo.txt is left out: it is no regular file" in line for line in caplog.messages)
 
 
-def test_more_documents_than_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_documents, "_MOST_DOCUMENTS", 2)
+def test_more_documents_than_can_be(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("green tea")
-    assert [passage.source for passage in DocumentIndex(tmp_path).passages] == ["a.txt:1-1", "b.txt:1-1"]
+    index = DocumentIndex(tmp_path, limits=SearchLimits(documents=2))
+    assert [passage.source for passage in index.passages] == ["a.txt:1-1", "b.txt:1-1"]
 
 
 def test_a_pdf_whose_filter_has_a_line_break_in_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -881,7 +883,7 @@ def test_documents_that_cannot_be_opened_are_left_out(tmp_path: Path, caplog: py
         DocumentIndex(tmp_path)
 
 
-# --- frames ---
+# --- results of programs ---
 
 
 json_values = st.recursive(
@@ -892,41 +894,35 @@ json_values = st.recursive(
 
 @settings(max_examples=50)
 @given(st.lists(json_values, max_size=5), st.integers(0, 50))
-def test_frames_are_read_as_they_were_written(values: list[object], missing: int) -> None:
-    written, ends = io.BytesIO(), []
-    for value in values:
-        send(written, value)
-        ends.append(written.tell())
-    whole = written.getvalue()
+def test_results_are_read_as_they_were_written(values: list[object], missing: int) -> None:
+    lines = [json.dumps(value).encode() + b"\n" for value in values]
+    ends = list(itertools.accumulate(map(len, lines)))
+    whole = b"".join(lines)
     kept = len(whole) - min(missing, len(whole))
-    for before in (b"", b"a remark of Python's start\n"):
-        assert list(frames(before + FRAMES + whole)) == values
-        assert list(frames(before + FRAMES + whole[:kept])) == values[: sum(end <= kept for end in ends)]
+    assert list(Finished(whole, 0).results()) == values
+    assert list(Finished(whole[:kept], 0).results()) == values[: sum(end <= kept for end in ends)]
 
 
 @given(st.binary(max_size=200))
-def test_whatever_else_comes_is_no_frame(data: bytes) -> None:
-    assert list(frames(data)) == []
-    list(frames(FRAMES + data))
-    assert next(frames(FRAMES + b"\0\0\0\x02{}" + data)) == {}
-    assert list(frames(FRAMES + b"\xff\xff\xff\xff" + data)) == []
+def test_whatever_else_comes_ends_the_results(data: bytes) -> None:
+    list(Finished(data, 0).results())
+    assert next(Finished(b"{}\n" + data, 0).results()) == {}
+    assert list(Finished(b"{}\nno result\n{}\n" + data, 0).results()) == [{}]
+    assert list(Finished(data.replace(b"\n", b""), 0).results()) == []
 
 
-def test_what_a_library_prints_is_in_no_frame() -> None:
-    program = program_text("pdf_worker").split("if __name__")[0]
-    program += (
-        "import ctypes, os\n"
-        "print('a remark of Python\\'s start', flush=True)\n"
-        "frames = framed_output()\n"
-        "print('\\0\\0\\0\\2{}')\n"
-        "os.write(1, b'\\0\\0\\0\\2{}')\n"
-        "os.write(2, b'\\0\\0\\0\\2{}')\n"
-        "ctypes.CDLL(None).puts(b'forged')\n"
-        "send(frames, 'mine')\n"
+def test_what_a_library_prints_is_no_result() -> None:
+    program = (
+        "import ctypes, os, sys\n"
+        "results = open(int(sys.argv[1]), 'w')\n"
+        "print('{}', flush=True)\n"
+        "os.write(1, b'{}\\n')\n"
+        "os.write(2, b'{}\\n')\n"
+        "ctypes.CDLL(None).puts(b'{}')\n"
+        "print('\"mine\"', file=results)\n"
     )
-    finished = run_child([sys.executable, "-I", "-c", program], seconds=60, output=10_000)
-    assert (list(frames(finished.output)), finished.status) == (["mine"], 0)
-    assert finished.output.endswith(FRAMES + b"\0\0\0\x06" + b'"mine"')
+    finished = run_child([sys.executable, "-I", "-c", program], seconds=60, output=10_000, results=True)
+    assert (finished.output, list(finished.results()), finished.status) == (b'"mine"\n', ["mine"], 0)
 
 
 # --- how long results are, and what they raise ---

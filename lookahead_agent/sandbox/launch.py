@@ -1,4 +1,4 @@
-"""Python code that somebody else wrote, run behind a boundary."""
+"""Starts Python code that somebody else wrote, behind one of the sandbox backends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from lookahead_agent.errors import ConfigurationError, IsolationError
 from lookahead_agent.sandbox import folders
-from lookahead_agent.sandbox.backends import Isolation, choose
 from lookahead_agent.sandbox.cgroup import limited
 from lookahead_agent.sandbox.child import Finished, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
-from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_BOUNDARY, other_users
+from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, other_users
 
 _INSIDE = "/own"
 _LARGEST_FILE = 16 << 20
@@ -32,6 +31,22 @@ _KERNEL_MEMORY = 64 << 20
 """Bytes that the kernel may need for a run, where a cgroup counts them."""
 # Beside Python's own: what its extension modules are linked with, and the time zones.
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
+"""The backend that keeps a program from the machine.
+
+- "bubblewrap": the program `bwrap`, with namespaces, a root that has Python's library to read and one empty folder in
+  memory, and a filter of system calls.
+- "namespaces": the same, made by ourselves; Linux lets users do that, or root has to run it.
+- "landlock": Linux's Landlock (6.2 or newer) and a stricter filter of system calls: there is no network, no other
+  program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
+  machine's name and process numbers, and can tell by `stat` whether a file exists.
+- "none": **no sandbox**. The code runs with all rights of the user who runs the agent: it can read and write that
+  user's files, use the network and start programs. Only its time, memory, output and size of files are limited. For
+  code that you would run yourself, and for machines that are sandboxes already (a container or virtual machine with
+  nothing in it).
+- "auto": the first of the first three that works here.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,7 @@ class PythonLimits:
 
 
 class _Plan(TypedDict):
-    """What `inside.py` is told."""
+    """The argument of `worker.py`."""
 
     isolation: Isolation
     agent: int
@@ -76,45 +91,14 @@ class _Plan(TypedDict):
     filter: str
 
 
-def run_isolated(code: str, limits: PythonLimits | None = None, isolation: Isolation = "auto") -> str:
-    """Run code, and return what it prints on both streams.
-
-    Args:
-        code: Python. It has the standard library, no arguments, and an empty folder to write to; behind "landlock" it
-            can write no files.
-        limits: What it may use.
-        isolation: What stands between it and this machine, see `Isolation`.
-
-    Raises:
-        ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
-        IsolationError: There is no such boundary here, or no process could be started.
-    """
-    limits = limits or PythonLimits()
-    finished = start(code, limits, choose(isolation))
-    output = finished.output.decode(errors="replace")
-    problem = {
-        "time": f"the code took more than {limits.seconds:g} s",
-        "output": f"the code printed more than {limits.output} bytes",
-        "files": f"the code wrote more than {limits.files} bytes",
-        None: None,
-    }[finished.stopped]
-    if problem is None and finished.status != 0:
-        failed = 0 < finished.status < 128
-        problem = "the code failed" if failed else "the code used more than it may and was stopped"
-        if finished.status == NO_BOUNDARY:
-            problem = "the boundary could not be made"
-    if problem is not None:
-        raise ValueError(f"{problem}:\n{output}" if output else problem)
-    return output
-
-
-def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
-    """Run code behind a boundary that is known to be one.
+def start(code: str, limits: PythonLimits, isolation: Isolation, scratch: Path | None = None) -> Finished:
+    """Run code behind a backend that is known to work.
 
     Args:
         code: Python.
         limits: What it may use.
         isolation: Not "auto".
+        scratch: Where a folder is made for the time of the run; None: among the system's temporary files.
 
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
@@ -123,7 +107,7 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
         with ExitStack() as stack:
             folder = "/"
             if isolation in ("namespaces", "none"):  # to mount the new root at, or to run in
-                folder = os.path.realpath(tempfile.mkdtemp(prefix="isolated-"))
+                folder = os.path.realpath(tempfile.mkdtemp(prefix="isolated-", dir=scratch))
                 stack.callback(_remove, Path(folder))
             cgroup = None
             if isolation != "none":
@@ -134,7 +118,7 @@ def start(code: str, limits: PythonLimits, isolation: Isolation) -> Finished:
 
 
 def _remove(folder: Path) -> None:
-    with suppress(FileNotFoundError):  # without a boundary, the code may have removed it
+    with suppress(FileNotFoundError):  # without a sandbox, the code may have removed it
         folders.remove(folder)
 
 
@@ -166,13 +150,13 @@ def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgr
     )
     if not finished.output.startswith(BEGUN):
         return finished
-    # An exit status is the code's own choice: that the boundary could not be made is ours to say.
-    status = 1 if finished.status == NO_BOUNDARY else finished.status
+    # An exit status is the code's own choice: only the worker says that there is no sandbox.
+    status = 1 if finished.status == NO_SANDBOX else finished.status
     return replace(finished, output=finished.output.removeprefix(BEGUN), status=status)
 
 
 def _bubblewrap(plan: _Plan) -> list[str]:
-    """The beginning of the command, for that boundary."""
+    """The beginning of the command, for that backend."""
     if plan["isolation"] != "bubblewrap":
         return []
     program = shutil.which("bwrap")
