@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing
-from typing import Annotated
+from collections.abc import Collection, Sequence
+from contextlib import aclosing, closing
+from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, BaseMessageChunk, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolCall
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -36,8 +37,6 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.approval import check_ask_before, refusal_of
-from lookahead_agent.agents.both_ways import BothWays, ask, call_tool, stream
 from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
@@ -47,9 +46,10 @@ from lookahead_agent.agents.calculations import (
 )
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
 from lookahead_agent.agents.few_shot import worked_plans
+from lookahead_agent.agents.nodes import model_node, plain_node, tool_node
 from lookahead_agent.agents.planned_calls import PlannedCall, read_call
 from lookahead_agent.agents.templates import default_llm, template
-from lookahead_agent.agents.tool_use import ToolOutcome, use_tool
+from lookahead_agent.agents.tool_use import ToolOutcome, ask_or_call, check_ask_before, use_tool
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
 {tools}
@@ -156,60 +156,71 @@ def build_llm_compiler(
 
     def carry_out(call: PlannedCall) -> ToolOutcome:
         # A tool that is only a coroutine is left to a worker.
-        asked = (call["tool"], call["arguments"], f"call-{call['number']}")
-        return use_tool(by_name, *asked, raised=(NotImplementedError,))
+        return use_tool(by_name, _tool_call(call), raised=(NotImplementedError,))
 
-    async def planner(state: LLMCompilerState) -> LLMCompilerState:
-        number = state.get("plans", 0) + 1
+    def planner_prompt(state: LLMCompilerState) -> list[BaseMessage]:
         task = state["question"]
-        if number > 1:
+        if state.get("plans"):
             results = _listed(state.get("results", []))
             task += "\n\n" + REPLANNER.format(results=results, missing=state.get("missing", ""))
-        plan: list[PlannedCall] = []
-        reader = PlanReader()
-        with UsageMeter() as meter:
-            most = budget.steps_left(state.get("usage")) - 1  # without this reply
-            async with EarlyCalls(carry_out, most=most, later=later) as early:
-                async for line in _lines(llm, [*told, HumanMessage(task)], meter):
-                    call = read_call(line, by_name, plan=number)
-                    if call is None and calculator is not None:
-                        call = _read_calculation(line, reader, calculator, number)
-                    if call is not None and all(call["number"] != other["number"] for other in plan):
-                        plan.append(call)
-                        early.add(call)
-        usage = add_usage(meter.usage, Usage(steps=len(early.results)))
-        return {"plan": plan, "plans": number, "results": early.results, "usage": usage}
+        return [*told, HumanMessage(task)]
 
-    async def worker(state: WorkerState) -> LLMCompilerState:
-        call = state["call"]
-        refusal = refusal_of(call["tool"], call["arguments"]) if call["tool"] in ask_before else None
-        with UsageMeter() as meter:
-            if refusal:
-                outcome = ToolOutcome(f"not carried out: {refusal}", failed=True)
-            else:
-                outcome = await call_tool(by_name, call["tool"], call["arguments"], f"call-{call['number']}")
-        result = CallResult(call=call, output=outcome.output, failed=outcome.failed)
-        return {"results": [result], "usage": add_usage(meter.usage, Usage(steps=1))}
+    def reader_of(state: LLMCompilerState) -> _PlanReader:
+        return _PlanReader(state.get("plans", 0) + 1, by_name, calculator)
 
-    async def gather(state: LLMCompilerState) -> LLMCompilerState:
+    def early_calls(state: LLMCompilerState) -> EarlyCalls:
+        return EarlyCalls(carry_out, most=budget.steps_left(state.get("usage")) - 1, later=later)  # without this reply
+
+    def planned(reader: _PlanReader, results: list[CallResult], meter: UsageMeter) -> LLMCompilerState:
+        meter.count(reader.reply)
+        return {"plan": reader.plan, "plans": reader.number, "results": results, "usage": meter.usage(len(results))}
+
+    def planner(state: LLMCompilerState) -> LLMCompilerState:
+        meter, reader = UsageMeter(), reader_of(state)
+        stream: Any = llm.stream(planner_prompt(state))
+        with early_calls(state) as early, closing(stream) as chunks:
+            for chunk in chunks:
+                early.add(*reader.read(chunk))
+            early.add(*reader.end())
+        return planned(reader, early.results, meter)
+
+    async def aplanner(state: LLMCompilerState) -> LLMCompilerState:
+        meter, reader = UsageMeter(), reader_of(state)
+        stream: Any = llm.astream(planner_prompt(state))
+        async with early_calls(state) as early, aclosing(stream) as chunks:
+            async for chunk in chunks:
+                early.add(*reader.read(chunk))
+            early.add(*reader.end())
+        return planned(reader, early.results, meter)
+
+    def calls_of(state: WorkerState) -> list[ToolCall | ToolOutcome]:
+        return [ask_or_call(_tool_call(state["call"]), ask_before)]
+
+    def worked(state: WorkerState, outcomes: list[ToolOutcome]) -> LLMCompilerState:
+        return {"results": [CallResult(call=state["call"], output=outcomes[0].output, failed=outcomes[0].failed)]}
+
+    def gather(state: LLMCompilerState) -> LLMCompilerState:
         """Waits for all workers of a round."""
         return {}
 
-    async def joiner(state: LLMCompilerState) -> LLMCompilerState:
-        stopped = budget.reached(state.get("usage"))
-        last_plan = state["plans"] >= max_plans
-        if not stopped and not last_plan and (problem := _problem(state)):
-            return {"missing": problem}
+    def ends(state: LLMCompilerState) -> bool:
+        return bool(budget.reached(state.get("usage"))) or state["plans"] >= max_plans
+
+    def joiner_prompt(state: LLMCompilerState) -> list[BaseMessage] | AIMessage:
+        problem = _problem(state)
+        if problem and not ends(state):
+            return AIMessage(problem)
         task = JOINER_TASK.format(question=state["question"], results=_listed(state.get("results", [])))
-        if stopped or last_plan:
-            task += "\n\nNo more can be found out: say what is certain and what is missing." if _problem(state) else ""
-        with UsageMeter() as meter:
-            reply = await ask(llm, [SystemMessage(JOINER), HumanMessage(task)])
-            meter.count(reply)
-        missing = _MISSING.match(reply.text)
-        if missing and not stopped and not last_plan:
-            return {"missing": f"Missing: {missing[1].strip()}", "usage": meter.usage}
-        return {"answer": reply.text.strip(), "missing": "", "stopped": stopped or "", "usage": meter.usage}
+        task += "\n\nNo more can be found out: say what is certain and what is missing." if problem else ""
+        return [SystemMessage(JOINER), HumanMessage(task)]
+
+    def joined(state: LLMCompilerState, reply: AIMessage) -> LLMCompilerState:
+        if not ends(state):
+            if problem := _problem(state):
+                return {"missing": problem}
+            if missing := _MISSING.match(reply.text):
+                return {"missing": f"Missing: {missing[1].strip()}"}
+        return {"answer": reply.text.strip(), "missing": "", "stopped": budget.reached(state.get("usage")) or ""}
 
     def next_round(state: LLMCompilerState) -> list[Send] | str:
         """The calls that are left and whose inputs are known, all at once; the joiner, when there is none."""
@@ -225,10 +236,10 @@ def build_llm_compiler(
 
     builder = StateGraph(LLMCompilerState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("planner", BothWays(planner))
-    builder.add_node("worker", BothWays(worker), input_schema=WorkerState)
-    builder.add_node("gather", BothWays(gather))
-    builder.add_node("joiner", BothWays(joiner))
+    builder.add_node("planner", RunnableLambda(planner, aplanner))
+    builder.add_node("worker", tool_node(by_name, calls_of, worked), input_schema=WorkerState)
+    builder.add_node("gather", plain_node(gather))
+    builder.add_node("joiner", model_node(llm, joiner_prompt, joined))
     builder.add_edge(START, "planner")
     builder.add_conditional_edges("planner", next_round, ["worker", "joiner"])
     builder.add_edge("worker", "gather")
@@ -242,28 +253,48 @@ def graph() -> CompiledStateGraph[LLMCompilerState, None, LLMCompilerState, LLMC
     return build_llm_compiler(default_llm(POLICIES), [template("tools", "calculator").calculator])
 
 
-async def _lines(llm: BaseChatModel, messages: Sequence[BaseMessage], meter: UsageMeter) -> AsyncGenerator[str]:
-    """The reply's lines, each as soon as it is complete and stands."""
-    reply: BaseMessageChunk | None = None
-    rest = ""
-    async with aclosing(stream(llm, messages)) as chunks:
-        async for chunk in chunks:
-            reply = chunk if reply is None else reply + chunk
-            *complete, rest = (rest + chunk.text).split("\n")
-            for line in complete:
-                yield line
-    yield rest
-    if reply is not None:
-        meter.count(reply)
+class _PlanReader:
+    """Reads the calls of a plan as its reply comes: each as soon as its line is complete and stands.
+
+    Args:
+        number: Of which plan: 1, and more where it is planned anew.
+        tools: Tools by name.
+        calculator: For lines that are calculations in words; None: there are none.
+    """
+
+    def __init__(self, number: int, tools: dict[str, BaseTool], calculator: BaseTool | None) -> None:
+        self.number = number
+        self.plan: list[PlannedCall] = []
+        self.reply = AIMessageChunk(content="")
+        self._tools = tools
+        self._calculator = calculator
+        self._calculations = PlanReader()
+        self._rest = ""
+
+    def read(self, chunk: AIMessageChunk) -> list[PlannedCall]:
+        """The calls that are complete with this chunk."""
+        self.reply += chunk
+        *complete, self._rest = (self._rest + chunk.text).split("\n")
+        return [call for line in complete for call in self._calls(line)]
+
+    def end(self) -> list[PlannedCall]:
+        """The call of the last line."""
+        return self._calls(self._rest)
+
+    def _calls(self, line: str) -> list[PlannedCall]:
+        call = read_call(line, self._tools, plan=self.number)
+        found = self._calculations.calculation(line) if call is None and self._calculator is not None else None
+        if found is not None and self._calculator is not None:
+            arguments = calculator_arguments(self._calculator, with_placeholders(found[1], "$"))
+            call = PlannedCall(plan=self.number, number=found[0], tool=self._calculator.name, arguments=arguments)
+        if call is None or any(call["number"] == other["number"] for other in self.plan):
+            return []
+        self.plan.append(call)
+        return [call]
 
 
-def _read_calculation(line: str, reader: PlanReader, calculator: BaseTool, plan: int) -> PlannedCall | None:
-    """The call in a line that is a calculation in words; None for another."""
-    found = reader.calculation(line)
-    if found is None:
-        return None
-    arguments = calculator_arguments(calculator, with_placeholders(found[1], "$"))
-    return PlannedCall(plan=plan, number=found[0], tool=calculator.name, arguments=arguments)
+def _tool_call(call: PlannedCall) -> ToolCall:
+    return ToolCall(name=call["tool"], args=call["arguments"], id=f"call-{call['number']}")
 
 
 def _made(state: LLMCompilerState) -> dict[int, CallResult]:

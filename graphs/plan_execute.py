@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolCall
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -34,7 +35,6 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
 from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
@@ -45,8 +45,9 @@ from lookahead_agent.agents.calculations import (
     named_results,
 )
 from lookahead_agent.agents.few_shot import worked_plans
+from lookahead_agent.agents.nodes import model_node, plain_node
 from lookahead_agent.agents.templates import default_llm, template
-from lookahead_agent.agents.tool_use import ToolOutcome
+from lookahead_agent.agents.tool_use import ToolOutcome, ause_tool, use_tool
 from lookahead_agent.chat.messages import unreadable
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
@@ -166,66 +167,61 @@ def build_plan_execute(
     alone = calculator is not None and len(tools) == 1
     told = worked_plans() if alone else [SystemMessage(PLANNER)]
 
-    async def planner(state: PlanExecuteState) -> PlanExecuteState:
+    def planner_prompt(state: PlanExecuteState) -> list[BaseMessage]:
         task = state["question"]
         if results := state.get("results"):
             task += "\n\n" + REPLANNER.format(results=_listed(results))
-        with UsageMeter() as meter:
-            reply = await ask(llm, [*told, HumanMessage(task)])
-            meter.count(reply)
+        return [*told, HumanMessage(task)]
+
+    def planned(state: PlanExecuteState, reply: AIMessage) -> PlanExecuteState:
         plan = parse_plan(reply.text) or [state["question"]]
         if calculator is not None:
             reader = PlanReader()
             plan = [reader.named_by_number(number, step) for number, step in enumerate(plan, 1)]
-        return {"plan": plan, "plans": state.get("plans", 0) + 1, "usage": meter.usage}
+        return {"plan": plan, "plans": state.get("plans", 0) + 1}
 
-    async def calculated(state: ExecutorState) -> StepResult | None:
-        """What a step comes to that is a calculation; None: the executor is to find out what to do."""
+    def calculation_of(state: ExecutorState) -> ToolCall | None:
+        """The call of a step that is a calculation; None: the executor is to find out what to do."""
         known = {result["number"]: result["output"] for result in state["results"] if result["plan"] == state["plan"]}
         expression = filled(state["step"], known)
         if calculator is None or expression is None:
             return None
         arguments = calculator_arguments(calculator, expression)
-        outcome = await call_tool(by_name, calculator.name, arguments, f"step-{state['number']}")
-        return None if outcome.failed else _result(state, calculator.name, arguments, outcome)
+        return ToolCall(name=calculator.name, args=arguments, id=f"step-{state['number']}")
 
-    async def executor(state: ExecutorState) -> PlanExecuteState:
-        step = state["step"]
-        with UsageMeter() as meter:
-            result = await calculated(state)
-        if result is not None:
-            return {"results": [result], "usage": add_usage(meter.usage, Usage(steps=1))}
-        task = EXECUTOR_TASK.format(question=state["question"], results=_listed(state["results"]), step=step)
-        with UsageMeter() as meter:
-            reply = await ask(caller, [SystemMessage(EXECUTOR), HumanMessage(task)])
-            meter.count(reply)
-            made = [await _carry_out(state, call, by_name) for call in reply.tool_calls]
-            made += [
-                _result(
-                    state,
-                    call.get("name") or "",
-                    {},
-                    ToolOutcome(f"no tool was called: {unreadable(call)}", failed=True),
-                )
-                for call in reply.invalid_tool_calls
-            ]
-        if not made:
-            made = [_result(state, "", {}, ToolOutcome(f"no tool was called: {reply.text}", failed=True))]
-        return {"results": made, "usage": meter.usage}
+    def executor_prompt(state: ExecutorState) -> list[BaseMessage]:
+        results = _listed(state["results"])
+        task = EXECUTOR_TASK.format(question=state["question"], results=results, step=state["step"])
+        return [SystemMessage(EXECUTOR), HumanMessage(task)]
 
-    async def gather(state: PlanExecuteState) -> PlanExecuteState:
+    def executor(state: ExecutorState) -> PlanExecuteState:
+        meter, call = UsageMeter(), calculation_of(state)
+        if call is not None and not (outcome := use_tool(by_name, call)).failed:
+            return {"results": [_result(state, call, outcome)], "usage": meter.usage(steps=1)}
+        reply = meter.count(caller.invoke(executor_prompt(state)))
+        made = [_result(state, call, use_tool(by_name, call)) for call in reply.tool_calls]
+        return {"results": [*made, *_not_made(state, reply)], "usage": meter.usage()}
+
+    async def aexecutor(state: ExecutorState) -> PlanExecuteState:
+        meter, call = UsageMeter(), calculation_of(state)
+        if call is not None and not (outcome := await ause_tool(by_name, call)).failed:
+            return {"results": [_result(state, call, outcome)], "usage": meter.usage(steps=1)}
+        reply = meter.count(await caller.ainvoke(executor_prompt(state)))
+        made = [_result(state, call, await ause_tool(by_name, call)) for call in reply.tool_calls]
+        return {"results": [*made, *_not_made(state, reply)], "usage": meter.usage()}
+
+    def gather(state: PlanExecuteState) -> PlanExecuteState:
         """Waits for all executors of a round."""
         return {}
 
-    async def finisher(state: PlanExecuteState) -> PlanExecuteState:
-        stopped = _stop(state)
+    def finisher_prompt(state: PlanExecuteState) -> list[BaseMessage]:
         task = FINISHER_TASK.format(question=state["question"], results=_listed(state.get("results", [])))
-        if stopped:
+        if stopped := _stop(state):
             task += f"\n\nNot everything was done: {stopped}. Say what is certain and what is missing."
-        with UsageMeter() as meter:
-            reply = await ask(llm, [SystemMessage(FINISHER), HumanMessage(task)])
-            meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped or "", "usage": meter.usage}
+        return [SystemMessage(FINISHER), HumanMessage(task)]
+
+    def finished(state: PlanExecuteState, reply: AIMessage) -> PlanExecuteState:
+        return {"answer": reply.text.strip(), "stopped": _stop(state) or ""}
 
     def _stop(state: PlanExecuteState) -> str | None:
         failed = _failed(state)
@@ -254,13 +250,12 @@ def build_plan_execute(
 
     builder = StateGraph(PlanExecuteState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("planner", BothWays(planner))
+    builder.add_node("planner", model_node(llm, planner_prompt, planned))
     # The executor's model may lose its connection. Its tools raise nothing, so that no call is made again.
-    builder.add_node(
-        "executor", BothWays(executor), retry_policy=RetryPolicy(max_attempts=2), input_schema=ExecutorState
-    )
-    builder.add_node("gather", BothWays(gather))
-    builder.add_node("finisher", BothWays(finisher))
+    retry = RetryPolicy(max_attempts=2)
+    builder.add_node("executor", RunnableLambda(executor, aexecutor), retry_policy=retry, input_schema=ExecutorState)
+    builder.add_node("gather", plain_node(gather))
+    builder.add_node("finisher", model_node(llm, finisher_prompt, finished))
     builder.add_edge(START, "planner")
     builder.add_conditional_edges("planner", next_round, ["executor", "finisher"])
     builder.add_edge("executor", "gather")
@@ -329,21 +324,29 @@ def _left(state: PlanExecuteState) -> list[int]:
     return [number for number in range(1, len(state["plan"]) + 1) if number not in done]
 
 
-async def _carry_out(state: ExecutorState, call: Any, tools: dict[str, BaseTool]) -> StepResult:
-    outcome = await call_tool(tools, call["name"], call["args"], call["id"])
-    return _result(state, call["name"], call["args"], outcome)
-
-
-def _result(state: ExecutorState, tool: str, arguments: dict[str, Any], outcome: ToolOutcome) -> StepResult:
+def _result(state: ExecutorState, call: ToolCall, outcome: ToolOutcome) -> StepResult:
     return StepResult(
         plan=state["plan"],
         number=state["number"],
         step=state["step"],
-        tool=tool,
-        input=arguments,
+        tool=call["name"],
+        input=call["args"],
         output=outcome.output,
         failed=outcome.failed,
     )
+
+
+def _not_made(state: ExecutorState, reply: AIMessage) -> list[StepResult]:
+    """Results of the calls that cannot be read, or of a reply that calls nothing."""
+    problems = [(call.get("name") or "", unreadable(call)) for call in reply.invalid_tool_calls]
+    if not reply.tool_calls and not problems:
+        problems = [("", reply.text)]
+    return [
+        _result(
+            state, ToolCall(name=name, args={}, id=None), ToolOutcome(f"no tool was called: {problem}", failed=True)
+        )
+        for name, problem in problems
+    ]
 
 
 def _listed(results: Sequence[StepResult]) -> str:

@@ -24,7 +24,16 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
+from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -32,12 +41,12 @@ from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.approval import check_ask_before, refusal_of
-from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
-from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
+from lookahead_agent.agents.budget import Budget, Usage, add_usage
 from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
 from lookahead_agent.agents.few_shot import DONE, short_thoughts, worked_thoughts
+from lookahead_agent.agents.nodes import model_node, tool_node
 from lookahead_agent.agents.templates import default_llm, template
+from lookahead_agent.agents.tool_use import ToolOutcome, ask_or_call, check_ask_before
 from lookahead_agent.chat.messages import answers_to_unreadable
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
@@ -111,80 +120,76 @@ def build_react(
     # Which tools there are besides, a thinker has to think about.
     one_line = calculator is not None and len(tools) == 1
 
-    async def thinker(state: ReactState) -> ReactState:
-        question = state["question"].strip()
-        so_far = state.get("messages", [])
-        with UsageMeter() as meter:
-            if calculator is not None and filled(question, {}) is not None and not _thought(question, so_far):
-                thought = question
-            elif calculator is not None and _came_of(question, so_far):
-                thought = DONE
-            else:
-                reply = await think(question, so_far)
-                meter.count(reply)
-                thought = reply.text.strip()
+    # The calculator says what a calculation comes to.
+    stop = ["\n", "="] if one_line else ["\n"]
+    thinking_llm: Runnable[Any, AIMessage] = llm.bind(stop=stop) if calculate else llm
+
+    def thinker_prompt(state: ReactState) -> list[BaseMessage] | AIMessage:
+        question, so_far = state["question"].strip(), state.get("messages", [])
+        if calculator is not None and filled(question, {}) is not None and not _thought(question, so_far):
+            return AIMessage(question)
+        if calculator is not None and _came_of(question, so_far):
+            return AIMessage(DONE)
+        if one_line:
+            return worked_thoughts(question, so_far)
+        if calculate:
+            return short_thoughts(question, so_far)
+        return [SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")]
+
+    def thought_of(state: ReactState, reply: AIMessage) -> ReactState:
+        thought, so_far = reply.text.strip(), state.get("messages", [])
         if calculate and so_far and thought == DONE:
-            return {"ends": "solved", "usage": meter.usage}
+            return {"ends": "solved"}
         said: list[AnyMessage] = [AIMessage(f"Thought: {thought}")]
         expression = filled(thought, {})
         if calculator is not None and expression is not None and "\n" not in expression:
             if one_line and _thought(thought, so_far):
-                return {"ends": "circles", "usage": meter.usage}
+                return {"ends": "circles"}
             arguments = calculator_arguments(calculator, expression)
             call = ToolCall(name=calculator.name, args=arguments, id=uuid4().hex)
             said.append(AIMessage("", tool_calls=[call]))
-        return {"messages": said, "ends": "", "usage": meter.usage}
+        return {"messages": said, "ends": ""}
 
-    async def think(question: str, so_far: Sequence[AnyMessage]) -> AIMessage:
-        if one_line:
-            # What a calculation comes to, the calculator says.
-            return await ask(llm, worked_thoughts(question, so_far), stop=["\n", "="])
-        if calculate:
-            return await ask(llm, short_thoughts(question, so_far), stop=["\n"])
-        return await ask(llm, [SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")])
+    def actor_prompt(state: ReactState) -> list[BaseMessage]:
+        return [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")]
 
-    async def actor(state: ReactState) -> ReactState:
-        with UsageMeter() as meter:
-            reply = await ask(
-                caller,
-                [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")],
-            )
-            meter.count(reply)
+    def acted(state: ReactState, reply: AIMessage) -> ReactState:
         if reply.tool_calls or reply.invalid_tool_calls:
-            return {"messages": [reply], "usage": meter.usage}
-        said: ReactState = {"messages": [reply], "usage": meter.usage, "answer": reply.text.strip()}
+            return {"messages": [reply]}
+        said: ReactState = {"messages": [reply], "answer": reply.text.strip()}
         return said if said["answer"] else {**said, "stopped": "the actor neither called a tool nor answered"}
 
-    async def use_tools(state: ReactState) -> ReactState:
-        last = state["messages"][-1]
-        assert isinstance(last, AIMessage)
+    def calls_of(state: ReactState) -> list[ToolCall | ToolOutcome]:
         # All questions first: what follows an interrupt runs again when the graph goes on.
-        refusals = {
-            call["id"]: refusal_of(call["name"], call["args"]) for call in last.tool_calls if call["name"] in ask_before
-        }
-        with UsageMeter() as meter:
-            observed: list[AnyMessage] = [
-                await _observe(call, by_name, refusals.get(call["id"])) for call in last.tool_calls
-            ]
-            # A call that could not be read counts too: the model is told, and tries again within the limits.
-            observed += answers_to_unreadable(last)
-            meter.count(*observed)
-        return {"messages": observed, "usage": meter.usage}
+        return [ask_or_call(call, ask_before) for call in _last(state).tool_calls]
 
-    async def finisher(state: ReactState) -> ReactState:
+    def observed(state: ReactState, outcomes: list[ToolOutcome]) -> ReactState:
+        last = _last(state)
+        answers: list[AnyMessage] = [
+            ToolMessage(
+                outcome.output,
+                tool_call_id=call["id"] or "",
+                name=call["name"],
+                status="error" if outcome.failed else "success",
+            )
+            for call, outcome in zip(last.tool_calls, outcomes, strict=True)
+        ]
+        # The model is told of a call that could not be read, and tries again within the budget.
+        unreadable = answers_to_unreadable(last)
+        return {"messages": [*answers, *unreadable], "usage": Usage(steps=len(unreadable))}
+
+    def finisher_prompt(state: ReactState) -> list[BaseMessage]:
         so_far = state.get("messages", [])
         if state.get("ends") == "solved":
             task = SOLVER_TASK.format(question=state["question"], results=_listed(so_far))
-            asked: list[AnyMessage] = [SystemMessage(SOLVER), HumanMessage(task)]
-            stopped = ""
-        else:
-            asked = [SystemMessage(FINISHER), HumanMessage(state["question"]), *so_far, HumanMessage("Answer.")]
-            in_circles = "the thinker repeats itself" if state.get("ends") == "circles" else None
-            stopped = in_circles or budget.reached(state.get("usage")) or ""
-        with UsageMeter() as meter:
-            reply = await ask(llm, asked)
-            meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped, "usage": meter.usage}
+            return [SystemMessage(SOLVER), HumanMessage(task)]
+        return [SystemMessage(FINISHER), HumanMessage(state["question"]), *so_far, HumanMessage("Answer.")]
+
+    def finished(state: ReactState, reply: AIMessage) -> ReactState:
+        stopped = "" if state.get("ends") == "solved" else budget.reached(state.get("usage")) or ""
+        if state.get("ends") == "circles":
+            stopped = "the thinker repeats itself"
+        return {"answer": reply.text.strip(), "stopped": stopped}
 
     def after_thinker(state: ReactState) -> Literal["tools", "actor", "finisher"]:
         if state.get("ends"):
@@ -199,10 +204,10 @@ def build_react(
 
     builder = StateGraph(ReactState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("thinker", BothWays(thinker))
-    builder.add_node("actor", BothWays(actor))
-    builder.add_node("tools", BothWays(use_tools))
-    builder.add_node("finisher", BothWays(finisher))
+    builder.add_node("thinker", model_node(thinking_llm, thinker_prompt, thought_of))
+    builder.add_node("actor", model_node(caller, actor_prompt, acted))
+    builder.add_node("tools", tool_node(by_name, calls_of, observed))
+    builder.add_node("finisher", model_node(llm, finisher_prompt, finished))
     builder.add_edge(START, "thinker")
     builder.add_conditional_edges("thinker", after_thinker)
     builder.add_conditional_edges("actor", after_actor)
@@ -216,10 +221,15 @@ def graph() -> CompiledStateGraph[ReactState, None, ReactState, ReactState]:
     return build_react(default_llm(POLICIES), [template("tools", "calculator").calculator])
 
 
+def _last(state: ReactState) -> AIMessage:
+    last = state["messages"][-1]
+    assert isinstance(last, AIMessage)
+    return last
+
+
 def _calls(state: ReactState) -> bool:
     """Whether the last message calls tools, or tries to."""
-    last = state["messages"][-1]
-    return isinstance(last, AIMessage) and bool(last.tool_calls or last.invalid_tool_calls)
+    return bool(_last(state).tool_calls or _last(state).invalid_tool_calls)
 
 
 def _thought(thought: str, messages: Sequence[AnyMessage]) -> bool:
@@ -249,12 +259,3 @@ def _listed(messages: Sequence[AnyMessage]) -> str:
             calls |= {call["id"]: call["args"] for call in message.tool_calls}
             thought = message.text.removeprefix("Thought: ") if message.text else thought
     return "\n".join(lines) or "none"
-
-
-async def _observe(call: Any, tools: dict[str, BaseTool], refusal: str | None) -> ToolMessage:
-    if refusal is not None:
-        reason = f"not carried out: {refusal}"
-        return ToolMessage(reason, tool_call_id=call["id"] or "", name=call["name"], status="error")
-    outcome = await call_tool(tools, call["name"], call["args"], call["id"])
-    status: Literal["success", "error"] = "error" if outcome.failed else "success"
-    return ToolMessage(outcome.output, tool_call_id=call["id"] or "", name=call["name"], status=status)

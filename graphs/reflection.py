@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.both_ways import BothWays, ask
-from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
+from lookahead_agent.agents.budget import Budget, Usage, add_usage
+from lookahead_agent.agents.nodes import model_node, plain_node
 from lookahead_agent.agents.templates import default_llm
 
 WRITER = """You carry out a task carefully. Think in short steps with a blank line between them, and end with the \
@@ -133,39 +133,35 @@ def build_reflection(
     budget = budget or Budget()
     judge = llm.with_structured_output(VERDICT, include_raw=True)
 
-    async def writer(state: ReflectionState) -> ReflectionState:
-        with UsageMeter() as meter:
-            reply = await ask(llm, [SystemMessage(WRITER), HumanMessage(state["task"])])
-            meter.count(reply)
-        return {"answer": reply.text.strip(), "revisions": 0, "changed": True, "usage": meter.usage}
+    def writer_prompt(state: ReflectionState) -> list[BaseMessage]:
+        return [SystemMessage(WRITER), HumanMessage(state["task"])]
 
-    async def critic(state: ReflectionState) -> ReflectionState:
-        with UsageMeter() as meter:
-            task = to_review(state["task"], state["answer"])
-            reply = await ask(llm, [SystemMessage(CRITIC), *_SHOWN, HumanMessage(task)])
-            meter.count(reply)
-        return {"critique": reply.text.strip(), "usage": meter.usage}
+    def written(state: ReflectionState, reply: AIMessage) -> ReflectionState:
+        return {"answer": reply.text.strip(), "revisions": 0, "changed": True}
 
-    async def decider(state: ReflectionState) -> ReflectionState:
-        with UsageMeter() as meter:
-            said = f"The reviewer says:\n{state['critique']}"
-            decided: Any = await ask(judge, [SystemMessage(DECIDER), HumanMessage(said)])
-            meter.count(decided["raw"])
+    def critic_prompt(state: ReflectionState) -> list[BaseMessage]:
+        return [SystemMessage(CRITIC), *_SHOWN, HumanMessage(to_review(state["task"], state["answer"]))]
+
+    def criticised(state: ReflectionState, reply: AIMessage) -> ReflectionState:
+        return {"critique": reply.text.strip()}
+
+    def decider_prompt(state: ReflectionState) -> list[BaseMessage]:
+        return [SystemMessage(DECIDER), HumanMessage(f"The reviewer says:\n{state['critique']}")]
+
+    def decided(state: ReflectionState, reply: dict[str, Any]) -> ReflectionState:
         # A verdict that cannot be read is none: the critique stands.
-        good = isinstance(decided["parsed"], dict) and decided["parsed"].get("verdict") == "good"
-        return {"good": good, "usage": meter.usage}
+        return {"good": isinstance(reply["parsed"], dict) and reply["parsed"].get("verdict") == "good"}
 
-    async def reviser(state: ReflectionState) -> ReflectionState:
-        with UsageMeter() as meter:
-            task = f"{to_review(state['task'], state['answer'])}\n\nCritique:\n{state['critique']}"
-            reply = await ask(llm, [SystemMessage(REVISER), HumanMessage(task)])
-            meter.count(reply)
+    def reviser_prompt(state: ReflectionState) -> list[BaseMessage]:
+        task = f"{to_review(state['task'], state['answer'])}\n\nCritique:\n{state['critique']}"
+        return [SystemMessage(REVISER), HumanMessage(task)]
+
+    def revised(state: ReflectionState, reply: AIMessage) -> ReflectionState:
         # A reviser that says nothing has improved nothing.
         text = reply.text.strip() or state["answer"]
-        changed = text != state["answer"]
-        return {"answer": text, "revisions": state["revisions"] + 1, "changed": changed, "usage": meter.usage}
+        return {"answer": text, "revisions": state["revisions"] + 1, "changed": text != state["answer"]}
 
-    async def end(state: ReflectionState) -> ReflectionState:
+    def end(state: ReflectionState) -> ReflectionState:
         return {"stopped": "" if state.get("good") else _stop(state) or ""}
 
     def _stop(state: ReflectionState) -> str | None:
@@ -183,11 +179,11 @@ def build_reflection(
 
     builder = StateGraph(ReflectionState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("writer", BothWays(writer))
-    builder.add_node("critic", BothWays(critic))
-    builder.add_node("decider", BothWays(decider))
-    builder.add_node("reviser", BothWays(reviser))
-    builder.add_node("end", BothWays(end))
+    builder.add_node("writer", model_node(llm, writer_prompt, written))
+    builder.add_node("critic", model_node(llm, critic_prompt, criticised))
+    builder.add_node("decider", model_node(judge, decider_prompt, decided))
+    builder.add_node("reviser", model_node(llm, reviser_prompt, revised))
+    builder.add_node("end", plain_node(end))
     builder.add_edge(START, "writer")
     builder.add_conditional_edges("writer", after_writing)
     builder.add_edge("critic", "decider")

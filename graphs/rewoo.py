@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolCall
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -31,7 +32,6 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.both_ways import BothWays, ask, call_tool
 from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
@@ -40,8 +40,10 @@ from lookahead_agent.agents.calculations import (
     with_placeholders,
 )
 from lookahead_agent.agents.few_shot import worked_plans
+from lookahead_agent.agents.nodes import model_node, plain_node, tool_node
 from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.templates import default_llm, template
+from lookahead_agent.agents.tool_use import ToolOutcome
 
 PLANNER = """You plan how to solve a problem with tools, of which there are:
 {tools}
@@ -132,48 +134,61 @@ def build_rewoo(
     told = worked_plans() if alone else [SystemMessage(PLANNER.format(tools=described))]
     writer = llm.with_structured_output(_schema(tools), include_raw=True)
 
-    async def planner(state: RewooState) -> RewooState:
-        with UsageMeter() as meter:
-            reply = await ask(llm, [*told, HumanMessage(state["question"])])
-            meter.count(reply)
-        return {"thoughts": reply.text.strip(), "usage": meter.usage}
+    def planner_prompt(state: RewooState) -> list[BaseMessage]:
+        return [*told, HumanMessage(state["question"])]
 
-    async def caller(state: RewooState) -> RewooState:
+    def planned(state: RewooState, reply: AIMessage) -> RewooState:
+        return {"thoughts": reply.text.strip()}
+
+    def caller_prompt(state: RewooState) -> list[BaseMessage]:
+        task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
+        return [SystemMessage(CALLER.format(tools=described)), HumanMessage(task)]
+
+    def called(reply: dict[str, Any], usage: Usage) -> RewooState:
+        error = _unreadable(reply)
+        stopped = f"the calls could not be read: {error}" if error else ""
+        return {"plan": _calls(reply["parsed"]), "stopped": stopped, "usage": usage}
+
+    def caller(state: RewooState) -> RewooState:
         if calculator is not None and (read := _calculations(state["thoughts"], calculator)):
             return {"plan": read, "stopped": ""}
-        task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
-        asked: list[AnyMessage] = [SystemMessage(CALLER.format(tools=described)), HumanMessage(task)]
-        with UsageMeter() as meter:
-            for last in (False, True):
-                written: Any = await ask(writer, asked)
-                meter.count(written["raw"])
-                error = str(written["parsing_error"] or "").split("\n")[0][:200]
-                if not error or last:
-                    break
-                asked += [written["raw"], HumanMessage(UNREADABLE.format(error=error))]
-        stopped = f"the calls could not be read: {error}" if error else ""
-        return {"plan": _calls(written["parsed"]), "stopped": stopped, "usage": meter.usage}
+        meter, asked = UsageMeter(), caller_prompt(state)
+        reply: Any = meter.count(writer.invoke(asked))
+        if error := _unreadable(reply):
+            asked = [*asked, reply["raw"], HumanMessage(UNREADABLE.format(error=error))]
+            reply = meter.count(writer.invoke(asked))
+        return called(reply, meter.usage())
 
-    async def worker(state: WorkerState) -> RewooState:
-        with UsageMeter() as meter:
-            evidence = await _carry_out(state["call"], by_name)
-        return {"evidence": [evidence], "usage": add_usage(meter.usage, Usage(steps=1))}
+    async def acaller(state: RewooState) -> RewooState:
+        if calculator is not None and (read := _calculations(state["thoughts"], calculator)):
+            return {"plan": read, "stopped": ""}
+        meter, asked = UsageMeter(), caller_prompt(state)
+        reply: Any = meter.count(await writer.ainvoke(asked))
+        if error := _unreadable(reply):
+            asked = [*asked, reply["raw"], HumanMessage(UNREADABLE.format(error=error))]
+            reply = meter.count(await writer.ainvoke(asked))
+        return called(reply, meter.usage())
 
-    async def gather(state: RewooState) -> RewooState:
+    def calls_of(state: WorkerState) -> list[ToolCall]:
+        call = state["call"]
+        return [ToolCall(name=call["tool"], args=call["arguments"], id=f"E{call['number']}")]
+
+    def worked(state: WorkerState, outcomes: list[ToolOutcome]) -> RewooState:
+        return {"evidence": [Evidence(call=state["call"], output=outcomes[0].output, failed=outcomes[0].failed)]}
+
+    def gather(state: RewooState) -> RewooState:
         """Waits for all workers of a round."""
         return {}
 
-    async def solver(state: RewooState) -> RewooState:
+    def solver_prompt(state: RewooState) -> list[BaseMessage]:
         stopped = budget.reached(state.get("usage")) or state.get("stopped")
-        with UsageMeter() as meter:
-            found = _listed(state)
-            note = (
-                f"\n\nNot all calls were made: {stopped}. Say what is certain and what is missing." if stopped else ""
-            )
-            task = f"Problem: {state['question']}\n\nResults, of which the last one is the final one:\n{found}{note}"
-            reply = await ask(llm, [SystemMessage(SOLVER), HumanMessage(task)])
-            meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped or "", "usage": meter.usage}
+        note = f"\n\nNot all calls were made: {stopped}. Say what is certain and what is missing." if stopped else ""
+        results = f"Results, of which the last one is the final one:\n{_listed(state)}{note}"
+        return [SystemMessage(SOLVER), HumanMessage(f"Problem: {state['question']}\n\n{results}")]
+
+    def solved(state: RewooState, reply: AIMessage) -> RewooState:
+        stopped = budget.reached(state.get("usage")) or state.get("stopped")
+        return {"answer": reply.text.strip(), "stopped": stopped or ""}
 
     def next_round(state: RewooState) -> list[Send] | str:
         """The calls whose inputs are known, all at once; the solver, when there is none."""
@@ -193,11 +208,11 @@ def build_rewoo(
 
     builder = StateGraph(RewooState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("planner", BothWays(planner))
-    builder.add_node("caller", BothWays(caller))
-    builder.add_node("worker", BothWays(worker), input_schema=WorkerState)
-    builder.add_node("gather", BothWays(gather))
-    builder.add_node("solver", BothWays(solver))
+    builder.add_node("planner", model_node(llm, planner_prompt, planned))
+    builder.add_node("caller", RunnableLambda(caller, acaller))
+    builder.add_node("worker", tool_node(by_name, calls_of, worked), input_schema=WorkerState)
+    builder.add_node("gather", plain_node(gather))
+    builder.add_node("solver", model_node(llm, solver_prompt, solved))
     builder.add_edge(START, "planner")
     builder.add_edge("planner", "caller")
     builder.add_conditional_edges("caller", next_round, ["worker", "solver"])
@@ -240,6 +255,11 @@ def _schema(tools: Sequence[BaseTool]) -> dict[str, Any]:
     }
 
 
+def _unreadable(reply: dict[str, Any]) -> str:
+    """Why the calls could not be read; empty if they could."""
+    return str(reply["parsing_error"] or "").split("\n")[0][:200]
+
+
 def _calls(parsed: Any) -> list[PlannedCall]:
     """The planned calls; none, if the model wrote none that can be read."""
     match parsed:
@@ -280,11 +300,6 @@ def _filled(call: PlannedCall, results: dict[int, str]) -> PlannedCall:
         return _REFERENCE.sub(lambda match: results[int(match[1])], text)
 
     return PlannedCall(number=call["number"], tool=call["tool"], arguments=in_texts(call["arguments"], fill))
-
-
-async def _carry_out(call: PlannedCall, tools: dict[str, BaseTool]) -> Evidence:
-    outcome = await call_tool(tools, call["tool"], call["arguments"], f"E{call['number']}")
-    return Evidence(call=call, output=outcome.output, failed=outcome.failed)
 
 
 def _described(tool: BaseTool) -> str:

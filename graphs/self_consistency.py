@@ -115,27 +115,27 @@ def build_self_consistency(
         replies: list[AIMessage] = []
         votes: Counter[str] = Counter()
         stopped = ""
-        with UsageMeter() as meter:
-            try:
-                async with asyncio.timeout(budget.seconds):
-                    for done in asyncio.as_completed(tasks):
-                        reply = await done
-                        meter.count(reply)
-                        replies.append(reply)
-                        if (answer := read(reply.text)) is not None:
-                            votes[answer] += 1
-                        if decided(votes, samples - len(replies)):
-                            stopped = "the vote is decided" if len(replies) < samples else ""
-                            break
-                        if reached := budget.reached(meter.usage):
-                            stopped = reached
-                            break
-            except TimeoutError:
-                stopped = f"the limit of {budget.seconds:g} seconds is reached"
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        meter = UsageMeter()
+        try:
+            async with asyncio.timeout(budget.seconds):
+                for done in asyncio.as_completed(tasks):
+                    reply = await done
+                    meter.count(reply)
+                    replies.append(reply)
+                    if (answer := read(reply.text)) is not None:
+                        votes[answer] += 1
+                    if decided(votes, samples - len(replies)):
+                        stopped = "the vote is decided" if len(replies) < samples else ""
+                        break
+                    if reached := budget.reached(meter.usage()):
+                        stopped = reached
+                        break
+        except TimeoutError:
+            stopped = f"the limit of {budget.seconds:g} seconds is reached"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         (best, _), *_ = votes.most_common(1) or [("", 0)]
         if not votes and not stopped:
             stopped = "no reply has an answer that can be read"
@@ -144,7 +144,7 @@ def build_self_consistency(
             "replies": [reply.text for reply in replies],
             "answer": best,
             "stopped": stopped,
-            "usage": meter.usage,
+            "usage": meter.usage(),
         }
 
     def sampler(state: SelfConsistencyState, config: RunnableConfig) -> SelfConsistencyState:

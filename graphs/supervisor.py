@@ -23,7 +23,8 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -31,8 +32,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.both_ways import BothWays, ask
-from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
+from lookahead_agent.agents.budget import Budget, Usage, add_usage
+from lookahead_agent.agents.nodes import model_node
 from lookahead_agent.agents.templates import build_react, default_llm, template
 
 ROUTER = """You give work to specialists. Write for each specialist who is needed one task, as a question that can be \
@@ -112,48 +113,50 @@ def build_supervisor(
     }
     chooser = llm.with_structured_output(schema, include_raw=True)
 
-    async def router(state: SupervisorState) -> SupervisorState:
-        with UsageMeter() as meter:
-            prompt = ROUTER.format(specialists=described)
-            chosen: Any = await ask(chooser, [SystemMessage(prompt), HumanMessage(state["question"])])
-            meter.count(chosen["raw"])
-        parsed = chosen["parsed"] if isinstance(chosen["parsed"], dict) else {}
+    def router_prompt(state: SupervisorState) -> list[BaseMessage]:
+        return [SystemMessage(ROUTER.format(specialists=described)), HumanMessage(state["question"])]
+
+    def routed(state: SupervisorState, reply: dict[str, Any]) -> SupervisorState:
+        parsed = reply["parsed"] if isinstance(reply["parsed"], dict) else {}
         tasks = {name: str(task) for name, task in parsed.items() if name in tools and str(task).strip()}
         # A router that chooses nobody leaves the question to the first.
-        return {"tasks": tasks or {next(iter(tools)): state["question"]}, "usage": meter.usage}
+        return {"tasks": tasks or {next(iter(tools)): state["question"]}}
 
-    def specialist(name: str) -> Any:
+    def specialist(name: str) -> Runnable[SpecialistState, SupervisorState]:
         agent = build_react(llm, tools[name], calculate=calculate, budget=share)
 
-        async def work(state: SpecialistState) -> SupervisorState:
-            done = await ask(agent, {"question": state["task"]})
+        def found(state: SpecialistState, done: dict[str, Any]) -> SupervisorState:
             finding = Finding(specialist=name, task=state["task"], answer=done.get("answer", ""))
             return {"findings": [finding], "usage": done.get("usage") or Usage()}
 
-        return BothWays(work)
+        def work(state: SpecialistState) -> SupervisorState:
+            return found(state, agent.invoke({"question": state["task"]}))
 
-    async def writer(state: SupervisorState) -> SupervisorState:
-        stopped = budget.reached(state.get("usage"))
-        with UsageMeter() as meter:
-            found = "\n".join(
-                f"{entry['specialist']} was asked: {entry['task']}\n  and found: {entry['answer'] or 'nothing'}"
-                for entry in sorted(state["findings"], key=lambda entry: entry["specialist"])
-            )
-            task = f"Question: {state['question']}\n\n{found}"
-            reply = await ask(llm, [SystemMessage(WRITER), HumanMessage(task)])
-            meter.count(reply)
-        return {"answer": reply.text.strip(), "stopped": stopped or "", "usage": meter.usage}
+        async def awork(state: SpecialistState) -> SupervisorState:
+            return found(state, await agent.ainvoke({"question": state["task"]}))
+
+        return RunnableLambda(work, awork)
+
+    def writer_prompt(state: SupervisorState) -> list[BaseMessage]:
+        found = "\n".join(
+            f"{entry['specialist']} was asked: {entry['task']}\n  and found: {entry['answer'] or 'nothing'}"
+            for entry in sorted(state["findings"], key=lambda entry: entry["specialist"])
+        )
+        return [SystemMessage(WRITER), HumanMessage(f"Question: {state['question']}\n\n{found}")]
+
+    def written(state: SupervisorState, reply: AIMessage) -> SupervisorState:
+        return {"answer": reply.text.strip(), "stopped": budget.reached(state.get("usage")) or ""}
 
     def to_specialists(state: SupervisorState) -> list[Send]:
         return [Send(name, SpecialistState(task=task)) for name, task in state["tasks"].items()]
 
     builder = StateGraph(SupervisorState)
     # Specialists are graphs: the time-out is for each of their nodes.
-    builder.add_node("router", BothWays(router), timeout=budget.node_timeout)
+    builder.add_node("router", model_node(chooser, router_prompt, routed), timeout=budget.node_timeout)
     for name in tools:
         builder.add_node(name, specialist(name), input_schema=SpecialistState)
         builder.add_edge(name, "writer")
-    builder.add_node("writer", BothWays(writer), timeout=budget.node_timeout)
+    builder.add_node("writer", model_node(llm, writer_prompt, written), timeout=budget.node_timeout)
     builder.add_edge(START, "router")
     builder.add_conditional_edges("router", to_specialists, list(tools))
     builder.add_edge("writer", END)

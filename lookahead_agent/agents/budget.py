@@ -1,18 +1,19 @@
-"""What a run of a graph may cost, and what it has cost so far."""
+"""The budget of a graph's run, and what the run has used of it."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from types import TracebackType
+from typing import TypeVar
 
-from langchain_core.messages import BaseMessage
 from langgraph.types import TimeoutPolicy
 from typing_extensions import TypedDict
 
+Reply = TypeVar("Reply")
+
 
 class Usage(TypedDict, total=False):
-    """What was spent: model calls and tool calls, tokens that models read and wrote, seconds in nodes.
+    """Model calls and tool calls (steps), tokens that models read and wrote, and seconds in nodes.
 
     Time in which a run waits for somebody, or lies in a checkpoint, does not count.
     """
@@ -76,31 +77,25 @@ class Budget:
 
 
 class UsageMeter:
-    """Counts what a node spends while its context lasts."""
+    """Counts what a node spends, from the moment it is made."""
 
     def __init__(self) -> None:
+        self._began = time.monotonic()
         self._steps = 0
         self._tokens = 0
-        self._started = 0.0
-        self._seconds = 0.0
 
-    def __enter__(self) -> UsageMeter:
-        self._started = time.monotonic()
-        return self
+    def count(self, reply: Reply) -> Reply:
+        """Count a model's reply: a message, or a structured output that has its message as "raw". Returns it."""
+        message = reply["raw"] if isinstance(reply, dict) else reply
+        usage = getattr(message, "usage_metadata", None)
+        self._steps += 1
+        self._tokens += usage["total_tokens"] if usage else 0
+        return reply
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._seconds = time.monotonic() - self._started
+    def usage(self, steps: int = 0) -> Usage:
+        """What was spent until now.
 
-    def count(self, *messages: BaseMessage) -> None:
-        """Count a step for each message, and its tokens."""
-        for message in messages:
-            usage = getattr(message, "usage_metadata", None)
-            self._steps += 1
-            self._tokens += usage["total_tokens"] if usage else 0
-
-    @property
-    def usage(self) -> Usage:
-        """What was counted."""
-        return Usage(steps=self._steps, tokens=self._tokens, seconds=self._seconds)
+        Args:
+            steps: Tool calls, which count as steps as well.
+        """
+        return Usage(steps=self._steps + steps, tokens=self._tokens, seconds=time.monotonic() - self._began)

@@ -15,10 +15,11 @@ from pathlib import Path
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from lookahead_agent.chat.reply_message import ReplyChunk
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
 _SQLITE = b"SQLite format 3\0"
+# Named, for agents import no chat model.
+_REPLY_CHUNK = ("lookahead_agent.chat.reply_message", "ReplyChunk")
 _POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -39,14 +40,9 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
         ConfigurationError: Nothing can be kept there.
         MissingExtraError: A database's driver is not installed.
     """
-    if str(place).startswith(_POSTGRES):
-        with _postgres(str(place)) as saver:
-            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(ReplyChunk, *allow))
-            yield saver
-    else:
-        with _sqlite(Path(place)) as saver:
-            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(ReplyChunk, *allow))
-            yield saver
+    with _postgres(str(place)) if str(place).startswith(_POSTGRES) else _sqlite(Path(place)) as saver:
+        saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(_REPLY_CHUNK, *allow))
+        yield saver
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,6 @@ from types import TracebackType
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.both_ways import run_blocking
 from lookahead_agent.agents.planned_calls import PlannedCall, filled, needed
 from lookahead_agent.agents.tool_use import ToolOutcome
 
@@ -23,7 +23,7 @@ _AT_ONCE = 8
 
 
 class CallResult(TypedDict):
-    """What became of a planned call.
+    """The outcome of a planned call.
 
     Attributes:
         call: The call, with results of others in its arguments.
@@ -45,7 +45,7 @@ def ready_call(call: PlannedCall, results: Mapping[int, CallResult]) -> PlannedC
 
 
 class EarlyCalls:
-    """Carries out calls in threads; a context manager of nodes (`both_ways`), at whose end all have ended.
+    """Carries out calls in threads; a context manager, `with` or `async with`, at whose end all have ended.
 
     Args:
         carry_out: Carries out one call. One that raises, or that asks somebody (LangGraph's `interrupt`), counts as not
@@ -70,26 +70,30 @@ class EarlyCalls:
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="early-call")
 
+    def __enter__(self) -> EarlyCalls:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            if error is not None:
+                self._left = 0  # what runs ends, and starts nothing any more
+            self._changed.wait_for(lambda: self._running == 0)
+        self._threads.shutdown()
+
     async def __aenter__(self) -> EarlyCalls:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            with self._changed:
-                self._left = 0  # what runs ends, and starts nothing any more
-        await run_blocking(self._wait)
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
 
-    def _wait(self) -> None:
+    def add(self, *calls: PlannedCall) -> None:
+        """Take in the next calls of the plan."""
         with self._changed:
-            self._changed.wait_for(lambda: self._running == 0)
-        self._threads.shutdown()
-
-    def add(self, call: PlannedCall) -> None:
-        """Take in the next call of the plan."""
-        with self._changed:
-            self._waiting.append(call)
+            self._waiting += calls
             self._start_ready()
 
     @property

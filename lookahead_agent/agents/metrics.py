@@ -1,10 +1,10 @@
-"""Figures of an agent's run, node by node."""
+"""Metrics of an agent's run, node by node."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -23,13 +23,17 @@ def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
                 yield message, message.response_metadata["lookahead"]
 
 
-class NodeFigures(BaseCallbackHandler):
-    """Collects what `ChatLookahead` reports in a graph, summed by node.
+class NodeMetrics(BaseCallbackHandler):
+    """Collects the metadata of `ChatLookahead`'s replies in a graph, summed by node.
 
-    Give it to the graph: `graph.invoke(..., {"callbacks": [figures]})`.
+    Give it to the graph: `graph.invoke(..., {"callbacks": [metrics]})`.
+
+    Args:
+        now: Clock in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._nodes: dict[str | None, dict[str, Any]] = {}
         self._started: dict[UUID, float] = {}
         self._spans: list[tuple[float, float]] = []
@@ -40,11 +44,11 @@ class NodeFigures(BaseCallbackHandler):
     ) -> None:
         """Note when a reply begins."""
         with self._lock:
-            self._started[run_id] = time.monotonic()
+            self._started[run_id] = self._now()
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Add one reply."""
-        ended = time.monotonic()
+        ended = self._now()
         with self._lock:
             self._spans.append((self._started.pop(run_id, ended), ended))
             for message, reported in replies(response):
@@ -57,30 +61,18 @@ class NodeFigures(BaseCallbackHandler):
 
     def _add(self, message: AIMessage, reported: Mapping[str, Any]) -> None:
         node = self._nodes.setdefault(
-            reported["node"],
-            {
-                "node": reported["node"],
-                "policy": reported["policy"],
-                "replies": 0,
-                "steps": 0,
-                "accepted": 0,
-                "acceptance_rate": 0.0,
-                "verifier_calls": 0,
-                "output_tokens": 0,
-                "tokens": {role: dict.fromkeys(token_counts, 0) for role, token_counts in reported["tokens"].items()},
-                "seconds": dict.fromkeys(reported["seconds"], 0.0),
-            },
+            reported["node"], {"node": reported["node"], "policy": reported["policy"], "replies": 0}
         )
         node["replies"] += 1
         for key in ("steps", "accepted", "verifier_calls"):
-            node[key] += reported[key]
+            node[key] = node.get(key, 0) + reported[key]
         node["acceptance_rate"] = node["accepted"] / node["steps"] if node["steps"] else 0.0
-        node["output_tokens"] += message.usage_metadata["output_tokens"] if message.usage_metadata else 0
-        for role, token_counts in reported["tokens"].items():
-            for fate, count in token_counts.items():
-                node["tokens"][role][fate] += count
-        for part, seconds in reported["seconds"].items():
-            node["seconds"][part] += seconds
+        tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else 0
+        node["output_tokens"] = node.get("output_tokens", 0) + tokens
+        node["tokens"] = {
+            role: _added(node.get("tokens", {}).get(role, {}), counts) for role, counts in reported["tokens"].items()
+        }
+        node["seconds"] = _added(node.get("seconds", {}), reported["seconds"])
 
     def at_once(self) -> tuple[float, float]:
         """Seconds in which a reply was being written, and those of them in which several were at once."""
@@ -88,7 +80,7 @@ class NodeFigures(BaseCallbackHandler):
             edges = sorted([(start, 1) for start, _ in self._spans] + [(end, -1) for _, end in self._spans])
         some = several = 0.0
         running = 0
-        for (at, change), (following, _) in pairwise([*edges, (edges[-1][0], 0)] if edges else []):
+        for (at, change), (following, _) in pairwise(edges):
             running += change
             some += following - at if running > 0 else 0.0
             several += following - at if running > 1 else 0.0
@@ -97,3 +89,7 @@ class NodeFigures(BaseCallbackHandler):
     def nodes(self) -> list[dict[str, Any]]:
         """One entry per node, in the order in which the nodes first replied."""
         return list(self._nodes.values())
+
+
+def _added(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: total.get(name, 0) + value for name, value in more.items()}

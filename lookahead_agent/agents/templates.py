@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,24 +14,26 @@ from typing import TYPE_CHECKING, Any
 from lookahead_agent.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lookahead_agent.chat.model import ChatLookahead
+    from lookahead_agent import ChatLookahead
     from lookahead_agent.policy import VerifierPolicy
 
 _PACKAGE = Path(__file__).parents[1]
+_FOLDERS = (_PACKAGE / "_templates", _PACKAGE.parent)
 
 
-def template_path(kind: str, name: str) -> Path:
+def template_path(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> Path:
     """Where a template file is.
 
     Args:
         kind: "graphs" or "tools".
         name: The file's name without `.py`.
+        folders: Where it is looked for.
 
     Raises:
         FileNotFoundError: There is no such template.
     """
-    for folder in (_PACKAGE / "_templates" / kind, _PACKAGE.parent / kind):
-        path = folder / f"{name}.py"
+    for folder in folders:
+        path = folder / kind / f"{name}.py"
         if path.is_file():
             return path
     raise FileNotFoundError(f"there is no template {kind}/{name}.py")
@@ -41,13 +43,13 @@ _loading = threading.RLock()
 """Held while a template is loaded, which may load others: no thread gets a module that is half loaded."""
 
 
-def template(kind: str, name: str) -> ModuleType:
+def template(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> ModuleType:
     """Load a template file; see `template_path`. Threads that ask at once wait for one of them to load it."""
     module_name = f"lookahead_agent._templates.{kind}.{name}"
     with _loading:
         if (loaded := sys.modules.get(module_name)) is not None:
             return loaded
-        spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name))
+        spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name, folders))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -85,7 +87,7 @@ def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
     Raises:
         LookaheadError: They cannot work.
     """
-    from lookahead_agent.chat.model import ChatLookahead
+    from lookahead_agent import ChatLookahead
 
     chosen: dict[str, Any] = {}
     for name, (field, read) in _FROM_ENVIRONMENT.items():

@@ -1,10 +1,10 @@
-"""Tools that fail in words a model can use: how they are made, how long their results are, and how graphs call them."""
+"""Tools that fail in words a model can use: how they are made, how graphs call them, and ask before they do."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -13,7 +13,9 @@ from uuid import uuid4
 
 from langchain_core.messages import ToolCall, ToolMessage
 from langchain_core.tools import BaseTool, ToolException, tool
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
+from langgraph.types import interrupt
 from pydantic import ValidationError
 
 from lookahead_agent.errors import LookaheadError, in_words
@@ -30,7 +32,7 @@ Given = ParamSpec("Given")
 
 
 class ToolOutcome(NamedTuple):
-    """What became of a call.
+    """The outcome of a call.
 
     Attributes:
         output: What the tool returned, or what went wrong.
@@ -117,64 +119,53 @@ def _documented() -> Iterator[None]:
         raise ToolException(error_text(error)) from error
 
 
-def use_tool(
-    tools: Mapping[str, BaseTool],
-    name: str,
-    arguments: Mapping[str, Any],
-    call_id: str | None,
-    *,
-    raised: tuple[type[Exception], ...] = (),
-) -> ToolOutcome:
+def use_tool(tools: Mapping[str, BaseTool], call: ToolCall, *, raised: tuple[type[Exception], ...] = ()) -> ToolOutcome:
     """Call a tool by its name; whatever it raises is an outcome that failed.
 
     A call that loses its connection is made once more. LangGraph's own signals, such as `interrupt`, pass.
 
     Args:
         tools: Tools by name.
-        name: The one that is meant.
-        arguments: Its arguments.
-        call_id: Identity of the call, for traces.
+        call: The tool's name and its arguments.
         raised: Errors that are raised all the same.
     """
-    if name not in tools:
-        return _no_tool(tools, name)
+    if call["name"] not in tools:
+        return _no_tool(tools, call["name"])
     passing: tuple[type[Exception], ...] = (GraphBubbleUp, *raised)
     for last in (False, True):
         try:
-            return _outcome(tools[name].invoke(_request(name, arguments, call_id)))
+            return _outcome(tools[call["name"]].invoke(_request(call)))
         except passing:
             raise
         except Exception as error:
             if last or not isinstance(error, ConnectionError):
-                return _failed(name, error)
+                return _failed(call["name"], error)
     raise AssertionError("the last try returns")
 
 
-async def ause_tool(
-    tools: Mapping[str, BaseTool], name: str, arguments: Mapping[str, Any], call_id: str | None
-) -> ToolOutcome:
+async def ause_tool(tools: Mapping[str, BaseTool], call: ToolCall) -> ToolOutcome:
     """`use_tool`, awaited: a tool that is a coroutine can be cancelled, another runs in a thread."""
-    if name not in tools:
-        return _no_tool(tools, name)
+    if call["name"] not in tools:
+        return _no_tool(tools, call["name"])
     for last in (False, True):
         try:
-            return _outcome(await tools[name].ainvoke(_request(name, arguments, call_id)))
+            return _outcome(await tools[call["name"]].ainvoke(_request(call)))
         except GraphBubbleUp:
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _failed(name, error)  # the tool's own scope was cancelled, and nobody cancelled the call
+            return _failed(call["name"], error)  # the tool cancelled a scope of its own, and nobody the call
         except Exception as error:
             if last or not isinstance(error, ConnectionError):
-                return _failed(name, error)
+                return _failed(call["name"], error)
     raise AssertionError("the last try returns")
 
 
-def _request(name: str, arguments: Mapping[str, Any], call_id: str | None) -> ToolCall:
+def _request(call: ToolCall) -> ToolCall:
     # Without an identity LangChain returns bare content, which does not say whether the call failed.
-    return ToolCall(name=name, args=dict(arguments), id=call_id or uuid4().hex, type="tool_call")
+    return ToolCall(name=call["name"], args=dict(call["args"]), id=call["id"] or uuid4().hex, type="tool_call")
 
 
 def _outcome(returned: Any) -> ToolOutcome:
@@ -192,3 +183,37 @@ def _failed(name: str, error: BaseException) -> ToolOutcome:
 
 def _no_tool(tools: Mapping[str, BaseTool], name: str) -> ToolOutcome:
     return ToolOutcome(cut(f"there is no tool {name}; there are {', '.join(tools)}", "name one of them"), failed=True)
+
+
+def check_ask_before(
+    ask_before: Collection[str], tools: Mapping[str, BaseTool], checkpointer: BaseCheckpointSaver[str] | None
+) -> None:
+    """Check that a graph can ask before calls of some tools.
+
+    Args:
+        ask_before: Their names.
+        tools: The tools that there are, by name.
+        checkpointer: Where a run that waits is kept.
+
+    Raises:
+        ValueError: It names none of the tools, or there is no checkpointer.
+    """
+    if unknown := sorted(set(ask_before) - tools.keys()):
+        raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
+    if ask_before and checkpointer is None:
+        raise ValueError("ask_before needs a checkpointer: a run that waits is kept there")
+
+
+def ask_or_call(call: ToolCall, ask_before: Collection[str]) -> ToolCall | ToolOutcome:
+    """Stop the graph and ask, if the call's tool is one of those; it goes on with `Command(resume=…)`.
+
+    Returns:
+        The call if it is to be made (`resume=True`), else an outcome that says why not.
+    """
+    if call["name"] not in ask_before:
+        return call
+    decision = interrupt({"tool": call["name"], "arguments": call["args"], "question": "May this call be made?"})
+    if decision is True:
+        return call
+    reason = decision if isinstance(decision, str) and decision else "the user does not want this call"
+    return ToolOutcome(f"not carried out: {reason}", failed=True)

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead_agent.agents.checkpoints import checkpointer
-from lookahead_agent.agents.metrics import NodeFigures
+from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.templates import build_plan_execute, template
 from lookahead_agent.cli import options
 from lookahead_agent.cli.live import live as live_view
@@ -116,7 +116,7 @@ def agent(
         graph = build_plan_execute(
             llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
         )
-        figures = NodeFigures()
+        figures = NodeMetrics()
         thread_id = thread or uuid.uuid4().hex
         config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [figures, *recorder]}
         start = _start_of(graph, config, question, thread)

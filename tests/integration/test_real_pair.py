@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage
 
 from graphs.plan_execute import POLICIES, build_plan_execute
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.metrics import NodeFigures
+from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.cli.agent import EXAMPLE
@@ -32,7 +32,7 @@ NEAR_TIE = 0.5
 
 @pytest.mark.timeout(1200)
 def test_the_agent_answers_its_default_question(real: ChatLookahead) -> None:
-    figures = NodeFigures()
+    figures = NodeMetrics()
     llm = real.model_copy(update={"policies": POLICIES})
     state = build_plan_execute(llm, [calculator]).invoke({"question": EXAMPLE}, {"callbacks": [figures]})
     assert "253.3" in state["answer"]
@@ -46,7 +46,7 @@ def test_the_agent_answers_its_default_question(real: ChatLookahead) -> None:
 
 @pytest.mark.timeout(1200)
 def test_an_executor_that_is_asked_calls_tools(real: ChatLookahead) -> None:
-    figures = NodeFigures()
+    figures = NodeMetrics()
     question = {"question": "Pens cost $1.50 each. How much do 12 pens and 3 pens more cost?"}
     state = build_plan_execute(real, [calculator], calculate=False).invoke(question, {"callbacks": [figures]})
     assert any(not result["failed"] for result in state["results"])

@@ -10,7 +10,7 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.budget import Budget
-from lookahead_agent.agents.metrics import NodeFigures
+from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.templates import (
     build_llm_compiler,
     build_react,
@@ -37,7 +37,7 @@ def llm(request: pytest.FixtureRequest, by_itself: ChatLookahead) -> ChatLookahe
 
 def run(graph: Any, given: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The final state, and the policy of each node that replied."""
-    figures = NodeFigures()
+    figures = NodeMetrics()
     state = graph.invoke(given, {"callbacks": [figures]})
     return state, {node["node"]: node["policy"] for node in figures.nodes()}
 

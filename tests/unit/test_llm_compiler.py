@@ -16,7 +16,7 @@ from langgraph.types import Command, interrupt
 
 from graphs.llm_compiler import build_llm_compiler
 from lookahead_agent.agents.budget import Budget
-from lookahead_agent.agents.metrics import NodeFigures
+from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.testing import in_turn
 from tests.unit.chat import scripted_chat
 from tools.calculator import calculator
@@ -69,7 +69,7 @@ def test_it_plans_calls_and_joins() -> None:
     llm = model(PLAN, "It is 26.", policies={"planner": "exact", "joiner": "off"})
     graph = build_llm_compiler(llm, [calculator])
     llm.check_policies(graph)
-    figures = NodeFigures()
+    figures = NodeMetrics()
     state = graph.invoke({"question": "How much?"}, {"callbacks": [figures]})
     assert [result["output"] for result in state["results"]] == ["6", "20", "26"]
     assert state["results"][2]["call"]["arguments"] == {"expression": "6 + 20"}

@@ -1,4 +1,4 @@
-"""Figures of a run, node by node."""
+"""Metrics of a run, node by node."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 from langchain_core.outputs import LLMResult
 
-from lookahead_agent.agents import metrics as metrics_module
-from lookahead_agent.agents.metrics import NodeFigures
+from lookahead_agent.agents.metrics import NodeMetrics
 from tests.unit.chat import scripted_chat
 
 
 def test_a_reply_has_its_time_to_the_first_word() -> None:
-    figures = NodeFigures()
-    scripted_chat("One.\n\nTwo.").invoke("?", {"callbacks": [figures]})
-    (node,) = figures.nodes()
+    metrics = NodeMetrics()
+    scripted_chat("One.\n\nTwo.").invoke("?", {"callbacks": [metrics]})
+    (node,) = metrics.nodes()
     assert 0 < node["seconds"]["first"] <= node["seconds"]["total"]
-    some, several = figures.at_once()
+    some, several = metrics.at_once()
     assert some > 0
     assert several == 0
 
@@ -34,20 +33,20 @@ def test_a_reply_has_its_time_to_the_first_word() -> None:
     ],
 )
 def test_how_long_several_replies_were_written_at_once(
-    monkeypatch: pytest.MonkeyPatch, spans: list[tuple[float, float]], some: float, several: float
+    spans: list[tuple[float, float]], some: float, several: float
 ) -> None:
-    figures = NodeFigures()
+    clock = [0.0]
+    metrics = NodeMetrics(now=lambda: clock[0])
     events = [(start, "start", uuid.uuid4(), end) for start, end in spans]
     moments = sorted(
         [(start, "b", run) for start, _, run, _ in events] + [(end, "a", run) for _, _, run, end in events]
     )
-    for at, kind, run in moments:
-        monkeypatch.setattr(metrics_module.time, "monotonic", lambda at=at: at)
+    for clock[0], kind, run in moments:
         if kind == "b":
-            figures.on_chat_model_start({}, [], run_id=run)
+            metrics.on_chat_model_start({}, [], run_id=run)
         else:
-            figures.on_llm_end(LLMResult(generations=[]), run_id=run)
+            metrics.on_llm_end(LLMResult(generations=[]), run_id=run)
     lost: Any = uuid.uuid4()
-    figures.on_chat_model_start({}, [], run_id=lost)
-    figures.on_llm_error(RuntimeError(), run_id=lost)
-    assert figures.at_once() == (some, several)
+    metrics.on_chat_model_start({}, [], run_id=lost)
+    metrics.on_llm_error(RuntimeError(), run_id=lost)
+    assert metrics.at_once() == (some, several)

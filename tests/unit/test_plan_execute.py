@@ -11,7 +11,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 from graphs.plan_execute import build_plan_execute, needs_up_to, parse_plan
 from lookahead_agent.agents.budget import Budget
-from lookahead_agent.agents.metrics import NodeFigures
+from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.templates import template
 from tests.unit.chat import is_for_a_planner, scripted_chat
 from tools.calculator import calculator
@@ -40,7 +40,7 @@ def call(expression: str) -> str:
 
 
 def test_plans_calculates_and_answers() -> None:
-    figures = NodeFigures()
+    figures = NodeMetrics()
     graph = asked_executor(thinker([call("2*3"), call("6+4")]), [calculator])
     state = graph.invoke({"question": "How much?"}, {"callbacks": [figures]})
     assert state["plan"] == ["Pens: 2 * 3", "All: result 1 + 4"]
@@ -244,7 +244,7 @@ def calculating(plan: str, calls: list[str] | None = None, asked: list[str] | No
 
 
 def test_steps_that_are_calculations_are_carried_out_as_they_stand() -> None:
-    figures, asked = NodeFigures(), list[str]()
+    figures, asked = NodeMetrics(), list[str]()
     graph = build_plan_execute(calculating(WORKED, asked=asked), [calculator])
     rounds = [sorted(update) for update in graph.stream({"question": "How much?"}, stream_mode="updates")]
     assert rounds == [["planner"], ["executor"], ["executor"], ["gather"], ["executor"], ["gather"], ["finisher"]]

@@ -130,5 +130,5 @@ async def test_no_more_calls_are_started_than_may_be_and_none_after_an_error() -
     early = EarlyCalls(carry_out, most=2)
     error = KeyError("the model failed")
     early.add(planned(1, "x"))
-    await early.__aexit__(KeyError, error, None)
+    early.__exit__(KeyError, error, None)
     assert threading.active_count() <= threads

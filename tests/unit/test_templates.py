@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from langchain_core.tools import tool
 
-from lookahead_agent.agents import templates
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.testing import scripted_chat
@@ -91,16 +90,15 @@ def test_many_threads_import_the_public_names() -> None:
     assert done.stdout.strip() == "all"
 
 
-def test_a_template_that_cannot_be_loaded_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_cannot_be_loaded_is_loaded_again(tmp_path: Path) -> None:
     (tmp_path / "graphs").mkdir()
     file = tmp_path / "graphs" / "half.py"
     file.write_text("FIRST = 1\nraise RuntimeError('half')\n")
-    monkeypatch.setattr(templates, "_PACKAGE", tmp_path / "package")
     with pytest.raises(RuntimeError, match="half"):
-        template("graphs", "half")
+        template("graphs", "half", [tmp_path])
     file.write_text("FIRST = 1\nSECOND = 2\n")
-    assert template("graphs", "half").SECOND == 2
-    assert template("graphs", "half") is template("graphs", "half")
+    assert template("graphs", "half", [tmp_path]).SECOND == 2
+    assert template("graphs", "half") is template("graphs", "half", [tmp_path])
 
 
 def test_numbers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

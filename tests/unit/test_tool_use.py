@@ -185,12 +185,12 @@ def test_a_call_that_loses_its_connection_is_made_once_more_and_beside_it_none()
             raise ConnectionResetError("lost")
         return "found"
 
-    assert use_tool(tools_of(fragile), "fragile", {"text": "a"}, "1") == ("found", False)
+    assert use_tool(tools_of(fragile), request("fragile", {"text": "a"})) == ("found", False)
     lost.clear()
-    assert asyncio.run(ause_tool(tools_of(fragile), "fragile", {"text": "a"}, "1")) == ("found", False)
+    assert asyncio.run(ause_tool(tools_of(fragile), request("fragile", {"text": "a"}))) == ("found", False)
     assert lost == ["a", "a"]
     always = broken(ConnectionError("lost"), coroutine=False)
-    assert use_tool(tools_of(always), "look_up", {"text": "a"}, "1") == ("ConnectionError: lost", True)
+    assert use_tool(tools_of(always), request("look_up", {"text": "a"})) == ("ConnectionError: lost", True)
 
 
 async def test_a_call_that_somebody_cancels_is_cancelled() -> None:
@@ -203,7 +203,7 @@ async def test_a_call_that_somebody_cancels_is_cancelled() -> None:
         await asyncio.sleep(600)
         return text
 
-    task = asyncio.ensure_future(ause_tool(tools_of(wait), "wait", {"text": "a"}, "1"))
+    task = asyncio.ensure_future(ause_tool(tools_of(wait), request("wait", {"text": "a"})))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -213,7 +213,7 @@ async def test_a_call_that_somebody_cancels_is_cancelled() -> None:
 def test_what_asks_somebody_is_no_error() -> None:
     asking = broken(GraphInterrupt(), coroutine=False)
     with pytest.raises(GraphInterrupt):
-        use_tool(tools_of(asking), "look_up", {"text": "a"}, "1")
+        use_tool(tools_of(asking), request("look_up", {"text": "a"}))
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_what_asks_somebody_is_no_error() -> None:
 def test_whatever_a_tool_returns_is_a_text_that_can_be_saved(returned: Any, failed: bool) -> None:
     look_up = StructuredTool.from_function(lambda text: returned, name="look_up", description="Look something up.")
     for outcome in (
-        use_tool(tools_of(look_up), "look_up", {"text": "a"}, None),
-        asyncio.run(ause_tool(tools_of(look_up), "look_up", {"text": "a"}, None)),
+        use_tool(tools_of(look_up), request("look_up", {"text": "a"})),
+        asyncio.run(ause_tool(tools_of(look_up), request("look_up", {"text": "a"}))),
     ):
         assert outcome.failed is failed
         outcome.output.encode()
@@ -239,16 +239,16 @@ def test_whatever_a_tool_returns_is_a_text_that_can_be_saved(returned: Any, fail
 
 @pytest.mark.parametrize("arguments", [{}, {"text": 1}, {"other": "x"}, {"text": None}, {1: 2}, None, [], "x"])
 def test_wrong_arguments_are_told(arguments: Any) -> None:
-    outcome = use_tool(tools_of(note), "note", arguments, "1")
+    outcome = use_tool(tools_of(note), request("note", arguments))
     assert outcome.failed
     assert outcome.output
 
 
 def test_errors_that_nobody_meant_are_logged_with_their_place(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        use_tool(tools_of(broken(ToolException("refused"), coroutine=False)), "look_up", {"text": "a"}, "1")
+        use_tool(tools_of(broken(ToolException("refused"), coroutine=False)), request("look_up", {"text": "a"}))
         assert caplog.records == []
-        use_tool(tools_of(broken(RuntimeError("broken"), coroutine=False)), "look_up", {"text": "a"}, "1")
+        use_tool(tools_of(broken(RuntimeError("broken"), coroutine=False)), request("look_up", {"text": "a"}))
     (record,) = caplog.records
     assert record.message == "the tool look_up failed: RuntimeError"
     assert record.exc_info is not None

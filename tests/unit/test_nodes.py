@@ -6,15 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall
 from langchain_core.tools import tool
 from langgraph.errors import NodeTimeoutError
 from langgraph.types import TimeoutPolicy
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents import templates
-from lookahead_agent.agents.both_ways import BothWays
 from lookahead_agent.agents.budget import Budget
 from lookahead_agent.agents.new_project import PROJECTS
+from lookahead_agent.agents.nodes import model_node, tool_node
+from lookahead_agent.agents.tool_use import ToolOutcome
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import in_turn, scripted_chat
@@ -119,11 +121,21 @@ async def test_a_tool_may_be_a_coroutine(name: str) -> None:
         assert set(cancelled) == {"slow"}
 
 
-def test_a_node_that_waits_for_anything_else_says_so() -> None:
-    async def napping(state: int) -> int:
-        await asyncio.sleep(0)
-        return state + 1
+def test_a_reply_that_is_known_is_not_asked_for() -> None:
+    llm = scripted_chat("Asked.", policy="off")
+    node = model_node(
+        llm, lambda known: AIMessage("Known.") if known else [HumanMessage("?")], lambda _, reply: {"text": reply.text}
+    )
+    for known, steps in ((True, 0), (False, 1)):
+        for update in (node.invoke(known), asyncio.run(node.ainvoke(known))):
+            assert update["text"] == ("Known." if known else "Asked.")
+            assert update["usage"]["steps"] == steps
 
-    assert asyncio.run(BothWays(napping).ainvoke(1)) == 2
-    with pytest.raises(RuntimeError, match="napping waits for something"):
-        BothWays(napping).invoke(1)
+
+def test_an_outcome_that_is_known_is_no_call() -> None:
+    known = ToolOutcome("known", failed=True)
+    call = ToolCall(name="calculator", args={"expression": "1 + 1"}, id=None)
+    node = tool_node({"calculator": calculator}, lambda _: [known, call], lambda _, outcomes: {"outcomes": outcomes})
+    for update in (node.invoke(None), asyncio.run(node.ainvoke(None))):
+        assert update["outcomes"] == [known, ToolOutcome("2", failed=False)]
+        assert update["usage"]["steps"] == 2
