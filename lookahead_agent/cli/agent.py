@@ -23,8 +23,8 @@ from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.templates import build_plan_execute, template
 from lookahead_agent.cli import options
 from lookahead_agent.cli.live import live as live_view
-from lookahead_agent.cli.progress_bars import Bars
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.progress_bars import ProgressBars
+from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder
 from lookahead_agent.plain_text import PlainTextStream
@@ -116,16 +116,18 @@ def agent(
         graph = build_plan_execute(
             llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
         )
-        figures = NodeMetrics()
+        metrics = NodeMetrics()
         thread_id = thread or uuid.uuid4().hex
-        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [figures, *recorder]}
-        start = _start_of(graph, config, question, thread)
+        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [metrics, *recorder]}
+        asked, start = _start_of(graph, config, question, thread)
+        show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
+        show.rule(Text("question", "bold"), align="left")
+        show.print(asked, soft_wrap=True)
         with llm:
             begun = time.monotonic()
-            llm.start(Bars())
+            llm.start(ProgressBars())
             started = time.monotonic()
             loading = started - begun
-            show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
             with live_view(recorder[0], show) if live else nullcontext():
                 quiet = Terminal(quiet=True) if live else show
                 _show_run(graph.stream(start, config, stream_mode=["messages", "updates"]), quiet)
@@ -136,10 +138,10 @@ def agent(
             result = {
                 "answer": state["answer"],
                 "plan": state["plan"],
-                "nodes": figures.nodes(),
+                "nodes": metrics.nodes(),
                 "seconds": seconds,
                 "loading_seconds": loading,
-                "at_once": dict(zip(("replies", "several"), figures.at_once(), strict=True)),
+                "at_once": dict(zip(("replies", "several"), metrics.at_once(), strict=True)),
                 "results": state.get("results", []),
                 "thread": thread_id,
             }
@@ -147,8 +149,8 @@ def agent(
             return
         show.print("\nAnswer:", style="bold", end="")
         show.print(f" {state['answer']}\n", soft_wrap=True)
-        show.print(_table(figures.nodes()))
-        some, several = figures.at_once()
+        show.print(_table(metrics.nodes()))
+        some, several = metrics.at_once()
         together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
         show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
 
@@ -193,8 +195,8 @@ def _recorded(file: Path | None, live: bool) -> Iterator[list[TraceRecorder]]:
                     raise refused(error) from error
 
 
-def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> dict[str, str] | None:
-    """The graph's input: the question, or None to go on where the thread was interrupted.
+def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, str] | None]:
+    """The question and the graph's input: the question, or None to go on where the thread was interrupted.
 
     Raises:
         ConfigurationError: The thread is about another question.
@@ -202,13 +204,14 @@ def _start_of(graph: Any, config: Any, question: str | None, thread: str | None)
     saved = graph.get_state(config)
     known = saved.values.get("question") if thread is not None else None
     if known is None:
-        return {"question": question or EXAMPLE}
+        asked = question or EXAMPLE
+        return asked, {"question": asked}
     if question is not None and question != known:
         raise ConfigurationError(
             f"the thread {thread!r} is about another question: {known!r}. Leave the question out to resume it, "
             "or choose another --thread."
         )
-    return None
+    return str(known), None
 
 
 def _show_run(events: Iterator[tuple[str, Any]], show: Terminal) -> None:
@@ -242,15 +245,10 @@ def _show_run(events: Iterator[tuple[str, Any]], show: Terminal) -> None:
 
 
 def _table(nodes: list[dict[str, Any]]) -> Table:
-    table = Table(box=None)
-    table.add_column("node", no_wrap=True)
-    table.add_column("policy", overflow="fold")
-    for heading in ("replies", "steps", "accepted", "tokens", "first\nword", "seconds"):
-        table.add_column(heading, justify="right", no_wrap=True)  # a number is not broken where columns are few
-    for node in nodes:
-        table.add_row(
+    rows = [
+        [
             str(node["node"]),
-            node["policy"].replace(":", ": ", 1),  # where a line may break
+            node["policy"].partition(":")[0],  # its name: what it changes of that would take a line of its own
             str(node["replies"]),
             str(node["steps"]),
             # Nothing was there to accept where every reply was an action (or the target alone).
@@ -258,5 +256,8 @@ def _table(nodes: list[dict[str, Any]]) -> Table:
             str(node["output_tokens"]),
             f"{node['seconds']['first'] / node['replies']:.1f}",
             f"{node['seconds']['total']:.1f}",
-        )
-    return table
+        ]
+        for node in nodes
+    ]
+    headings = ["node", "policy", "replies", "steps", "accepted", "tokens", "first word", "seconds"]
+    return as_rich((headings, rows), words=("policy",))

@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from importlib import import_module
 from types import FrameType
@@ -46,8 +47,10 @@ _COMMANDS = {
     "bench": "bench",
     "models": "models",
 }
-"""In which module of this folder each command is."""
+"""The module of this folder that has each command."""
 
+CHAT_CLASS: ContextVar[Callable[..., Any] | None] = ContextVar("chat_class", default=None)
+"""In place of `ChatLookahead`, for tests: a model without engines."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -124,20 +127,35 @@ def _options(
         logging.getLogger("lookahead_agent").setLevel(logging.DEBUG)
 
 
-def main() -> None:
-    """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise."""
+def main(chat_class: Callable[..., Any] | None = None) -> None:
+    """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise.
+
+    Args:
+        chat_class: In place of `ChatLookahead`.
+    """
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # where the locale's encoding lacks a character
-    _leave(_run())
-
-
-def _run() -> int:
-    errors = Terminal(stderr=True)
     try:
-        app()
+        code = run_command(sys.argv[1:], chat_class)
+    finally:
+        _shut_down()
+    _leave(code)
+
+
+def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None = None) -> int:
+    """Run a command and show its errors. Returns the exit code; engines may be left running.
+
+    Args:
+        arguments: Of the command line.
+        chat_class: In place of `ChatLookahead`.
+    """
+    errors = Terminal(stderr=True)
+    given = CHAT_CLASS.set(chat_class)
+    try:
+        app(args=list(arguments), prog_name="lookahead-agent")
     except SystemExit as exit_:  # typer has shown its own errors
         code = exit_.code if isinstance(exit_.code, int) else 1
         if code == _INTERRUPTED:
@@ -164,7 +182,7 @@ def _run() -> int:
         errors.print(traceback.format_exc(), end="", soft_wrap=True)
         return 1
     finally:
-        _shut_down()
+        CHAT_CLASS.reset(given)
     return 0
 
 

@@ -10,7 +10,7 @@ import typer
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.plain_text import PlainTextStream
 
@@ -55,7 +55,7 @@ def ask(
     )
     messages = [*([SystemMessage(system)] if system else []), HumanMessage(question)]
     with llm:
-        llm.start(Bars())
+        llm.start(ProgressBars())
         started = time.monotonic()
         if as_json:
             message: AIMessage = llm.invoke(messages)

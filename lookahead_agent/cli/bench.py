@@ -16,7 +16,7 @@ from lookahead_agent.cli.bench_overhead import overhead
 from lookahead_agent.cli.bench_precision import precision as precision_command
 from lookahead_agent.cli.bench_report import compare, report, show_summary
 from lookahead_agent.cli.bench_synthetic import synthetic
-from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal
 
 bench = typer.Typer(
@@ -155,7 +155,7 @@ def run(
             f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
         )
 
-    show_summary(measured.run(Bars(), report))
+    show_summary(measured.run(ProgressBars(), report))
 
 
 def _merged(

@@ -13,7 +13,7 @@ from rich.table import Table
 from lookahead_agent.bench.precision import compare_precisions, read_solutions
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.hardware.choice import Precision
 
@@ -50,7 +50,9 @@ def precision(
             use_running=False,
         )
 
-    results = compare_precisions(solutions, [cast("Precision", name) for name in names], out, Bars(), chat_model)
+    results = compare_precisions(
+        solutions, [cast("Precision", name) for name in names], out, ProgressBars(), chat_model
+    )
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in results]))
         return

@@ -11,8 +11,7 @@ from lookahead_agent.bench.difference import changes
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, read_results
-from lookahead_agent.cli.tables import as_rich
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.errors import ConfigurationError
 
 _WIDE = 240

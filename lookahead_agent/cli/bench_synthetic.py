@@ -10,9 +10,8 @@ from typing import Annotated, cast
 import typer
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
-from lookahead_agent.cli.tables import WIDE, as_rich
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.progress_bars import ProgressBars
+from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.cost_model.cost_file import read_costs, write_costs
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.cost_model.estimator import ModeName
@@ -112,17 +111,17 @@ def synthetic(
         draft_engine_args=arguments,
         precision=precision,
         draft_precision=draft_precision,
-        progress=Bars(),
+        progress=ProgressBars(),
     )
     bench = SyntheticBench(pair, what, out)
 
     def measure_costs() -> None:
         nonlocal known
         assert costs is not None
-        known = measure_pair(pair, what.batches, Bars())
+        known = measure_pair(pair, what.batches, ProgressBars())
         write_costs(costs, known)
 
-    whole = bench.run(Bars(), seconds, measure_costs if costs is not None and known is None else None)
+    whole = bench.run(ProgressBars(), seconds, measure_costs if costs is not None and known is None else None)
     found = list(results(bench.rows(), what, known))
     if report is not None and found:
         write_synthetic_report(report, bench.rows(), found, known)

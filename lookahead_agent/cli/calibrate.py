@@ -27,9 +27,8 @@ from lookahead_agent.certificates.certificate import Certificate, digest, keep
 from lookahead_agent.certificates.risk import LEVEL, RISKS
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
-from lookahead_agent.cli.tables import WIDE, as_rich
-from lookahead_agent.cli.terminal import Terminal, echo
+from lookahead_agent.cli.progress_bars import ProgressBars
+from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich, echo
 from lookahead_agent.cpu.cores import available_cores, binding
 from lookahead_agent.policy import as_policy
 
@@ -97,7 +96,7 @@ def collect(
         use_running=False,
     ) as llm:
         collector = Collector(llm, read_problems(dataset_file(dataset), limit, skip), how, out)
-        collector.run(Bars())
+        collector.run(ProgressBars())
     _show_pairs(collector.pairs, how.rule)
 
 
@@ -133,7 +132,7 @@ def score(
             use_running=False,
         )
 
-    done = score_pairs(pairs, chosen, chat_model, Bars())
+    done = score_pairs(pairs, chosen, chat_model, ProgressBars())
     echo(f"{done} pairs measured: {pairs}")
 
 

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.tables import WIDE
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.terminal import WIDE, Terminal
 from lookahead_agent.hardware.checkup import Finding, checkup
 from lookahead_agent.models import choose_models
 

@@ -13,9 +13,8 @@ import typer
 from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
-from lookahead_agent.cli.tables import WIDE, as_rich
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.progress_bars import ProgressBars
+from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.cost_model.break_even_map import MeasuredPoint, picture
 from lookahead_agent.cost_model.break_even_map import break_even_map as find_break_even_map
 from lookahead_agent.cost_model.cost_file import read_costs, write_costs
@@ -113,7 +112,7 @@ def estimate(
             draft_engine_args=arguments,
             precision=precision,
             draft_precision=draft_precision,
-            progress=Bars(),
+            progress=ProgressBars(),
         )
         if costs is not None:
             write_costs(costs, measured)
@@ -131,8 +130,8 @@ def estimate(
             "return_token_ids": True,
         }
         with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_running=False, **fields) as llm:
-            llm.start(Bars())
-            found = measure_acceptance(llm, problems, Bars())
+            llm.start(ProgressBars())
+            found = measure_acceptance(llm, problems, ProgressBars())
     acceptance = Acceptance(
         found.steps if alpha is None else alpha,
         found.tokens if token_alpha is None else token_alpha,

@@ -8,9 +8,8 @@ import typer
 from rich.table import Table
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
-from lookahead_agent.cli.tables import WIDE
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.progress_bars import ProgressBars
+from lookahead_agent.cli.terminal import WIDE, Terminal
 from lookahead_agent.engines.vllm_engine import require_vllm, runs_on_cpu
 from lookahead_agent.hardware.kernels import KernelTimes, kernel_times
 from lookahead_agent.models import choose_models, fetch
@@ -26,7 +25,7 @@ def hardware(
 ) -> None:
     """Show how fast this machine multiplies in each precision, and how a pair of models is run by that."""
     require_vllm()
-    bars = Bars()
+    bars = ProgressBars()
     models = choose_models(model, draft)
     times = kernel_times(bars, again=again) if runs_on_cpu() else None
     assert models.draft is not None  # one was asked for

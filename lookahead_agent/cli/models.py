@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from lookahead_agent.certificates.certificate import certificates
-from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.quantize import kept_precisions
@@ -47,7 +47,7 @@ def list_models() -> None:
 def fetch_models(name: Name = DEFAULT_SET) -> None:
     """Fetch a set's models (or one model), if they are not on this machine yet."""
     for facts in _needed(name):
-        echo(f"{facts.hub_id}: {fetch(facts, Bars())}")
+        echo(f"{facts.hub_id}: {fetch(facts, ProgressBars())}")
 
 
 @models.command("path")

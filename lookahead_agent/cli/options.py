@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.cli.app import CHAT_CLASS
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
@@ -155,7 +156,7 @@ def chat_model(
         LookaheadError: Options that cannot work.
     """
     arguments = engine_arguments(engine_args)
-    return ChatLookahead(
+    made: ChatLookahead = (CHAT_CLASS.get() or ChatLookahead)(
         model=model,
         draft_model=draft,
         engine_args=arguments,
@@ -164,3 +165,4 @@ def chat_model(
         draft_url=draft_url or None,
         **fields,
     )
+    return made

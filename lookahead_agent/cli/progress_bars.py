@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.progress import (
     BarColumn,
@@ -15,21 +16,13 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.progress import Task
 
 
-class _Bar:
-    def __init__(self, bars: Progress, task: TaskID) -> None:
-        self._bars = bars
-        self._task = task
-
-    def advance(self, done: float) -> None:
-        self._bars.update(self._task, completed=done)
-
-
-class Bars:
+class ProgressBars:
     """Draws tasks as bars while they last, and leaves a line for each on a terminal or in a log.
 
     Tasks may last at the same time, in different threads: a terminal has one place for all of their bars.
@@ -44,10 +37,11 @@ class Bars:
     def _new_bars(self) -> Progress:
         return Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
+            # A long description is cut, so that a task is one line.
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=10),
+            TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
             console=self._console,
             disable=not self._console.is_terminal,
         )
@@ -72,3 +66,12 @@ class Bars:
                 if self._lasting == 0:
                     bars.stop()
                     self._bars = self._new_bars()  # without the lines that are on the terminal already
+
+
+@dataclass(frozen=True)
+class _Bar:
+    bars: Progress
+    task: TaskID
+
+    def advance(self, done: float) -> None:
+        self.bars.update(self.task, completed=done)

@@ -11,7 +11,7 @@ import typer
 
 from lookahead_agent.certificates.drift_monitor import SHARE
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
@@ -138,7 +138,7 @@ def serve(
     )
     # The port is taken before models load, and opened after: whoever can connect gets a reply.
     with closing(_bound(host, port)) as listener, llm:
-        llm.start(Bars())
+        llm.start(ProgressBars())
         listener.listen()  # who reads that the server is there, and asks at once, waits for its loop
         _announce(*listener.getsockname()[:2])
         run_server(llm, settings, listener, grace)

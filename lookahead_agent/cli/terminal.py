@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from lookahead_agent.plain_text import plain
+
+WIDE = 160
+"""Columns of tables where output goes to no terminal."""
 
 
 class Terminal(Console):
@@ -46,6 +50,26 @@ class Terminal(Console):
         """Tell what went wrong, on a line."""
         self.print("Error:", style="red", end="")
         self.print(f" {message}", soft_wrap=True)
+
+
+def as_rich(
+    table: tuple[Sequence[str], Iterable[Sequence[str]]], *, words: Collection[str] = (), no_wrap: bool = False
+) -> Table:
+    """A table as the terminal shows it: the first column and those of words to the left, numbers to the right.
+
+    Args:
+        table: Headings and rows. No line of headings is shown where all are empty.
+        words: Headings of further columns that hold words. Only these break where columns are few.
+        no_wrap: Break none.
+    """
+    headings, rows = table
+    made = Table(box=None, show_header=any(headings))
+    for number, heading in enumerate(headings):
+        left = number == 0 or heading in words
+        made.add_column(heading, justify="left" if left else "right", no_wrap=no_wrap or not left)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def echo(text: object, *, nl: bool = True) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import leave_running
@@ -103,7 +103,7 @@ def _start(words: list[str]) -> int:
         finally:
             os.close(writer)
         try:
-            pid = follow(lines, Bars())
+            pid = follow(lines, ProgressBars())
         except BaseException:  # Ctrl-C while it loads
             process.terminate()
             process.wait()

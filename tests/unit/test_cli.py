@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lookahead_agent.cli import app as cli
+from lookahead_agent.cli.app import run_command
 
 
 def test_leaving_is_after_threads_and_exit_handlers_and_keeps_the_exit_code() -> None:
@@ -28,15 +30,8 @@ def test_leaving_is_after_threads_and_exit_handlers_and_keeps_the_exit_code() ->
     assert (process.returncode, process.stdout) == (3, "begun thread\nhandler\n"), process.stderr
 
 
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["lookahead-agent", *arguments])
-    # The pool and the exit handlers are the whole test process's.
-    monkeypatch.setattr(cli, "_shut_down", lambda: None)
-    monkeypatch.setattr(cli, "_leave", sys.exit)
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert isinstance(exit_.value.code, int)
-    return exit_.value.code
+def run(*arguments: str, chat_class: Callable[..., Any] | None = None, monkeypatch: object = None) -> int:
+    return run_command(arguments, chat_class)
 
 
 @pytest.mark.parametrize(
@@ -73,25 +68,23 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     ],
 )
 def test_bad_arguments_exit_with_2_before_anything_loads(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*arguments, monkeypatch=monkeypatch) == 2
+    assert run(*arguments) == 2
     captured = capsys.readouterr()
     assert message.lower() in captured.err.replace("\n", " ").lower()
     assert captured.out == ""
 
 
-def test_a_dataset_that_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text('{"id": 1}\n')
-    assert run("bench", "--dataset", str(file), monkeypatch=monkeypatch) == 2
+    assert run("bench", "--dataset", str(file)) == 2
     assert "line 1" in capsys.readouterr().err
 
 
-def test_models_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("models", "list", monkeypatch=monkeypatch) == 0
+def test_models_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "list") == 0
     out = capsys.readouterr().out
     for name in ("qwen2.5-coder-1.5b", "qwen3-32b", "qwen3-8b", "deepseek-r1-distill-qwen-32b"):
         assert name in out
@@ -101,14 +94,14 @@ def test_models_path_of_what_is_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
-    assert run("models", "path", monkeypatch=monkeypatch) == 1
+    assert run("models", "path") == 1
     assert "models fetch" in capsys.readouterr().out
 
 
-def test_version_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--version", monkeypatch=monkeypatch) == 0
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
     assert capsys.readouterr().out.strip() == "0.1.0"
-    assert run("ask", "--help", monkeypatch=monkeypatch) == 0
+    assert run("ask", "--help") == 0
     assert "--max-tokens" in capsys.readouterr().out
 
 

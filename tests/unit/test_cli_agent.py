@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lookahead_agent.agents.templates import template
-from lookahead_agent.cli import options
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.testing import scripted_chat
 from tests.unit.test_cli import run
@@ -38,9 +37,8 @@ def test_what_is_not_said_is_as_in_the_template(
         given.append(fields["policies"])
         return scripted_chat(reply_to, **fields)
 
-    monkeypatch.setattr(options, "ChatLookahead", chat)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert run("agent", "How many?", *arguments, monkeypatch=monkeypatch) == 0
+    assert run("agent", "How many?", *arguments, chat_class=chat) == 0
     (found,) = given
     assert {node: _rules(policy) for node, policy in found.items()} == {
         node: _rules(as_policy(name)) for node, name in expected.items()

@@ -10,6 +10,7 @@ import pytest
 
 import lookahead_agent
 from tests.unit.chat import scripted_chat
+from tests.unit.conftest import ReplaceChat
 from tests.unit.serving import serving
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,13 +21,13 @@ def snippets(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_langchain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_langchain(replace_chat: ReplaceChat, capsys: pytest.CaptureFixture[str]) -> None:
     real = lookahead_agent.ChatLookahead
 
     def scripted(**fields: Any) -> Any:
         return real(**fields) if "base_url" in fields else scripted_chat(REPLY, **fields)
 
-    monkeypatch.setattr(lookahead_agent, "ChatLookahead", scripted, raising=False)
+    replace_chat(scripted)
     names: dict[str, Any] = {}
     for code in snippets("langchain.md"):
         exec(code, names)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import lookahead_agent
 from lookahead_agent.testing import scripted_chat
 from tests.unit.chat import is_for_a_planner
+from tests.unit.conftest import ReplaceChat
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CALL = '{"name": "calculator", "arguments": {"expression": "12 * 1.50"}}'
@@ -64,12 +64,16 @@ SAYS = {
 
 @pytest.mark.parametrize("name", SAYS)
 def test_it_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replace_chat: ReplaceChat,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def scripted(**fields: Any) -> Any:
         return scripted_chat(reply_to, **fields)
 
-    monkeypatch.setattr(lookahead_agent, "ChatLookahead", scripted, raising=False)
+    replace_chat(scripted)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [name])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

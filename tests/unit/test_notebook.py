@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import lookahead_agent
 from lookahead_agent.testing import scripted_chat
+from tests.unit.conftest import ReplaceChat
 from tests.unit.test_examples import reply_to
 
 NOTEBOOK = json.loads((Path(__file__).parents[2] / "examples" / "lookahead.ipynb").read_text(encoding="utf-8"))
@@ -31,11 +31,11 @@ def test_it_has_no_paths_of_a_machine() -> None:
         assert path not in text
 
 
-def test_its_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_code_runs(replace_chat: ReplaceChat, capsys: pytest.CaptureFixture[str]) -> None:
     def scripted(**fields: Any) -> Any:
         return scripted_chat(reply_to, **fields)
 
-    monkeypatch.setattr(lookahead_agent, "ChatLookahead", scripted, raising=False)
+    replace_chat(scripted)
     names: dict[str, Any] = {}
     for cell in CODE:
         exec("".join(cell["source"]), names)

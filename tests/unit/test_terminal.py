@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from lookahead_agent.cli import options
 from lookahead_agent.cli.app import app
 from lookahead_agent.cli.live import live
-from lookahead_agent.cli.progress_bars import Bars
+from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import LogFormatter, Terminal
 from lookahead_agent.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat
@@ -130,9 +129,9 @@ ANSWER = "It is [/bold] a[i] = b. \x1b]52;c;aGVsbG8=\x07:smile: \x9b2Jdone\rover
 SHOWN = "It is [/bold] a[i] = b. :smile: doneover"
 
 
-def chat_says(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def saying(text: str) -> Callable[..., Any]:
     # Tokens are characters, so that every sequence comes in pieces.
-    monkeypatch.setattr(options, "ChatLookahead", lambda **fields: scripted_chat(text, **_known(fields)))
+    return lambda **fields: scripted_chat(text, **_known(fields))
 
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:
@@ -143,9 +142,8 @@ def _known(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    chat_says(ANSWER, monkeypatch)
-    assert run("ask", "How?", monkeypatch=monkeypatch) == 0
+def test_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ask", "How?", chat_class=saying(ANSWER)) == 0
     captured = capsys.readouterr()
     assert captured.out == SHOWN + "\n"
     assert controls(captured.err) == []
@@ -153,21 +151,23 @@ def test_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 def test_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = f"1. Cost: 2 * 3\n{ANSWER}"
-    chat_says(plan, monkeypatch)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for more in ((), ("--live",)):
-        assert run("agent", "[/red] How\x1b[2J?", *more, monkeypatch=monkeypatch) == 0
+        assert run("agent", "[/red] How\x1b[2J?", *more, chat_class=saying(plan)) == 0
         captured = capsys.readouterr()
+        assert "[/red] How?" in captured.out.split("\n")
         assert "Answer: 1. Cost: 2 * 3\n" in captured.out
-        assert "balanced:" in captured.out
-        assert "delimiter=/\\n+/" in captured.out  # not broken in 80 columns
         assert SHOWN in captured.out
         assert controls(captured.out + captured.err) == []
+        table = captured.out.rpartition("\n\n")[2].split("\n")
+        assert " ".join(table[0].split()) == "node policy replies steps accepted tokens first word seconds"
+        policies = {"planner": "balanced", "executor": "off", "finisher": "strict"}
+        assert dict(line.split()[:2] for line in table[1:4]) == policies
+        assert max(map(len, table)) <= 80
 
 
-def test_json_has_the_texts_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    chat_says(ANSWER + "\u2028\ud800", monkeypatch)
-    assert run("ask", "How?", "--json", monkeypatch=monkeypatch) == 0
+def test_json_has_the_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ask", "How?", "--json", chat_class=saying(ANSWER + "\u2028\ud800")) == 0
     out = capsys.readouterr().out
     assert out.isascii()
     assert out.count("\n") == 1
@@ -199,7 +199,7 @@ def test_errors_about_arguments(
     arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert run(*arguments, monkeypatch=monkeypatch) == 2
+    assert run(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert controls(captured.err) == []
@@ -215,12 +215,12 @@ def test_a_trace_page_of_a_path_with_markup(tmp_path: Path) -> None:
 
 
 def test_progress_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with Bars().task("Loading [/bold]\x1b]0;x\x07"):
+    with ProgressBars().task("Loading [/bold]\x1b]0;x\x07"):
         pass
     assert capsys.readouterr().err == "Loading [/bold] …\n"
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    with Bars().task("Loading [/bold]\x1b]0;x\x07"):
+    with ProgressBars().task("Loading [/bold]\x1b]0;x\x07"):
         pass
     shown = capsys.readouterr().err
     assert "Loading [/bold]" in shown
@@ -248,13 +248,12 @@ def test_a_log_line_is_one_and_commands_nothing() -> None:
 
 
 def test_a_fault_of_the_library_shows_its_traceback_as_text(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken(**_: Any) -> Any:
         raise RuntimeError("[/bold]\x1b[2J")
 
-    monkeypatch.setattr(options, "ChatLookahead", broken)
-    assert run("ask", "x", monkeypatch=monkeypatch) == 1
+    assert run("ask", "x", chat_class=broken) == 1
     assert "RuntimeError: [/bold]\n" in capsys.readouterr().err
 
 
@@ -280,13 +279,9 @@ def test_reports_take_names_as_text(tmp_path: Path) -> None:
 
 # The command line as a process, on scripted engines.
 PROGRAM = """
-import sys
-from lookahead_agent.cli import app, options
-from lookahead_agent.testing import scripted_chat
-known = ("policy", "policies", "max_tokens", "return_token_ids")
-options.ChatLookahead = lambda **given: scripted_chat("1. Cost: 2 * 3\\n\\u2192 \\xe9 \\u2028 etc.", **{
-    name: given[name] for name in known if name in given})
-app.main()
+from lookahead_agent.cli.app import main
+from tests.unit.test_terminal import saying
+main(saying("1. Cost: 2 * 3\\n\\u2192 \\xe9 \\u2028 etc."))
 """
 
 
