@@ -25,8 +25,7 @@ from quantulum3 import parser
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
 from lookahead_agent.verifiers import results
-from lookahead_agent.verifiers.numbers import NUMBER, normalized, numbers
-from lookahead_agent.verifiers.results import different_results
+from lookahead_agent.verifiers.results import NUMBER, different_results, normalized, numbers
 
 logging.disable(logging.WARNING)  # what a library cannot read it says for each pair
 REGISTRY = pint.UnitRegistry()

@@ -16,7 +16,7 @@ from lookahead_agent.policy import VerifierName, VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import JudgeVerifier, LikelihoodVerifier, ScoreVerifier
 from lookahead_agent.verifiers.judge import swapped
-from lookahead_agent.verifiers.prefilter import rejected_unasked
+from lookahead_agent.verifiers.prefilter import rejection
 
 Measure = Literal["similarity", "p_aligned", "p_swapped", "score", "likelihood"]
 """Cosine similarity; the judge's p(aligned), and the same with the two steps in each other's place; the target's mark
@@ -99,7 +99,7 @@ class Candidate:
                 return math.inf
             of_pair = pair.row.pair
             texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
-            if self._rules.compares_results and rejected_unasked(*texts) is not None:
+            if self._rules.compares_results and rejection(*texts) is not None:
                 return -math.inf
         if not all(name in pair.scores for name in self.measures):
             return None

@@ -15,8 +15,8 @@ from lookahead_agent.certificates.drift import DISPUTED_BELOW, DriftTest
 from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, PartialStep, StepPair, Verdict, Verifier
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
+from lookahead_agent.verifiers import EngineJudge
 from lookahead_agent.verifiers.judge import JudgeVerifier, swapped
-from lookahead_agent.verifiers.judge_model import EngineJudge
 
 logger = logging.getLogger(__name__)
 

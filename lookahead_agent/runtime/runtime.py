@@ -42,9 +42,7 @@ from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, judge_arguments, select_engines
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import EngineJudge, SentenceEmbedder
-from lookahead_agent.verifiers.remote_embedding import remote_embedder
-from lookahead_agent.verifiers.remote_judge import remote_judge
+from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge, SentenceEmbedder
 
 logger = logging.getLogger(__name__)
 
@@ -487,7 +485,7 @@ class Runtime:
     async def _put_judge(self, engines: EngineSet) -> None:
         models, remote = self._spec.models, self._spec.remote.get("judge")
         if remote is not None:
-            judge = remote_judge(remote)
+            judge = RemoteJudge(remote)
             self._connections.append(judge)
             engines.judge = judge
         elif models.judge == models.draft and engines.draft is not None:
@@ -511,7 +509,7 @@ class Runtime:
             return
         facts = self._spec.models.embedding
         if (remote := self._spec.remote.get("embedding")) is not None:
-            embedder = remote_embedder(remote)
+            embedder = RemoteEmbedder(remote)
             self._connections.append(embedder)
             engines.embedder = embedder
             return

@@ -1,4 +1,4 @@
-"""Decide whether a draft step may stand for the target's."""
+"""Decide whether a draft step may replace the target's."""
 
 from lookahead_agent.decoding.verifier import (
     DraftStep,
@@ -10,10 +10,9 @@ from lookahead_agent.decoding.verifier import (
     Verifier,
 )
 from lookahead_agent.verifiers.cascade import CascadeVerifier
-from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, SentenceEmbedder
+from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, RemoteEmbedder, SentenceEmbedder
 from lookahead_agent.verifiers.exact import ExactVerifier
-from lookahead_agent.verifiers.judge import JudgeVerifier
-from lookahead_agent.verifiers.judge_model import EngineJudge, JudgeModel
+from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier, RemoteJudge
 from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
@@ -34,6 +33,8 @@ __all__ = [
     "PartialStep",
     "PrefilterVerifier",
     "RandomVerifier",
+    "RemoteEmbedder",
+    "RemoteJudge",
     "ScoreVerifier",
     "SentenceEmbedder",
     "StepPair",

@@ -1,15 +1,37 @@
-"""Cosine similarity of sentence embeddings."""
+"""Cosine similarity of sentence embeddings, from a model in this process or from a server."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
+
 from lookahead_agent.decoding.verifier import StepPair, Verdict
-from lookahead_agent.errors import MissingExtraError, ModelError
+from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.errors import EngineError, MissingExtraError, ModelError
+
+
+class EmbeddingVerifier:
+    """Accepts a draft step whose embedding is close to the target step's.
+
+    Args:
+        embedder: Measures the similarity.
+        threshold: Least cosine similarity of an accepted pair, in [-1, 1].
+    """
+
+    def __init__(self, embedder: Embedder, threshold: float) -> None:
+        self._embedder = embedder
+        self._threshold = threshold
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        """Judge one pair."""
+        similarity = await self._embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
+        return Verdict(similarity >= self._threshold, "similarity", similarity)
 
 
 class Embedder(Protocol):
@@ -20,27 +42,24 @@ class Embedder(Protocol):
         ...
 
 
-Pair = tuple[str, str]
-
-
-class BatchingEmbedder(ABC):
+class _BatchingEmbedder(ABC):
     """Compares pairs in batches: those that are asked about while it is busy wait and are compared together.
 
     It is used from one event loop.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Pair, asyncio.Future[float]]] = []
+        self._waiting: list[tuple[tuple[str, str], asyncio.Future[float]]] = []
         self._worker: asyncio.Task[None] | None = None
         self.batches = 0
         """Batches compared so far."""
 
     @abstractmethod
-    async def compare(self, pairs: Sequence[Pair]) -> list[float]:
-        """Cosine similarities of pairs of texts."""
+    async def compare(self, texts: Sequence[str]) -> list[float]:
+        """Cosine similarities of the texts 0 and 1, 2 and 3, and so on."""
 
     async def similarity(self, first: str, second: str) -> float:
-        """Cosine similarity of two texts."""
+        """Cosine similarity of two texts, in [-1, 1]."""
         answer: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append(((first, second), answer))
         if self._worker is None or self._worker.done():
@@ -51,7 +70,7 @@ class BatchingEmbedder(ABC):
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                values = await self.compare([pair for pair, _ in batch])
+                values = await self.compare([text for pair, _ in batch for text in pair])
             except Exception as error:
                 for _, answer in batch:
                     if not answer.done():
@@ -63,11 +82,8 @@ class BatchingEmbedder(ABC):
                     answer.set_result(value)
 
 
-class SentenceEmbedder(BatchingEmbedder):
+class SentenceEmbedder(_BatchingEmbedder):
     """A sentence-transformers model on the CPU, in a thread so that the event loop goes on.
-
-    Args:
-        folder: Folder of the model.
 
     Raises:
         MissingExtraError: sentence-transformers is not installed.
@@ -90,33 +106,45 @@ class SentenceEmbedder(BatchingEmbedder):
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"{folder} is not a sentence-transformers model: {error}") from error
 
-    async def compare(self, pairs: Sequence[Pair]) -> list[float]:
-        """Cosine similarities of pairs of texts."""
-        return await asyncio.to_thread(self._similarities, pairs)
+    async def compare(self, texts: Sequence[str]) -> list[float]:
+        """See `_BatchingEmbedder`."""
+        return await asyncio.to_thread(self._compare, texts)
 
-    def _similarities(self, pairs: Sequence[Pair]) -> list[float]:
+    def _compare(self, texts: Sequence[str]) -> list[float]:
         import torch
 
         # The cores belong to the engines: embeddings of short texts must not take all of them.
         torch.set_num_threads(1)
-        texts = [text for pair in pairs for text in pair]
         vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
         return [float(vectors[index] @ vectors[index + 1]) for index in range(0, len(texts), 2)]
 
 
-class EmbeddingVerifier:
-    """Accepts a draft step whose embedding is close to the target step's.
+class RemoteEmbedder(_BatchingEmbedder):
+    """An embedding model behind an OpenAI-compatible `/embeddings`; a `transport` replaces the network."""
 
-    Args:
-        embedder: Measures the similarity.
-        threshold: Least cosine similarity of an accepted pair, in [-1, 1].
-    """
+    def __init__(self, remote: RemoteModel, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        super().__init__()
+        self._servers = Servers(remote, "embedding model", transport)
+        self._model = remote.model
 
-    def __init__(self, embedder: Embedder, threshold: float) -> None:
-        self._embedder = embedder
-        self._threshold = threshold
+    async def compare(self, texts: Sequence[str]) -> list[float]:
+        """See `_BatchingEmbedder`.
 
-    async def verify(self, pair: StepPair) -> Verdict:
-        """Judge one pair."""
-        similarity = await self._embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
-        return Verdict(similarity >= self._threshold, "similarity", similarity)
+        Raises:
+            EngineError: The server failed, or cannot be reached.
+        """
+        answer = await self._servers.post("/embeddings", {"model": self._model, "input": list(texts)})
+        try:
+            vectors = [entry["embedding"] for entry in sorted(answer["data"], key=lambda entry: entry["index"])]
+            return [_cosine(vectors[index], vectors[index + 1]) for index in range(0, len(texts), 2)]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError("the embedding model's server does not answer like OpenAI's /embeddings") from error
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._servers.aclose()
+
+
+def _cosine(first: Sequence[float], second: Sequence[float]) -> float:
+    norms = math.hypot(*first) * math.hypot(*second)
+    return sum(a * b for a, b in zip(first, second, strict=True)) / norms if norms else 0.0

@@ -1,13 +1,21 @@
-"""A language model as judge: its answer is read from log-probabilities, so that strictness is a threshold."""
+"""Language models as judges: an answer is read from log-probabilities, so that strictness is a threshold."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import string
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
+
+import httpx
 
 from lookahead_agent.decoding.verifier import StepPair, Verdict
+from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.engines.top_logprobs import top_logprobs
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
-from lookahead_agent.verifiers.judge_model import JudgeModel
 
 SYSTEM_PROMPT = (
     "You compare two versions of the next step of a solution. They are equivalent if they say the same thing and "
@@ -21,6 +29,21 @@ USER_PROMPT = (
 _PLACEHOLDERS = {"question", "before", "target", "draft"}
 # What is left of the question and of the reply so far if the judge's context is too small for all of them.
 _SHORTENED = 600
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class JudgeModel(Protocol):
+    """A chat model that is asked for one word."""
+
+    async def first_words(self, messages: Messages) -> Mapping[str, float]:
+        """Probabilities of the likeliest beginnings of an answer, by text.
+
+        Raises:
+            ContextLengthError: The messages are too long for the model.
+            EngineError: The model failed.
+        """
+        ...
 
 
 def check_prompt(prompt: str) -> str:
@@ -57,7 +80,7 @@ class JudgeVerifier:
     Args:
         model: The judge.
         threshold: Least p(aligned) of an accepted pair, in [0, 1].
-        system_prompt: What the judge is told to do.
+        system_prompt: The judge's task.
         user_prompt: The question to it, a format string with `target`, `draft`, and possibly `question` and `before`.
         both_orders: Whether a pair that is accepted is judged again with the two steps in each other's place, and the
             lower p(aligned) decides: small judges favour a place.
@@ -129,3 +152,58 @@ def swapped(pair: StepPair) -> StepPair:
 
 def _end(text: str, longest: int | None) -> str:
     return text if longest is None or len(text) <= longest else "…" + text[-longest:]
+
+
+class EngineJudge:
+    """A judge on an engine; the target's engine may judge too, in its own batch."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def first_words(self, messages: Messages) -> Mapping[str, float]:
+        """Probabilities of the likeliest first tokens."""
+        tokenizer = self.engine.tokenizer
+        # A judge that thinks first would neither say yes nor no.
+        arguments = {"enable_thinking": False} if "enable_thinking" in tokenizer.template_variables else {}
+        prompt = await asyncio.to_thread(tokenizer.chat_prompt, messages, None, arguments)
+        if len(prompt) >= self.engine.context_length:
+            raise ContextLengthError("the question to the judge is longer than its context")
+        logprobs = await top_logprobs(self.engine, prompt)
+        return _by_word((tokenizer.decode((token,)), logprob) for token, logprob in logprobs.items())
+
+
+class RemoteJudge:
+    """A judge behind an OpenAI-compatible `/chat/completions`; a `transport` replaces the network."""
+
+    def __init__(self, remote: RemoteModel, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._servers = Servers(remote, "judge", transport)
+        self._model = remote.model
+
+    async def first_words(self, messages: Messages) -> Mapping[str, float]:
+        """Probabilities of the likeliest first tokens, of which servers give up to 20."""
+        body = {
+            "model": self._model,
+            "messages": list(messages),
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": 20,
+        }
+        answer = await self._servers.post("/chat/completions", body)
+        try:
+            top: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            return _by_word((entry["token"], entry["logprob"]) for entry in top)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise EngineError("the judge's server gave no log-probabilities") from error
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._servers.aclose()
+
+
+def _by_word(logprobs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Probabilities by word, of which each may be several tokens."""
+    words: dict[str, float] = {}
+    for word, logprob in logprobs:
+        words[word] = words.get(word, 0.0) + math.exp(logprob)
+    return words

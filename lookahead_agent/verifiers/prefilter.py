@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict, Verifier
 from lookahead_agent.verifiers.arithmetic import false_only_in
-from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
-from lookahead_agent.verifiers.results import different_results
+from lookahead_agent.verifiers.results import different_results, numbers, numbers_so_far
 
 
-def rejected_unasked(draft: str, target: str) -> str | None:
-    """Why a pair of steps is rejected before any model is asked; None: it is not."""
+def rejection(draft: str, target: str) -> str | None:
+    """The reason to reject a pair of steps before any model is asked; None: there is none."""
     return different_results(draft, target) or ("false arithmetic" if false_only_in(draft, target) else None)
 
 
@@ -19,7 +18,7 @@ class PrefilterVerifier:
     A small judge is far too lenient about numbers, and an embedding hardly sees them.
 
     Args:
-        verifier: Decides about what is left.
+        verifier: Decides about the other pairs.
         same_results: Whether numbers, units and equations are compared, and the draft's arithmetic checked.
     """
 
@@ -29,10 +28,10 @@ class PrefilterVerifier:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        if pair.same_text:
-            return Verdict(True, "same text")
         draft, target = pair.draft.text.strip(), pair.target.text.strip()
-        if self._same_results and (reason := rejected_unasked(draft, target)) is not None:
+        if draft == target:
+            return Verdict(True, "same text")
+        if self._same_results and (reason := rejection(draft, target)) is not None:
             return Verdict(False, reason)
         return await self._verifier.verify(pair)
 

@@ -1,13 +1,29 @@
-"""Whether two steps come to different results: other numbers, other units, other equations."""
+"""The results of a step: steps with other numbers, units or equations never mean the same."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from fractions import Fraction
+from functools import lru_cache
 
-from lookahead_agent.verifiers.numbers import NUMBER, normalized, numbers
-
+_ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
+_BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+", re.MULTILINE)
+# "\frac{1}{12}", and "\frac1{12}" or "\frac12", where one digit needs no braces.
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*(?:\{\s*(-?[\d.,]+)\s*\}|(\d))")
+_LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
+_NUMBER = re.compile(
+    r"""
+    (?P<sign>                                     # a sign, where it cannot be a subtraction
+        (?<![\w)\]}%.]) (?<![\w)\]}%]\s) [-−–] \s?
+      | (?<=[A-Za-z]\s) (?<!\b[A-Za-z]\s) [-−–] (?=[$€£.\d])
+    )?
+    (?P<currency> [$€£] )? \s?
+    (?P<digits> \d{1,3}(?:,\d{3})+(?:\.\d+)? | \d+(?:\.\d+)? | (?<!\d)\.\d+ )
+    (?: \s? (?P<percent> \\?% | percent\b ) )?
+    """,
+    re.VERBOSE,
+)
 # pint, quantulum3 and math-verify are no better at this: the figures are in docs/decoder.md, with their script.
 _UNITS = {
     alias: unit
@@ -52,6 +68,49 @@ _ATOM = r"(?:\d+(?:\.\d+)?|\.\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _EQUATION = re.compile(rf"{_ATOM}(?:\s*[-+*/^=]\s*{_ATOM})+")
 
 
+def normalized(text: str) -> str:
+    """The text without the bullets and enumerators of lists and LaTeX's spelling of numbers."""
+    text = _ENUMERATOR.sub("", _BULLET.sub("", text))
+    text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
+    text = _LATEX_FRACTION.sub(lambda match: f" {match[1] or match[2]} / {match[3] or match[4]} ", text)
+    return text.replace("\\$", "$")
+
+
+@lru_cache(maxsize=1024)
+def numbers(text: str) -> frozenset[Fraction | str]:
+    """The distinct numbers in `text` by value.
+
+    Thousands separators, currency signs, trailing zeros and the spelling of LaTeX fractions make no difference; the
+    sign does, and a percentage is not the bare number. The enumerators of lists ("2.", "Step 3:") are not counted:
+    they number the thoughts and are no part of them.
+    """
+    return frozenset(_by_place(text).values())
+
+
+def _by_place(text: str) -> dict[tuple[int, int], Fraction | str]:
+    """The numbers by where they begin and end in the normalized text."""
+    found: dict[tuple[int, int], Fraction | str] = {}
+    for match in _NUMBER.finditer(normalized(text)):
+        value = Fraction(match["digits"].replace(",", ""))
+        if match["sign"]:
+            value = -value
+        found[match.span()] = f"{value}%" if match["percent"] else value
+    return found
+
+
+def numbers_so_far(text: str) -> frozenset[Fraction | str]:
+    """Numbers that are in `text` and in everything that may come of it by writing on.
+
+    The last word may go on ("1" to "12"), and the one before may get a sign of percentage or turn out to be half of
+    something; both are left out, and so is a number that the words after it make another.
+    """
+    settled = re.search(r"^(.*\s)\S+\s+\S+\s+\S*\Z", text, re.DOTALL)
+    if settled is None:
+        return frozenset()
+    # Compared place by place: a value that changes may stand again further on, where it is not settled.
+    return frozenset(value for _, value in _by_place(settled[1]).items() & _by_place(text).items())
+
+
 def different_results(draft: str, target: str) -> str | None:
     """What differs ("different numbers", "different units", "different equations"); None if nothing does.
 
@@ -85,7 +144,7 @@ def _units(text: str) -> dict[object, set[object]]:
     """Units named beside each number."""
     found: dict[object, set[object]] = defaultdict(set)
     text = normalized(text)
-    for match in NUMBER.finditer(text):
+    for match in _NUMBER.finditer(text):
         value = Fraction(match["digits"].replace(",", ""))
         after = _UNIT_AFTER.match(text, match.end())
         for name in (match["currency"], after[1] if after else None):

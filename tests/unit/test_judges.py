@@ -11,13 +11,12 @@ import pytest
 
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
-from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, StepPair
+from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, RemoteJudge, StepPair
 from lookahead_agent.verifiers.judge import check_prompt
-from lookahead_agent.verifiers.remote_judge import RemoteJudge
 
 PAIR = StepPair(
     "What is it?",
@@ -33,10 +32,8 @@ def answering(*words: tuple[str, float]) -> httpx.Response:
 
 
 def remote(answer: Callable[[httpx.Request], httpx.Response]) -> RemoteJudge:
-    servers = Servers(
-        RemoteModel(("http://judge/v1/",), "big", "secret", max_retries=0), "judge", httpx.MockTransport(answer)
-    )
-    return RemoteJudge(servers, "big")
+    remote = RemoteModel(("http://judge/v1/",), "big", "secret", max_retries=0)
+    return RemoteJudge(remote, httpx.MockTransport(answer))
 
 
 async def test_a_remote_judge_is_asked_as_openai_is() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.verifiers.numbers import numbers, numbers_so_far
+from lookahead_agent.verifiers.results import numbers, numbers_so_far
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Delta, Engine
-from lookahead_agent.engines.servers import RemoteModel, Replicas, Servers
+from lookahead_agent.engines.servers import RemoteModel, Replicas
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from lookahead_agent.generation.tool_parsers import JsonToolParser, choose_tool_parser
-from lookahead_agent.verifiers import ExactVerifier
-from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
+from lookahead_agent.verifiers import ExactVerifier, RemoteEmbedder
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
 
 REPLY = "aab\n\nbca\n\ncab"
@@ -321,17 +320,12 @@ async def test_embeddings_from_a_server() -> None:
         data = [{"index": n, "embedding": vectors[text]} for n, text in enumerate(bodies[-1]["input"])]
         return httpx.Response(200, json={"data": data[::-1]})
 
-    servers = Servers(RemoteModel(("http://one/v1",), "minilm"), "embedding model", httpx.MockTransport(answer))
-    embedder = RemoteEmbedder(servers, "minilm")
+    embedder = RemoteEmbedder(RemoteModel(("http://one/v1",), "minilm"), httpx.MockTransport(answer))
     pairs = [("x", "x"), ("x", "y"), ("x", "none")]
     values = await asyncio.gather(*(embedder.similarity(*pair) for pair in pairs))
     assert values == [pytest.approx(1.0), pytest.approx(0.5**0.5), 0.0]
     assert len(bodies) < len(pairs), "pairs that wait go together"
     assert bodies[0]["model"] == "minilm"
-    bad = Servers(
-        RemoteModel(("http://one/v1",), "m"),
-        "embedding model",
-        httpx.MockTransport(lambda _: httpx.Response(200, json={})),
-    )
+    bad = httpx.MockTransport(lambda _: httpx.Response(200, json={}))
     with pytest.raises(EngineError, match="/embeddings"):
-        await RemoteEmbedder(bad, "m").similarity("x", "y")
+        await RemoteEmbedder(RemoteModel(("http://one/v1",), "m"), bad).similarity("x", "y")

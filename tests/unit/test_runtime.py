@@ -20,9 +20,7 @@ from lookahead_agent.runtime import runtime as runtime_module
 from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
-from lookahead_agent.verifiers import EngineJudge
-from lookahead_agent.verifiers.remote_embedding import RemoteEmbedder
-from lookahead_agent.verifiers.remote_judge import RemoteJudge
+from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge
 from tests.waiting import becomes
 
 
