@@ -22,9 +22,9 @@ from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.harm import HarmRule
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.decoding.prefixes import Vocabularies
 from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
 from lookahead_agent.decoding.step import Step, comparable
-from lookahead_agent.decoding.vocabulary import Vocabularies
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError

@@ -1,16 +1,16 @@
 """The algorithm of Lookahead Reasoning: knows no vLLM, no LangChain and no HTTP."""
 
-from lookahead_agent.decoding.accounting import ReplyReport, TokenCounts
-from lookahead_agent.decoding.driver import lookahead
-from lookahead_agent.decoding.request import DecodingSettings, Reply, ReplyRequest
+from lookahead_agent.decoding.accounting import ReplyReport, TokenCounts, acceptance_rate
+from lookahead_agent.decoding.loop import lookahead
+from lookahead_agent.decoding.request import DecodingSettings, OnStep, Regions, Reply, ReplyRequest, StepEvent
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.decoding.step_events import OnStep, StepEvent
 
 __all__ = [
     "DecodingSettings",
     "LookaheadScheduler",
     "OnStep",
+    "Regions",
     "Reply",
     "ReplyReport",
     "ReplyRequest",
@@ -18,5 +18,6 @@ __all__ = [
     "StepEnd",
     "StepEvent",
     "TokenCounts",
+    "acceptance_rate",
     "lookahead",
 ]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass
 class TokenCounts:
-    """What became of the tokens that one engine generated for a reply.
+    """Tokens that one engine generated for a reply, by what became of them.
 
     Attributes:
         committed: Part of the reply.
         rejected: In steps that were complete and not used.
         aborted: In steps that were stopped before they were complete.
-        speculative: Written only to be guessed by: they were to be in no step.
+        speculative: Written only as draft tokens for the target: they were to be in no step.
     """
 
     committed: int = 0
@@ -27,6 +27,11 @@ class TokenCounts:
     def generated(self) -> int:
         """All of them."""
         return self.committed + self.rejected + self.aborted + self.speculative
+
+    def add(self, other: TokenCounts) -> None:
+        """Add the tokens of another request."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class BusyClock:
@@ -65,6 +70,38 @@ class BusyClock:
         return self._total + (self._now() - self._since if self._running else 0.0)
 
 
+class ReplyClock:
+    """Measures a reply, and the parts of it in which draft, target and verifier had work.
+
+    Args:
+        now: Clock in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._clock = now
+        self._started = now()
+        self._any = BusyClock(now)
+        self.draft, self.target, self.verifier = (BusyClock(now, self._any) for _ in range(3))
+        self.first: float | None = None
+        """When the target had read the prompt, in seconds since the reply began."""
+
+    def now(self) -> float:
+        """Seconds since the reply began."""
+        return self._clock() - self._started
+
+    def seconds(self) -> dict[str, float]:
+        """The figures of `ReplyReport.seconds`."""
+        total = self.now()
+        return {
+            "total": total,
+            "first": total if self.first is None else self.first,
+            "waiting": max(0.0, total - self._any.seconds),
+            "draft": self.draft.seconds,
+            "target": self.target.seconds,
+            "verifier": self.verifier.seconds,
+        }
+
+
 @dataclass
 class ReplyReport:
     """Figures of one reply.
@@ -75,9 +112,9 @@ class ReplyReport:
         verifier_calls: Draft steps that the verifier was asked about.
         judge_calls: Questions to a language model that it took to answer.
         refuted: Draft steps that were dropped before the target's step was complete.
-        target_forward_passes: How often the target gave tokens: more than one at a time where some are guessed.
-        target_tokens: Fates of the target's tokens.
-        draft_tokens: Fates of the draft's tokens.
+        target_forward_passes: Forward passes of the target: one gives several tokens where draft tokens are accepted.
+        target_tokens: The target's tokens.
+        draft_tokens: The draft's tokens.
         seconds: Wall-clock time: `total`; until the target's `first` token, which is what its prompt took; the part in
             which the `draft`, the `target` and the `verifier` had work (they overlap, so the parts do not add up to the
             total); and the part `waiting` in which none had.
@@ -99,11 +136,8 @@ class ReplyReport:
         """Add the figures of a reply that went on where this one ended."""
         for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted", "target_forward_passes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, others in ((self.target_tokens, other.target_tokens), (self.draft_tokens, other.draft_tokens)):
-            mine.committed += others.committed
-            mine.rejected += others.rejected
-            mine.aborted += others.aborted
-            mine.speculative += others.speculative
+        self.target_tokens.add(other.target_tokens)
+        self.draft_tokens.add(other.draft_tokens)
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_disabled = self.speculation_disabled or other.speculation_disabled
 
@@ -115,14 +149,15 @@ class ReplyReport:
         self.steps = self.accepted = 0
 
     def pace(self, tokens: int) -> float:
-        """Seconds per token after the first, which waits for the prompt; 0 for a reply without others.
-
-        Args:
-            tokens: Tokens of the reply.
-        """
+        """Seconds per token after the first, which waits for the prompt; 0 for a reply of one of `tokens`."""
         return (self.seconds["total"] - self.seconds["first"]) / (tokens - 1) if tokens > 1 else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the reply's steps that the draft wrote (α); 0 for a reply without steps."""
-        return self.accepted / self.steps if self.steps else 0.0
+        """See `acceptance_rate`."""
+        return acceptance_rate(self.accepted, self.steps)
+
+
+def acceptance_rate(accepted: int, steps: int) -> float:
+    """Share of a reply's steps that the draft wrote (α); 0 for a reply without steps."""
+    return accepted / steps if steps else 0.0

@@ -1,105 +1,141 @@
-"""A draft that writes on from the target's own words, so that a target with a shared draft never has to go alone."""
+"""A draft that writes on from the target's own tokens, so that a target with a shared draft always has draft tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from lookahead_agent.decoding.accounting import BusyClock, TokenCounts
+from lookahead_agent.decoding.prefixes import Prefixes
+from lookahead_agent.decoding.step import Source
+from lookahead_agent.decoding.streams import StepWriter, Stream
 from lookahead_agent.engines.protocol import DraftLines, Engine, Sampling
 
 logger = logging.getLogger(__name__)
 
 BEHIND = 3
-"""Tokens that the draft may be behind the target before it begins anew from the target's last word."""
+"""Tokens that the draft may be behind the target before it begins anew from the target's last token."""
 AHEAD = 64
 """Tokens that one request writes: a draft that runs far ahead is wrong by then more often than not."""
 
 
 class DraftFollower:
-    """Follows one piece of the target's writing.
+    """Follows one of the target's streams, where the draft has no step of its own to write for it.
 
-    A request of the draft begins at the target's last word and shows what it writes to the target, which guesses by it.
-    It begins anew where the target says something else, and where the draft has fallen behind.
+    A request of the draft begins at the target's last token, and the buffer shows the target what it writes. It
+    begins anew where the target writes something else, and where the draft has fallen behind.
 
     Args:
-        draft: Writes the guesses.
-        draft_lines: Where they are shown.
+        draft: The draft's engine.
+        buffer: Where the target finds the draft tokens.
         sampling: How the draft chooses tokens.
-        token_counts: Counts the draft's tokens.
-        at_work: Runs while the draft writes.
+        counts: Counts the draft's tokens.
+        busy: Runs while the draft writes.
         budget: Tokens that prompt and reply may have together.
+        prefixes: The reply as far as it is written.
+        writers: Steps that are not decided, by job.
     """
 
     def __init__(
         self,
         draft: Engine,
-        draft_lines: DraftLines,
+        buffer: DraftLines,
         sampling: Sampling,
-        token_counts: TokenCounts,
-        at_work: BusyClock,
+        counts: TokenCounts,
+        busy: BusyClock,
         budget: int,
+        prefixes: Prefixes,
+        writers: Mapping[int, StepWriter],
     ) -> None:
         self._draft = draft
-        self._draft_lines = draft_lines
+        self._buffer = buffer
         self._sampling = sampling
-        self._token_counts = token_counts
-        self._at_work = at_work
+        self._counts = counts
+        self._busy = busy
         self._budget = budget
-        self._words: list[int] = []  # the target's: prompt, and reply as far as it is written
+        self._prefixes = prefixes
+        self._writers = writers
+        self._stream: Stream | None = None  # of the target, which is followed
+        self._tokens: list[int] = []  # the target's: prompt, and reply as far as it is written
         self._begun = 0  # where the running request began in them
         self._written: list[int] = []
         self._compared = 0  # of what is written
         self._running: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        self.failure: str | None = None
-        """Why there are no guesses any more; None if there are."""
+        self._failed = False
 
-    @property
-    def follows(self) -> bool:
-        """Whether it follows the target at present."""
-        return bool(self._words)
+    def step_started(self, writer: StepWriter) -> None:
+        """A step begins; the draft writes none beside a live one."""
+        if writer.live and writer.stream is not self._stream:
+            self._follow(writer)
 
-    def begin(self, words: Sequence[int]) -> None:
-        """Follow the target from here: `words` are prompt and reply so far, shape (n,)."""
-        self._words = list(words)
-        self._restart()
+    def tokens_read(self, writer: StepWriter) -> None:
+        """A stream has brought tokens, which are not cut into steps yet."""
+        if writer.stream is self._stream:
+            self._tokens.extend(writer.stream.unread)
+            self._compare()
+        elif writer.stream.source is Source.TARGET and writer.node.parent is None and self._has_left_draft(writer):
+            self._follow(writer)
 
-    def follow(self, token_ids: Iterable[int]) -> None:
-        """The target has written more."""
-        self._words.extend(token_ids)
-        self._compare()
+    def step_ended(self, writer: StepWriter) -> None:
+        """A step is complete; the draft has the next one to write unless that is live too."""
+        if not writer.live:
+            self.leave(writer.stream)
 
-    def leave(self) -> None:
-        """Follow no longer; `begin` may be called again."""
-        self._words = []
-        self._stop()
+    def leave(self, stream: Stream) -> None:
+        """Follow a stream no longer, if it is followed."""
+        if stream is self._stream:
+            self._stream = None
+            self._stop()
 
     async def close(self) -> None:
-        """Leave, and wait until the draft's requests are ended."""
-        self.leave()
+        """Follow nothing, and wait until the draft's requests are ended."""
+        self._stop()
         await asyncio.gather(*self._ending, return_exceptions=True)
+        self._buffer.close()
+
+    def _has_left_draft(self, writer: StepWriter) -> bool:
+        """Whether the draft's candidate for a step cannot tell the target any more what follows."""
+        candidates = writer.node.open_candidates
+        draft = self._writers.get(candidates[0].written_by or 0) if candidates and not writer.live else None
+        if draft is None:
+            return True
+        mine, drafts = [*writer.segmenter.token_ids, *writer.stream.unread], draft.segmenter.token_ids
+        both = min(len(mine), len(drafts))
+        if any(mine[index] != drafts[index] for index in range(writer.as_drafted, both)):
+            return True
+        writer.as_drafted = both
+        return False
+
+    def _follow(self, writer: StepWriter) -> None:
+        """Follow a step of the target from where it is."""
+        if self._failed:
+            return
+        self._stream = writer.stream
+        prefix = self._prefixes.ids(writer.node, Source.TARGET)
+        self._tokens = [*prefix, *writer.segmenter.token_ids, *writer.stream.unread]
+        self._restart()
 
     def _compare(self) -> None:
-        """Begin anew if the draft's words are not the target's, or come too late."""
-        both = min(len(self._words) - self._begun, len(self._written))
-        same = all(self._words[self._begun + index] == self._written[index] for index in range(self._compared, both))
+        """Begin anew if the draft's tokens are not the target's, or come too late."""
+        both = min(len(self._tokens) - self._begun, len(self._written))
+        same = all(self._tokens[self._begun + index] == self._written[index] for index in range(self._compared, both))
         self._compared = both
-        behind = len(self._words) - self._begun - len(self._written)
+        behind = len(self._tokens) - self._begun - len(self._written)
         ended = self._running is None or self._running.done()
         if not same or behind > BEHIND or (ended and behind >= 0):
             self._restart()
 
     def _restart(self) -> None:
         self._stop()
-        room = self._budget - len(self._words)
-        if self.failure is not None or room < 2:
+        room = self._budget - len(self._tokens)
+        if self._failed or room < 2:
             return
-        self._begun, self._written, self._compared = len(self._words), [], 0
-        self._running = asyncio.get_running_loop().create_task(self._write(list(self._words), min(AHEAD, room)))
+        self._begun, self._written, self._compared = len(self._tokens), [], 0
+        self._running = asyncio.get_running_loop().create_task(self._write(list(self._tokens), min(AHEAD, room)))
         self._ending.add(self._running)
         self._running.add_done_callback(self._ending.discard)
 
@@ -108,13 +144,13 @@ class DraftFollower:
             self._running.cancel()
             self._running = None
 
-    async def _write(self, words: list[int], most: int) -> None:
-        line = self._draft_lines.begin(words)
+    async def _write(self, prefix: Sequence[int], most: int) -> None:
+        line = self._buffer.begin(prefix)
         try:
-            with self._at_work:
-                async with aclosing(self._draft.generate(words, replace(self._sampling, max_tokens=most))) as deltas:
+            with self._busy:
+                async with aclosing(self._draft.generate(prefix, replace(self._sampling, max_tokens=most))) as deltas:
                     async for delta in deltas:
-                        self._token_counts.speculative += len(delta.token_ids)
+                        self._counts.speculative += len(delta.token_ids)
                         if self._running is not asyncio.current_task():
                             continue  # it is being ended
                         if line is not None:
@@ -122,6 +158,6 @@ class DraftFollower:
                         self._written.extend(delta.token_ids)
                         self._compare()
         except Exception as error:
-            # Guesses are help that the target can do without.
-            self.failure = str(error) or type(error).__name__
-            logger.warning("no more guesses from the draft: %s", self.failure)
+            # Draft tokens are help that the target can do without.
+            self._failed = True
+            logger.warning("no more draft tokens: %s", str(error) or type(error).__name__)

@@ -1,11 +1,10 @@
-"""What the machine is told (events), and what it wants done (actions)."""
+"""Events, which the scheduler is told, and actions, which it wants done."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.decoding.tree import Node
+from lookahead_agent.decoding.step import Node, Step, StepEnd
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class StartTarget:
 
 @dataclass(frozen=True)
 class Verify:
-    """Ask the verifier whether `draft` may stand for `target` (None: whether it may stand at all)."""
+    """Ask the verifier whether `draft` may replace `target` (None: whether it may be accepted at all)."""
 
     job: int
     draft: Node

@@ -1,4 +1,4 @@
-"""A limit on how long a model may say nothing, which costs nothing while it speaks."""
+"""Limits on how long a model may give no token, or no verdict."""
 
 from __future__ import annotations
 
@@ -15,14 +15,33 @@ _NOTHING = 1e-6
 """Seconds. Sums of times are rounded: a timer for less than that may ring before it is seen to be over, for ever."""
 
 
-class IdleTimeout:
-    """Listens to a model, over all requests to it: their silences add up until it says something.
+async def within(limit: float | None, who: str, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for one piece of work.
 
-    There is one timer, and words do not move it: when it rings, it is seen how long the silence is by then.
+    Raises:
+        EngineError: It took more than `limit` seconds.
+    """
+    if limit is None:
+        return await work
+    try:
+        async with asyncio.timeout(limit):
+            return await work
+    except TimeoutError:
+        raise _idle(who, limit) from None
+
+
+def _idle(who: str, limit: float) -> EngineError:
+    return EngineError(f"{who} gave no sign of life for {limit:g} s")
+
+
+class IdleTimeout:
+    """A limit over all requests to a model: their waiting adds up until one of them gets a token.
+
+    There is one timer, and tokens do not move it, so that they cost nothing: it is compared when it rings.
 
     Args:
-        limit: Seconds of being waited for without a word.
-        who: Whose silence it is, for the error.
+        limit: Seconds of waiting without a token.
+        who: The model, for the error.
     """
 
     def __init__(self, limit: float, who: str) -> None:
@@ -30,54 +49,54 @@ class IdleTimeout:
         self._who = who
         self._loop = asyncio.get_running_loop()
         self._waited = BusyClock(self._loop.time)
-        self._heard = 0.0  # how long it had been waited for when it last said something
-        self._listening: set[asyncio.Task[Any]] = set()
-        self._given_up: set[asyncio.Task[Any]] = set()
+        self._waited_at_token = 0.0
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._timed_out: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def until(self, word: Coroutine[Any, Any, T]) -> T:
-        """Wait for a word.
+    async def until(self, token: Coroutine[Any, Any, T]) -> T:
+        """Wait for a token.
 
         Raises:
-            EngineError: The silence has lasted too long.
+            EngineError: The model was idle for too long.
         """
         task = asyncio.current_task()
         assert task is not None
-        self._listening.add(task)
+        self._waiting.add(task)
         try:
             with self._waited:
                 if self._timer is None:
                     self._set_timer()
-                said = await word
+                got = await token
         except asyncio.CancelledError:
-            if task in self._given_up and task.uncancel() == 0:
-                raise EngineError(f"{self._who} gave no sign of life for {self._limit:g} s") from None
+            if task in self._timed_out and task.uncancel() == 0:
+                raise _idle(self._who, self._limit) from None
             raise
         finally:
-            self._listening.discard(task)
-            self._given_up.discard(task)
-        self._heard = self._waited.seconds
-        return said
+            self._waiting.discard(task)
+            self._timed_out.discard(task)
+        self._waited_at_token = self._waited.seconds
+        return got
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _left(self) -> float:
-        return self._limit - (self._waited.seconds - self._heard)
+        return self._limit - (self._waited.seconds - self._waited_at_token)
 
     def _set_timer(self) -> None:
         self._timer = self._loop.call_later(max(0.0, self._left()), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
-        if not self._listening:
+        if not self._waiting:
             return
         if self._left() > _NOTHING:
             self._set_timer()
             return
-        for task in self._listening:
-            self._given_up.add(task)
+        for task in self._waiting:
+            self._timed_out.add(task)
             task.cancel()

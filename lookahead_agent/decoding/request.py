@@ -1,13 +1,18 @@
-"""What the decoder is asked, how it is to work, and what it answers."""
+"""What the decoder is asked, how it is to work, what it answers, and what it says about each step meanwhile."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from lookahead_agent.decoding.accounting import ReplyReport
-from lookahead_agent.decoding.regions import Regions
 from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.models.thinking_tags import ThinkingTags
+
+PROMPT_TAIL = 32
+"""Tokens at a prompt's end in which a chat template may have opened the thinking."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,8 @@ class DecodingSettings:
         hedge: Whether the target goes on after its own step while the verifier thinks.
         synchronous: Whether to work in rounds (the paper's simpler variant).
         early: Whether a draft step is dropped as soon as the verifier is certain to reject it.
-        shared_draft: Whether a target that guesses tokens by what the draft writes is shown it, and the draft writes
-            on from the target's words where it has no step of its own to write.
+        shared_draft: Whether a target with a shared draft takes the draft's tokens, and the draft writes on from the
+            target's tokens where it has no step of its own to write.
         verifier_timeout: Seconds after which a verifier that does not answer turns speculation off.
         draft_timeout: Seconds without a token after which a draft that should write turns speculation off.
         target_timeout: Seconds without a token after which the target has failed; None: never.
@@ -46,6 +51,29 @@ class DecodingSettings:
     verifier_timeout: float = 60.0
     draft_timeout: float = 120.0
     target_timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What in a reply only the target may write.
+
+    Attributes:
+        action_markers: Texts that open an action region, such as a tool call.
+        thinking: The model's thinking tags; None for models that do not think apart. A step never goes over the
+            closing tag.
+        answer_from_target: Whether what follows the thinking is the target's alone. A reply without thinking is then
+            all the target's.
+    """
+
+    action_markers: tuple[str, ...] = ()
+    thinking: ThinkingTags | None = None
+    answer_from_target: bool = False
+
+    def begins_outside_thinking(self, prompt: str) -> bool:
+        """Whether a reply to this prompt begins where only the target may write."""
+        if self.thinking is None or not self.answer_from_target:
+            return False
+        return not self.thinking.opened_by(prompt)
 
 
 @dataclass(frozen=True)
@@ -87,3 +115,37 @@ class Reply:
     report: ReplyReport
     text_ends: tuple[int, ...] = ()
     cut: bool = False
+
+
+StepEventKind = Literal["drafted", "written", "judged", "accepted", "committed", "rejected", "unused", "aborted"]
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """Something that happened to a step.
+
+    Attributes:
+        kind: "drafted": the draft wrote it; "written": the target did; "judged": the verifier has decided about the
+            draft's; "accepted": the draft's step is part of the reply; "committed": the target's is; "rejected": the
+            draft's will not be used; "unused": the target's will not, since the draft's was; "aborted": it was
+            stopped before it was complete.
+        source: Whose step it is: "draft" or "target".
+        position: Which step of the reply it would be, from 0.
+        text: Its text, with the delimiter.
+        started: When its writing (of "judged": its judging) began, in seconds since the reply did.
+        ended: When that ended.
+        verdict: What decided, in a word or two; None if the verifier was not asked.
+        score: The measure that was held against the threshold, if there is one.
+    """
+
+    kind: StepEventKind
+    source: Literal["draft", "target"]
+    position: int
+    text: str
+    started: float
+    ended: float
+    verdict: str | None = None
+    score: float | None = None
+
+
+OnStep = Callable[[StepEvent], None]

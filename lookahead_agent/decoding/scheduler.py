@@ -40,8 +40,7 @@ from lookahead_agent.decoding.events import (
     StepWritten,
     Verify,
 )
-from lookahead_agent.decoding.step import StepEnd, comparable, usable
-from lookahead_agent.decoding.tree import Candidate, Node, Source
+from lookahead_agent.decoding.step import Candidate, Node, Source, StepEnd, comparable, usable
 
 
 class _Kind(Enum):

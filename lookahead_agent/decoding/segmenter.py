@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import regex
 
-from lookahead_agent.decoding.blocks import open_block
-from lookahead_agent.decoding.regions import ThinkingState
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.tokenizer import TextStream
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.thinking_tags import ThinkingTags
 
 _SEARCH_SECONDS = 0.02
 """Longest search for a delimiter, of a pattern: a step has a few kilobytes, and a search of it takes microseconds."""
-_LONGEST_PATTERN = 1000
-"""In characters."""
-_MOST_REPETITIONS = 1000
-"""Product of the numbers in a pattern's `{…}`: `regex` may write each of them out, which takes memory."""
+_LONGEST_PATTERN = 1000  # in characters
+_MOST_REPETITIONS = 1000  # product of the numbers in a pattern's `{…}`: `regex` may write each out, which takes memory
 _REPETITION = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _FLAGS = {re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X, re.A: regex.A}
+
+# Blocks that a step must not be cut in, since they may contain blank lines: fenced code and LaTeX displays.
+_MARKS = re.compile(
+    r"^[ \t]*(?P<fence>`{3,}|~{3,})|(?P<display>\\\[|\\\]|\$\$)|\\(?P<side>begin|end)\{(?P<name>\w+\*?)\}", re.MULTILINE
+)
+_CLOSES = {"\\[": "\\]", "$$": "$$"}
 
 Finder = Callable[[str, int], Iterator[Any]]
 """Finds matches in a text, from a position on."""
@@ -32,9 +35,6 @@ Finder = Callable[[str, int], Iterator[Any]]
 @lru_cache(maxsize=256)
 def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
     """A finder of a delimiter in bounded time, for every pattern: `re` has no limit, and lets nobody else work.
-
-    Args:
-        delimiter: Text, or a pattern of `re`.
 
     Raises:
         ConfigurationError: The pattern is too long, repeats too often, cannot be searched for, or matches the empty
@@ -113,22 +113,75 @@ class Segmentation:
         return max((len(text) for text in (*self.stop, *self.action_markers, *tags)), default=1) - 1
 
 
+def open_block(text: str, inside: str | None = None) -> str | None:
+    """What would close the block that is open at the end of a text; None outside of any.
+
+    `inside` is what would close the block that is open at its beginning.
+    """
+    for match in _MARKS.finditer(text):
+        fence, display, side, name = match["fence"], match["display"], match["side"], match["name"]
+        if inside is not None:
+            if inside in (fence, display) or (side == "end" and inside == name):
+                inside = None
+        elif fence:
+            inside = fence
+        elif display in _CLOSES:
+            inside = _CLOSES[display]
+        elif side == "begin":
+            inside = name
+    return inside
+
+
+@dataclass(frozen=True)
+class ThinkingState:
+    """Whether a place in a reply is in its thinking, in which no stop string ends it."""
+
+    tags: ThinkingTags | None = None  # around the thinking; None: there is none
+    inside: bool = False
+    tail: str = ""  # the text before the place, as far as it may be the beginning of the next tag
+
+    def then(self, text: str) -> ThinkingState:
+        """The state after more text."""
+        return self._walk(text)[1] if self.tags is not None else self
+
+    def answers(self, text: str, begin: int, end: int) -> bool:
+        """Whether a part of the text that follows is all answer; the tags may be part of it."""
+        if self.tags is None:
+            return True
+        return any(start <= begin and end <= stop for start, stop in self._walk(text)[0])
+
+    def _walk(self, text: str) -> tuple[list[tuple[int, int]], ThinkingState]:
+        """Where the answer is in the text that follows, and the state after it."""
+        assert self.tags is not None
+        whole, inside, at = self.tail + text, self.inside, 0
+        before = len(self.tail)
+        spans: list[tuple[int, int]] = []
+        begin = 0
+        while (place := whole.find(self._awaited(inside), at)) >= 0:
+            at = place + len(self._awaited(inside))
+            if inside:
+                begin = place
+            else:
+                spans.append((max(0, begin - before), at - before))
+            inside = not inside
+        if not inside:
+            spans.append((max(0, begin - before), len(text)))
+        kept = len(self._awaited(inside)) - 1
+        return spans, ThinkingState(self.tags, inside, whole[max(at, len(whole) - kept) :] if kept else "")
+
+    def _awaited(self, inside: bool) -> str:
+        assert self.tags is not None
+        return self.tags.close if inside else self.tags.open
+
+
 @dataclass(frozen=True)
 class PrefixContext:
-    """What a step's segmentation must know of the reply before it, however long that is.
+    """The part of the reply before a step that decides where the step ends, however long the reply is."""
 
-    Attributes:
-        room: How many characters may be the beginning of a marker that ends in the step: `Segmentation.lookback`.
-        tail: That many of the reply's last characters.
-        line: Its last line. A mark may be cut in two where a step is cut, so it is looked at again with what follows.
-        block: What would close the block that is open where that line begins; None outside of any.
-        thinking: Whether its end is in the thinking, where stop strings end nothing.
-    """
-
-    room: int = 0
-    tail: str = ""
-    line: str = ""
-    block: str | None = None
+    room: int = 0  # characters that may be the beginning of a marker that ends in the step: `Segmentation.lookback`
+    tail: str = ""  # that many of the reply's last characters
+    line: str = ""  # the last line: where a step is cut, a mark of a block may be cut in two
+    block: str | None = None  # what would close the block that is open where the line begins
     thinking: ThinkingState = field(default_factory=ThinkingState)
 
     def then(self, text: str) -> PrefixContext:
@@ -154,24 +207,11 @@ class Segmenter:
         self._rules = rules
         self._stream = text
         self._before = before.tail[-rules.lookback :] if rules.lookback else ""
-        self._line = before.line
-        self._block = before.block
-        self._thinking = before.thinking
+        self._context = before
         self._budget = budget
-        self._ids: list[int] = []
-        self._text = ""
-        self._delimited_from = 0
-        """Where a delimiter may still be found."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Tokens so far."""
-        return self._ids
-
-    @property
-    def text(self) -> str:
-        """Their text."""
-        return self._text
+        self.token_ids: list[int] = []
+        self.text = ""
+        self._delimited_from = 0  # where a delimiter may still be found
 
     def push(self, token_id: int) -> Step | None:
         """Add one token; returns the step if the token ended it.
@@ -179,38 +219,38 @@ class Segmenter:
         Raises:
             ConfigurationError: The search for the delimiter took too long.
         """
-        self._ids.append(token_id)
+        self.token_ids.append(token_id)
         piece = self._stream.push(token_id)
-        seen = len(self._before) + len(self._text)
-        self._text += piece
+        seen = len(self._before) + len(self.text)
+        self.text += piece
         end = self._ended_by(token_id, piece, seen)
         return self._step(end) if end is not None else None
 
     def close(self, reason: str | None) -> Step:
-        """The engine ended the stream by itself: `reason` is its finish reason."""
+        """End the step with the engine's stream, by its finish reason."""
         return self._step(StepEnd.EOS if reason == "stop" else StepEnd.BUDGET)
 
     def _ended_by(self, token_id: int, piece: str, seen: int) -> StepEnd | None:
         rules = self._rules
         if rules.step_tokens is not None:
-            if len(self._ids) >= self._budget:
+            if len(self.token_ids) >= self._budget:
                 return StepEnd.BUDGET
-            return StepEnd.DELIMITER if len(self._ids) >= rules.step_tokens else None
+            return StepEnd.DELIMITER if len(self.token_ids) >= rules.step_tokens else None
         if token_id in rules.eos_ids:
             return StepEnd.EOS
         if piece:
             if any(self._stops_now(stop, seen) for stop in rules.stop):
                 return StepEnd.STOP
-            if len(self._ids) < self._budget:
+            if len(self.token_ids) < self._budget:
                 if any(self._ends_now(marker, seen) for marker in rules.action_markers):
                     return StepEnd.ACTION
                 if self._ends_now(rules.thinking_marker, seen):
                     return StepEnd.THINKING
                 if self._ends_now(rules.boundary, seen) or self._delimited():
                     return StepEnd.DELIMITER
-        if len(self._ids) >= self._budget:
+        if len(self.token_ids) >= self._budget:
             return StepEnd.BUDGET
-        if len(self._ids) >= rules.max_step_tokens:
+        if len(self.token_ids) >= rules.max_step_tokens:
             return StepEnd.LIMIT
         return None
 
@@ -218,14 +258,14 @@ class Segmenter:
         """Whether a marker is complete that was not when the text had `seen` characters."""
         if marker is None:
             return False
-        return (self._before + self._text).find(marker, max(0, seen - len(marker) + 1)) >= 0
+        return (self._before + self.text).find(marker, max(0, seen - len(marker) + 1)) >= 0
 
     def _stops_now(self, stop: str, seen: int) -> bool:
         """Whether a stop string is complete in the answer that was not when the text had `seen` characters."""
-        text, before = self._before + self._text, len(self._before)
+        text, before = self._before + self.text, len(self._before)
         at = max(0, seen - len(stop) + 1)
         while (at := text.find(stop, at)) >= 0:
-            if self._thinking.answers(self._text, max(0, at - before), at + len(stop) - before):
+            if self._context.thinking.answers(self.text, max(0, at - before), at + len(stop) - before):
                 return True
             at += 1
         return False
@@ -234,10 +274,10 @@ class Segmenter:
         find, delimiter = self._rules.find, self._rules.delimiter
         if find is None or delimiter is None:
             return False
-        begins = len(self._text) - len(self._text.lstrip())
+        begins = len(self.text) - len(self.text.lstrip())
         try:
-            for match in find(self._text, max(begins, self._delimited_from)):
-                if open_block(self._line + self._text[: match.start()], self._block) is None:
+            for match in find(self.text, max(begins, self._delimited_from)):
+                if open_block(self._context.line + self.text[: match.start()], self._context.block) is None:
                     return True
                 self._delimited_from = match.end()
         except TimeoutError:
@@ -245,4 +285,4 @@ class Segmenter:
         return False
 
     def _step(self, end: StepEnd) -> Step:
-        return Step(tuple(self._ids), self._text, end)
+        return Step(tuple(self.token_ids), self.text, end)

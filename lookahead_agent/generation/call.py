@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, lookahead
-from lookahead_agent.decoding.regions import PROMPT_TAIL, Regions
+from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
 from lookahead_agent.engines.protocol import ChecksSampling, Sampling
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError

@@ -21,8 +21,7 @@ from lookahead_agent.decoding.events import (
     Verify,
 )
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.decoding.tree import Source
+from lookahead_agent.decoding.step import Source, Step, StepEnd
 
 Draw = Callable[[random.Random], float]
 """Draws how long something takes."""

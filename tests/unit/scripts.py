@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
-from lookahead_agent.decoding.regions import Regions
+from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.engines.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
-from lookahead_agent.decoding.regions import Regions
+from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.models.thinking_tags import ThinkingTags

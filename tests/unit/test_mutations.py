@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from lookahead_agent.decoding import driver, scheduler
+from lookahead_agent.decoding import scheduler
+from lookahead_agent.decoding.prefixes import Vocabularies
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.tree import Node
+from lookahead_agent.decoding.step import Node
+from lookahead_agent.decoding.streams import Streams
 from tests.unit import test_driver_faults, test_scheduler
 
 # Which examples are generated depends on the modules that are imported; the first that a broken rule fails ends it.
@@ -23,7 +25,7 @@ quickly = settings(
 )
 
 
-def of_the_machine(examples: int) -> None:
+def of_the_scheduler(examples: int) -> None:
     @settings(quickly, max_examples=examples)
     @given(**test_scheduler.EVERYTHING)
     def hold(**case: Any) -> None:
@@ -32,7 +34,7 @@ def of_the_machine(examples: int) -> None:
     hold()
 
 
-def of_the_driver(examples: int) -> None:
+def of_the_loop(examples: int) -> None:
     @settings(quickly, max_examples=examples)
     @given(case=test_driver_faults.cases())
     def hold(case: test_driver_faults.Case) -> None:
@@ -63,33 +65,33 @@ def ignore_refusals(patch: pytest.MonkeyPatch) -> None:
 
 
 def lose_count_of_aborted_tokens(patch: pytest.MonkeyPatch) -> None:
-    real = driver._Driver._retire
+    real = Streams.retire
 
-    def wrong(self: driver._Driver, stream: Any, reader: Any = None) -> None:
+    def wrong(self: Streams, stream: Any, reader: Any = None) -> None:
         stream.unread.clear()
         real(self, stream, reader)
 
-    patch.setattr(driver._Driver, "_retire", wrong)
+    patch.setattr(Streams, "retire", wrong)
 
 
 def leave_requests_running(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(driver._Driver, "_retire", lambda *_: None)
+    patch.setattr(Streams, "retire", lambda *_: None)
 
 
 def mistake_the_drafts_tokens_for_the_targets(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(driver.Vocabularies, "from_draft", lambda self, step, budget: step)
+    patch.setattr(Vocabularies, "from_draft", lambda self, step, budget: step)
 
 
 @pytest.mark.parametrize(
     ("mutation", "test"),
     [
-        (accept_what_cannot_be_compared, of_the_machine),
-        (forget_what_follows_a_loser, of_the_machine),
-        (speculate_inside_an_action, of_the_machine),
-        (ignore_refusals, of_the_machine),
-        (lose_count_of_aborted_tokens, of_the_driver),
-        (leave_requests_running, of_the_driver),
-        (mistake_the_drafts_tokens_for_the_targets, of_the_driver),
+        (accept_what_cannot_be_compared, of_the_scheduler),
+        (forget_what_follows_a_loser, of_the_scheduler),
+        (speculate_inside_an_action, of_the_scheduler),
+        (ignore_refusals, of_the_scheduler),
+        (lose_count_of_aborted_tokens, of_the_loop),
+        (leave_requests_running, of_the_loop),
+        (mistake_the_drafts_tokens_for_the_targets, of_the_loop),
     ],
 )
 def test_a_broken_rule_is_noticed(
@@ -100,6 +102,6 @@ def test_a_broken_rule_is_noticed(
         test(UNTIL_ONE_FAILS)
 
 
-@pytest.mark.parametrize("test", [of_the_machine, of_the_driver])
+@pytest.mark.parametrize("test", [of_the_scheduler, of_the_loop])
 def test_unbroken_rules_pass_the_same_tests(test: Callable[[int], None]) -> None:
     test(600)

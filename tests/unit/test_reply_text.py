@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.output import ReplyText
+from lookahead_agent.decoding.prefixes import ReplyText
 from lookahead_agent.engines import ScriptedTokenizer
 
 _WORDS = st.lists(st.sampled_from(["a", "b", " ", "\n", "ab", "."]), max_size=30)

@@ -27,8 +27,7 @@ from lookahead_agent.decoding.events import (
     Verify,
 )
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.decoding.tree import Node, Source
+from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
 
 Text = tuple[str, ...]
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lookahead_agent.decoding.regions import Regions
+from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.models.thinking_tags import ThinkingTags

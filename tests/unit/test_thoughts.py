@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.regions import ThinkingState
+from lookahead_agent.decoding.segmenter import ThinkingState
 from lookahead_agent.models.thinking_tags import ThinkingTags
 from tests.unit.replies import TAGS, read, said
 from tests.unit.serving import serving

@@ -1,0 +1,359 @@
+"""The loop of Lookahead Reasoning: the scheduler decides, the loop carries it out, and events tell what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
+from lookahead_agent.decoding.draft_follower import DraftFollower
+from lookahead_agent.decoding.events import (
+    Abort,
+    Action,
+    Commit,
+    Event,
+    Fail,
+    Failed,
+    Finish,
+    Judged,
+    Refuted,
+    Reject,
+    StartDraft,
+    StartTarget,
+    StepWritten,
+    Verify,
+)
+from lookahead_agent.decoding.idle_timeout import within
+from lookahead_agent.decoding.prefixes import Prefixes, encodable
+from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
+from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
+from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
+from lookahead_agent.decoding.verifier import (
+    DraftStep,
+    DraftVerifier,
+    EarlyVerifier,
+    PartialStep,
+    StepPair,
+    Verdict,
+    Verifier,
+)
+from lookahead_agent.engines.protocol import DraftLines, Engine, SupportsSharedDraft
+from lookahead_agent.errors import ConfigurationError, EngineError
+
+logger = logging.getLogger(__name__)
+
+
+async def lookahead(
+    request: ReplyRequest,
+    target: Engine,
+    draft: Engine | None = None,
+    verifier: Verifier | DraftVerifier | None = None,
+    settings: DecodingSettings | None = None,
+    on_text: Callable[[str], None] | None = None,
+    on_step: OnStep | None = None,
+) -> Reply:
+    """Write a reply with Lookahead Reasoning (arXiv 2506.19830, section 3.1).
+
+    Args:
+        request: What to reply to.
+        target: The engine whose quality the reply has.
+        draft: The engine that writes steps ahead. None: the target alone.
+        verifier: Decides which draft steps are accepted. None: only the target's steps are committed; a target with
+            a shared draft still takes draft tokens.
+        settings: How far to look ahead.
+        on_text: Called in the event loop with each piece of text as soon as it is certain.
+        on_step: Called in the event loop with what happens to each step.
+
+    Raises:
+        EngineError: The target failed. (A failed draft or verifier only ends the speculation.)
+        ConfigurationError: The target's engine cannot do what `request` asks of it.
+
+    Cancelling the task aborts every engine request that it started before the cancellation is raised.
+    """
+    settings = settings or DecodingSettings()
+    if draft is None or verifier is None or request.sampling.structured is not None:
+        settings = replace(settings, depth=0)
+    return await _Loop(request, target, draft or target, verifier, settings, on_text or (lambda _: None), on_step).run()
+
+
+class _Loop:
+    def __init__(
+        self,
+        request: ReplyRequest,
+        target: Engine,
+        draft: Engine,
+        verifier: Verifier | DraftVerifier | None,
+        settings: DecodingSettings,
+        on_text: Callable[[str], None],
+        on_step: OnStep | None,
+    ) -> None:
+        self._request = request
+        self._verifier = verifier
+        self._early = verifier if settings.early and isinstance(verifier, EarlyVerifier) else None
+        self._settings = settings
+        self._on_step = on_step
+        self._report = ReplyReport()
+        self._clock = ReplyClock(asyncio.get_running_loop().time)
+        self._prefixes = Prefixes(request, target.tokenizer, draft.tokenizer, on_text)
+        self._scheduler = LookaheadScheduler(
+            settings.depth,
+            settings.width,
+            settings.hedge,
+            settings.synchronous,
+            draft_first=isinstance(verifier, DraftVerifier),
+            awaits_thinking=self._prefixes.awaits_thinking,
+        )
+        buffer = self._draft_buffer(target, draft)
+        engines = {Source.TARGET: target, Source.DRAFT: draft}
+        self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
+        self._follower: DraftFollower | None = None
+        if buffer is not None:
+            self._follower = DraftFollower(
+                draft,
+                buffer,
+                replace(request.sampling, stop=(), structured=None),
+                self._report.draft_tokens,
+                self._clock.draft,
+                min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length),
+                self._prefixes,
+                self._streams.writers,
+            )
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
+        self._invalid_request: ConfigurationError | None = None
+
+    def _draft_buffer(self, target: Engine, draft: Engine) -> DraftLines | None:
+        """Where a target with a shared draft finds draft tokens; None if it gets none.
+
+        A seed fixes a sampled reply, and draft tokens, which come when they come, change which random numbers it takes.
+        """
+        if not self._settings.shared_draft or self._request.sampling.seeded:
+            return None
+        if draft is target or not self._prefixes.vocabularies.shared:
+            return None
+        if isinstance(target, SupportsSharedDraft) and target.shared_draft:
+            return target.draft_lines(self._request.prompt_ids)
+        return None
+
+    async def run(self) -> Reply:
+        try:
+            end = self._carry_out(self._scheduler.start())
+            while end is None:
+                event = await self._events.get()
+                if isinstance(event, StepWritten):
+                    self._streams.keep_open(event.job)
+                end = self._carry_out(self._scheduler.handle(event))
+        finally:
+            await self._close()
+        self._report.seconds = self._clock.seconds()
+        self._report.speculation_disabled = self._scheduler.speculation_disabled
+        committed = self._prefixes.committed
+        return Reply(
+            text=committed.finish(),
+            token_ids=tuple(committed.token_ids),
+            finish_reason="length" if end is StepEnd.BUDGET else "stop",
+            report=self._report,
+            text_ends=tuple(committed.text_ends),
+            cut=end is not StepEnd.EOS,
+        )
+
+    def _carry_out(self, actions: list[Action]) -> StepEnd | None:
+        """Start, verify, commit, reject and abort; the end of the last step once the reply is complete."""
+        end: StepEnd | None = None
+        for action in actions:
+            match action:
+                case StartDraft(job, node, rank):
+                    self._start(job, node, Source.DRAFT, rank, live=False)
+                case StartTarget(job, node, live):
+                    self._start(job, node, Source.TARGET, 0, live=live)
+                case Verify(job, draft, target):
+                    self._report.verifier_calls += 1
+                    step = target.step if target is not None else None
+                    self._spawn(job, partial(self._verify, job, self._streams.writers[draft.job], step))
+                case Commit(node):
+                    self._commit(node)
+                case Reject(job):
+                    writer = self._decided(job)
+                    writer.stream.counts.rejected += writer.generated
+                    self._tell("rejected" if writer.stream.source is Source.DRAFT else "unused", writer)
+                case Abort(job):
+                    self._abort(job)
+                case Finish(finished):
+                    end = finished
+                case Fail(reason):
+                    raise self._invalid_request or EngineError(f"the target model failed: {reason}")
+        for stream in self._streams.unclaimed():
+            self._retire(stream)
+        return end
+
+    def _start(self, job: int, node: Node, source: Source, rank: int, *, live: bool) -> None:
+        awaits_thinking = self._scheduler.awaits_thinking
+        writer = self._streams.start(job, node, source, rank, live=live, awaits_thinking=awaits_thinking)
+        if self._follower is not None:
+            self._follower.step_started(writer)
+        self._spawn(job, partial(self._write, writer))
+
+    def _commit(self, node: Node) -> None:
+        writer = self._streams.writers.pop(node.job)
+        drafted = node.source is Source.DRAFT
+        self._report.steps += 1
+        self._report.accepted += drafted
+        writer.stream.counts.committed += writer.generated
+        self._tell("accepted" if drafted else "committed", writer)
+        self._prefixes.commit(node, writer.live)
+
+    def _abort(self, job: int) -> None:
+        task = self._tasks.get(job)
+        if task is not None:
+            task.cancel()
+        if job in self._streams.writers:
+            writer = self._decided(job)
+            writer.stream.counts.aborted += writer.generated
+            self._tell("aborted", writer)
+            self._retire(writer.stream, task)
+
+    def _decided(self, job: int) -> StepWriter:
+        self._prefixes.forget(job)
+        return self._streams.writers.pop(job)
+
+    def _retire(self, stream: Stream, reader: asyncio.Task[None] | None = None) -> None:
+        if self._follower is not None:
+            self._follower.leave(stream)
+        self._streams.retire(stream, reader)
+
+    # Jobs
+
+    async def _write(self, writer: StepWriter) -> Event:
+        stream = writer.stream
+        with self._clock.draft if stream.source is Source.DRAFT else self._clock.target:
+            while True:
+                while stream.unread:
+                    token = stream.unread.popleft()
+                    step = writer.segmenter.push(token)
+                    if writer.live:
+                        self._prefixes.committed.commit((token,))
+                    if step is not None:
+                        return self._written(writer, step)
+                    self._refute(writer)
+                if await self._streams.read(stream):
+                    if self._follower is not None:
+                        self._follower.tokens_read(writer)
+                elif stream.finish_reason is None:
+                    raise EngineError("the engine ended a reply without saying why")
+                else:
+                    return self._written(writer, writer.segmenter.close(stream.finish_reason))
+
+    def _written(self, writer: StepWriter, step: Step) -> StepWritten:
+        if self._follower is not None:
+            self._follower.step_ended(writer)
+        drafted = writer.stream.source is Source.DRAFT
+        writer.complete = self._prefixes.from_draft(writer.job, writer.node, step) if drafted else step
+        writer.ended = self._clock.now()
+        self._tell("drafted" if drafted else "written", writer)
+        self._refute(writer)
+        return StepWritten(writer.job, writer.complete)
+
+    def _refute(self, writer: StepWriter) -> None:
+        """See whether the target's step, as far as it is written, rules out a draft step from the same node."""
+        node = writer.node
+        target = self._streams.writers.get(node.target_job or 0)
+        if self._early is None or node.target_job is None or target is None or target.complete or not target.generated:
+            return
+        so_far: PartialStep | None = None
+        for candidate in node.open_candidates:
+            draft = self._streams.writers.get(candidate.written_by or 0)
+            if draft is None or not draft.generated or candidate.rank in target.refuted:
+                continue
+            so_far = so_far or self._partial(target)
+            if self._early.refutes(self._partial(draft), so_far):
+                target.refuted |= {candidate.rank}
+                self._report.refuted += 1
+                self._events.put_nowait(Refuted(node.target_job, candidate.rank))
+
+    def _partial(self, writer: StepWriter) -> PartialStep:
+        if writer.complete is not None:
+            return PartialStep(writer.complete.token_ids, writer.complete.text, True)
+        readable = writer.stream.source is Source.TARGET or self._prefixes.vocabularies.shared
+        return PartialStep(writer.segmenter.token_ids if readable else (), writer.segmenter.text, False)
+
+    async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> Event:
+        started = self._clock.now()
+        with self._clock.verifier:
+            verdict = await within(self._settings.verifier_timeout, "the verifier", self._verdict(writer, target))
+        if verdict.score is not None and math.isnan(verdict.score):
+            raise EngineError("the verifier's score is not a number")
+        self._report.judge_calls += verdict.judge_calls
+        self._verdicts[writer.job] = verdict
+        self._emit("judged", writer, started, self._clock.now(), verdict)
+        logger.debug("%s: %r for %r", verdict, writer.complete, target)
+        return Judged(job, verdict.accepted)
+
+    async def _verdict(self, writer: StepWriter, target: Step | None) -> Verdict:
+        node, draft = writer.node, writer.complete
+        assert draft is not None
+        question, before = self._request.question, self._prefixes.text(node)
+        if isinstance(self._verifier, DraftVerifier):
+            prefix = tuple(self._prefixes.ids(node, Source.TARGET))
+            return await self._verifier.verify_draft(DraftStep(question, before, draft, prefix))
+        assert self._verifier is not None
+        assert target is not None
+        return await self._verifier.verify(StepPair(question, before, draft, target, node.position))
+
+    def _spawn(self, job: int, work: Callable[[], Coroutine[Any, Any, Event]]) -> None:
+        task = self._tasks[job] = asyncio.get_running_loop().create_task(self._run_job(job, work))
+        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+
+    async def _run_job(self, job: int, work: Callable[[], Coroutine[Any, Any, Event]]) -> None:
+        try:
+            event = await work()
+        except Exception as error:
+            logger.debug("job %d failed", job, exc_info=True)
+            writer = self._streams.writers.get(job)
+            if isinstance(error, ConfigurationError) and writer and writer.stream.source is Source.TARGET:
+                self._invalid_request = error
+            event = Failed(job, str(error) or type(error).__name__)
+        self._events.put_nowait(event)
+
+    def _tell(self, kind: StepEventKind, writer: StepWriter) -> None:
+        verdict = self._verdicts.pop(writer.job, None) if kind not in ("drafted", "written") else None
+        ended = writer.ended if writer.complete is not None else self._clock.now()
+        self._emit(kind, writer, writer.started, ended, verdict)
+
+    def _emit(
+        self, kind: StepEventKind, writer: StepWriter, started: float, ended: float, verdict: Verdict | None
+    ) -> None:
+        if self._on_step is None:
+            return
+        text = encodable((writer.complete or writer.segmenter).text)
+        reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
+        self._on_step(
+            StepEvent(kind, writer.stream.source.value, writer.node.position, text, started, ended, reason, score)
+        )
+
+    # The end
+
+    async def _close(self) -> None:
+        cleaning = asyncio.get_running_loop().create_task(self._clean())
+        try:
+            await asyncio.shield(cleaning)
+        except asyncio.CancelledError:  # cancelled again: the engine's requests must still be aborted first
+            await cleaning
+            raise
+
+    async def _clean(self) -> None:
+        """End every job and every engine request, and count what they had written."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._follower is not None:
+            await self._follower.close()
+        for writer in self._streams.writers.values():
+            self._tell("aborted", writer)
+        await self._streams.close()

@@ -1,0 +1,231 @@
+"""The reply as far as it is written: its committed text, and the prefix that ends with any undecided step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lookahead_agent.decoding.request import PROMPT_TAIL, ReplyRequest
+from lookahead_agent.decoding.segmenter import PrefixContext, ThinkingState
+from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
+from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.errors import EngineError
+
+
+class ReplyText:
+    """Collects committed tokens and passes their text on, holding back what may yet be part of a stop string.
+
+    Args:
+        tokenizer: Decodes the tokens.
+        prompt_ids: The prompt, for decoders that need to know what precedes.
+        stop: Stop strings; the reply's text ends before the first of them in its answer.
+        on_text: Given each piece of text once it is certain.
+        thinking: Whether the reply begins with thinking.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stop: tuple[str, ...],
+        on_text: Callable[[str], None],
+        thinking: ThinkingState | None = None,
+    ) -> None:
+        self._stream = tokenizer.stream(prompt_ids)
+        self._stop = stop
+        self._held = max((len(text) for text in stop), default=1) - 1
+        self._on_text = on_text
+        self._thinking = thinking or ThinkingState()  # where the waiting text begins
+        self._pieces: list[str] = []
+        self._waiting = ""  # committed and not passed on: a stop string would begin in it
+        self._length = self._passed_on = 0
+        self.token_ids: list[int] = []
+        self.text_ends: list[int] = []
+        """Length of the text after each token."""
+
+    @property
+    def text(self) -> str:
+        """Everything committed, a stop string included."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Add tokens that are certain to be part of the reply."""
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            self._add(self._stream.push(token_id))
+            self.text_ends.append(self._length)
+        self._pass_on(min(self._end(), len(self._waiting) - self._held))
+
+    def finish(self) -> str:
+        """Pass on what was held back and return the whole text, cut before a stop string."""
+        self._add(self._stream.flush())
+        self._pass_on(self._end())
+        return self.text[: self._passed_on]
+
+    def _add(self, text: str) -> None:
+        text = encodable(text)
+        self._pieces.append(text)
+        self._length += len(text)
+        self._waiting += text
+
+    def _end(self) -> int:
+        """Where the waiting text ends, or a stop string begins in it."""
+        return min(map(self._begin_of, self._stop), default=len(self._waiting))
+
+    def _begin_of(self, stop: str) -> int:
+        at = -1
+        while (at := self._waiting.find(stop, at + 1)) >= 0:
+            if self._thinking.answers(self._waiting, at, at + len(stop)):
+                return at
+        return len(self._waiting)
+
+    def _pass_on(self, end: int) -> None:
+        if end > 0:
+            self._on_text(self._waiting[:end])
+            if self._stop:
+                self._thinking = self._thinking.then(self._waiting[:end])
+            self._waiting = self._waiting[end:]
+            self._passed_on += end
+
+
+def encodable(text: str) -> str:
+    """Text without half surrogate pairs, which neither UTF-8 nor clients' JSON readers can carry."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class Vocabularies:
+    """Translates steps between the draft's tokens and the target's: ids where they share a tokenizer, else text."""
+
+    def __init__(self, target: Tokenizer, draft: Tokenizer) -> None:
+        self._target = target
+        self._draft = draft
+        self.shared = target.fingerprint == draft.fingerprint
+
+    def from_draft(self, step: Step, budget: int) -> Step:
+        """A step that the draft wrote, in the target's tokens.
+
+        A step that uses up the reply's `budget` of tokens ends the reply.
+
+        Raises:
+            EngineError: The step has no tokens, or one that the target's vocabulary does not have.
+        """
+        if not step.token_ids:
+            raise EngineError("the draft model ended a step without writing anything")
+        if self.shared:
+            if max(step.token_ids) >= self._target.size or min(step.token_ids) < 0:
+                raise EngineError("the draft model wrote a token that is not in the vocabulary")
+            return step
+        ids = self._target.encode(step.text)
+        if step.end is StepEnd.EOS:
+            ids.append(min(self._target.eos_ids))
+        return replace(step, token_ids=tuple(ids), end=StepEnd.BUDGET if len(ids) >= budget else step.end)
+
+    def to_draft(self, step: Step) -> tuple[int, ...]:
+        """The draft's tokens for a step of the target."""
+        return step.token_ids if self.shared else tuple(self._draft.encode(step.text))
+
+
+class Prefixes:
+    """Prompt and reply up to any node that is not dropped, in the tokens of either model.
+
+    Args:
+        request: Has the prompt.
+        target: The target's tokenizer.
+        draft: The draft's.
+        on_text: Given each piece of the reply's text once it is certain.
+    """
+
+    def __init__(
+        self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]
+    ) -> None:
+        self.vocabularies = Vocabularies(target, draft)
+        tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])
+        thinking = ThinkingState(tags, tags is not None and tags.opened_by(prompt_end))
+        self.awaits_thinking = tags is not None and request.regions.begins_outside_thinking(prompt_end)
+        """Whether the reply begins where only the target may write, before its thinking."""
+        self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
+        self._prompt = request.prompt_ids
+        self._max_tokens = request.sampling.max_tokens
+        self._draft_prompt = request.draft_prompt_ids or request.prompt_ids
+        self._draft_reply: list[int] = []  # the committed tokens in the draft's vocabulary, if that is another
+        self._draft_ids: dict[int, tuple[int, ...]] = {}  # the same of undecided steps, by job
+        # A marker or stop string may begin this many characters before the step that completes it.
+        markers = (*request.sampling.stop, *request.regions.action_markers, *((tags.open, tags.close) if tags else ()))
+        self._context = PrefixContext(max(map(len, markers), default=0), thinking=thinking)  # up to the front
+        self._contexts: dict[int, PrefixContext] = {}  # up to undecided steps, by job
+
+    def prompt(self, source: Source) -> tuple[int, ...]:
+        """The prompt in the vocabulary of one of the models."""
+        return self._draft_prompt if self._is_translated(source) else self._prompt
+
+    def ids(self, node: Node, source: Source) -> list[int]:
+        """Prompt and reply up to a node, in the vocabulary of one of the models."""
+        ids = [*self.prompt(source), *self._committed(source)]
+        for each in _undecided(node):
+            ids.extend(self._ids_of(each, source))
+        return ids
+
+    def reply_length(self, node: Node, source: Source = Source.TARGET) -> int:
+        """Tokens of the reply up to a node."""
+        return len(self._committed(source)) + sum(len(self._ids_of(each, source)) for each in _undecided(node))
+
+    def text(self, node: Node) -> str:
+        """The reply's text up to a node."""
+        return self.committed.text + "".join(each.step.text for each in _undecided(node) if each.step is not None)
+
+    def context(self, node: Node) -> PrefixContext:
+        """The context in which the step after a node is cut."""
+        if node.parent is None or node.step is None:
+            return self._context
+        if node.job not in self._contexts:
+            self._contexts[node.job] = self.context(node.parent).then(node.step.text)
+        return self._contexts[node.job]
+
+    def from_draft(self, job: int, node: Node, step: Step) -> Step:
+        """The step that a job of the draft wrote after a node, in the target's tokens; see `Vocabularies`."""
+        self._draft_ids[job] = step.token_ids  # when the draft reads its own step again, it reads these
+        return self.vocabularies.from_draft(step, self._max_tokens - self.reply_length(node))
+
+    def commit(self, node: Node, live: bool) -> None:
+        """The last step of a node is part of the reply; the tokens of a live one have been committed."""
+        assert node.step is not None
+        if not self.vocabularies.shared:
+            self._draft_reply.extend(self._ids_of(node, Source.DRAFT))
+        self._context = self._contexts.get(node.job) or self._context.then(node.step.text)
+        self.forget(node.job)
+        if not live:
+            self.committed.commit(node.step.token_ids)
+
+    def forget(self, job: int) -> None:
+        """The step of a job is decided: no step begins after it unless it is the front."""
+        self._draft_ids.pop(job, None)
+        self._contexts.pop(job, None)
+
+    def _committed(self, source: Source) -> list[int]:
+        return self._draft_reply if self._is_translated(source) else self.committed.token_ids
+
+    def _ids_of(self, node: Node, source: Source) -> Sequence[int]:
+        """The tokens of a node's last step."""
+        assert node.step is not None
+        if not self._is_translated(source):
+            return node.step.token_ids
+        if node.job not in self._draft_ids:
+            self._draft_ids[node.job] = self.vocabularies.to_draft(node.step)
+        return self._draft_ids[node.job]
+
+    def _is_translated(self, source: Source) -> bool:
+        """Whether a model has another vocabulary than the reply."""
+        return source is Source.DRAFT and not self.vocabularies.shared
+
+
+def _undecided(node: Node) -> list[Node]:
+    """The nodes after the front down to `node`."""
+    nodes: list[Node] = []
+    while node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes[::-1]

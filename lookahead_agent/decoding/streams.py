@@ -1,0 +1,228 @@
+"""Engine requests, and the steps that they write."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, replace
+
+from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport, TokenCounts
+from lookahead_agent.decoding.idle_timeout import IdleTimeout, within
+from lookahead_agent.decoding.prefixes import Prefixes
+from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
+from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
+from lookahead_agent.decoding.step import Node, Source, Step
+from lookahead_agent.engines.protocol import Delta, DraftLine, DraftLines, Engine, Sampling
+from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Stream:
+    """One engine request. It may write several steps, one job after another, and is closed once.
+
+    A `line` shows the tokens to a target with a shared draft.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sampling: Sampling,
+        deltas: AsyncGenerator[Delta, None],
+        text: TextStream,
+        counts: TokenCounts,
+        line: DraftLine | None = None,
+    ) -> None:
+        self.source = source
+        self.sampling = sampling
+        self.text = text
+        self.counts = counts
+        self.unread: deque[int] = deque()
+        self.finish_reason: str | None = None
+        self._deltas = deltas
+        self._line = line
+
+    async def read(self) -> bool:
+        """Wait for more tokens; False at the end of the stream."""
+        async for delta in self._deltas:
+            self.unread.extend(delta.token_ids)
+            if self._line is not None:
+                self._line.extend(delta.token_ids)
+            self.finish_reason = delta.finish_reason or self.finish_reason
+            return True
+        return False
+
+    async def close(self) -> None:
+        """Abort the request if it still runs."""
+        await self._deltas.aclose()
+
+
+@dataclass(eq=False)
+class StepWriter:
+    """A step that is being written, or was and is not decided."""
+
+    job: int
+    node: Node  # the prefix that the step follows
+    stream: Stream
+    segmenter: Segmenter  # has its tokens so far
+    live: bool  # whether its tokens are part of the reply as they come
+    started: float  # in seconds since the reply began, as `ended`
+    ended: float = 0.0
+    complete: Step | None = None  # once it has ended
+    refuted: frozenset[int] = frozenset()  # ranks of the draft's candidates that this (target) step has ruled out
+    as_drafted: int = 0  # how many of its first tokens are known to be the draft's
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the engine generated for it."""
+        return len(self.segmenter.token_ids)
+
+
+class Streams:
+    """The engine requests of one reply; `buffer` is where a target with a shared draft finds the draft's tokens."""
+
+    def __init__(
+        self,
+        request: ReplyRequest,
+        settings: DecodingSettings,
+        engines: Mapping[Source, Engine],
+        prefixes: Prefixes,
+        report: ReplyReport,
+        clock: ReplyClock,
+        buffer: DraftLines | None,
+    ) -> None:
+        self.writers: dict[int, StepWriter] = {}
+        """Steps that are not decided, by job."""
+        self._request = request
+        self._settings = settings
+        self._engines = engines
+        self._rules = {source: step_rules(request, settings, each.tokenizer) for source, each in engines.items()}
+        self._prefixes = prefixes
+        self._report = report
+        self._clock = clock
+        self._buffer = buffer
+        # The stream of a job whose step was just written, for the job that writes the step after it.
+        self._continuable: dict[int, Stream] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        # It goes on from one request to the next: the target may finish each step before the draft does.
+        self._draft_timeout = IdleTimeout(settings.draft_timeout, "the draft model")
+
+    def start(
+        self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
+    ) -> StepWriter:
+        """Begin the step after a node, in the stream of the step before where that goes on."""
+        budget = self._request.sampling.max_tokens - self._prefixes.reply_length(node, source)
+        sampling = self._sampling(node, source, rank)
+        stream = self._continuable.get(node.job)
+        if stream is not None and stream.source is source and stream.sampling == sampling:
+            del self._continuable[node.job]
+        else:
+            stream = self._open(self._prefixes.ids(node, source), source, sampling, max(1, budget))
+        rules = self._rules[source]
+        if awaits_thinking and self._request.regions.thinking is not None:
+            rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
+        segmenter = Segmenter(rules, stream.text, self._prefixes.context(node), budget)
+        self.writers[job] = StepWriter(job, node, stream, segmenter, live, self._clock.now())
+        return self.writers[job]
+
+    def _open(self, prompt: list[int], source: Source, sampling: Sampling, max_tokens: int) -> Stream:
+        engine, drafts = self._engines[source], source is Source.DRAFT
+        deltas = engine.generate(prompt, replace(sampling, max_tokens=max_tokens))
+        line = self._buffer.begin(prompt) if self._buffer is not None and drafts else None
+        counts = self._report.draft_tokens if drafts else self._report.target_tokens
+        return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line)
+
+    def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
+        """How the step after a node is sampled.
+
+        Two steps that are sampled alike may be written by one engine request. Seeded ones never are: a step's random
+        numbers must not depend on which request wrote it. The draft's first candidate has the target's random numbers
+        at each position, which makes the two agree more often.
+        """
+        sampling = replace(self._request.sampling, stop=())
+        if sampling.temperature == 0:
+            if source is Source.TARGET or rank == 0:
+                return replace(sampling, seed=None)
+            sampling = replace(sampling, temperature=self._settings.draft_temperature, seed=sampling.seed or 0)
+        if sampling.seed is None:
+            return sampling
+        digest = hashlib.sha256(f"{sampling.seed}:{node.position}:{rank}".encode()).digest()
+        return replace(sampling, seed=int.from_bytes(digest[:4]))
+
+    async def read(self, stream: Stream) -> bool:
+        """Wait for more tokens of a stream; False at its end.
+
+        Raises:
+            EngineError: The engine wrote nothing for too long.
+        """
+        if stream.source is Source.DRAFT:
+            return await self._draft_timeout.until(stream.read())
+        more = await within(self._settings.target_timeout, "the target model", stream.read())
+        if self._clock.first is None:
+            self._clock.first = self._clock.now()
+        self._report.target_forward_passes += more
+        return more
+
+    def keep_open(self, job: int) -> None:
+        """A job has written its step: the step after it may go on in its stream, if it starts before `unclaimed`."""
+        if job in self.writers:
+            self._continuable[job] = self.writers[job].stream
+
+    def unclaimed(self) -> list[Stream]:
+        """The streams that were kept open, and in which no step has gone on."""
+        streams = list(self._continuable.values())
+        self._continuable.clear()
+        return streams
+
+    def retire(self, stream: Stream, reader: asyncio.Task[None] | None = None) -> None:
+        """Close a stream that nobody will read on, once the job that reads it has ended."""
+
+        async def close() -> None:
+            if reader is not None:
+                await asyncio.wait({reader})
+            await stream.close()
+
+        stream.counts.aborted += len(stream.unread)
+        stream.unread.clear()
+        task = asyncio.get_running_loop().create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Abort every request and count its tokens; nobody reads any more."""
+        self._draft_timeout.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        # One request may have written several steps that are not decided.
+        streams = {writer.stream for writer in self.writers.values()} | set(self._continuable.values())
+        for writer in self.writers.values():
+            writer.stream.counts.aborted += writer.generated
+        for stream in streams:
+            stream.counts.aborted += len(stream.unread)
+        for result in await asyncio.gather(*(stream.close() for stream in streams), return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.warning("closing an engine request failed: %s", result)
+
+
+def step_rules(request: ReplyRequest, settings: DecodingSettings, tokenizer: Tokenizer) -> Segmentation:
+    """The rules by which a model's steps are cut."""
+    regions, sampling = request.regions, request.sampling
+    if sampling.structured is not None:
+        # One step, and so one request: the constraint is on the reply, and every request begins it anew.
+        return Segmentation(
+            delimiter=None, max_step_tokens=sampling.max_tokens, stop=sampling.stop, eos_ids=tokenizer.eos_ids
+        )
+    close = regions.thinking.close if regions.thinking is not None else None
+    # Past its thinking, a reply that must answer for itself is an action.
+    own_answer = (close,) if close is not None and regions.answer_from_target else ()
+    return Segmentation(
+        delimiter=settings.delimiter,
+        max_step_tokens=settings.max_step_tokens,
+        step_tokens=settings.step_tokens,
+        action_markers=regions.action_markers + own_answer,
+        boundary=close,
+        stop=sampling.stop,
+        eos_ids=tokenizer.eos_ids,
+    )
