@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from lookahead_agent.decoding.accounting import BusyClock, TokenCounts
-from lookahead_agent.decoding.prefixes import Prefixes
+from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
+from lookahead_agent.decoding.request import ReplyRequest
 from lookahead_agent.decoding.step import Source
-from lookahead_agent.decoding.streams import StepWriter, Stream
-from lookahead_agent.engines.protocol import DraftLines, Engine, Sampling
+from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
+from lookahead_agent.engines.protocol import DraftLines, Engine
 
 logger = logging.getLogger(__name__)
 
@@ -27,37 +27,24 @@ class DraftFollower:
 
     A request of the draft begins at the target's last token, and the buffer shows the target what it writes. It
     begins anew where the target writes something else, and where the draft has fallen behind.
-
-    Args:
-        draft: The draft's engine.
-        buffer: Where the target finds the draft tokens.
-        sampling: How the draft chooses tokens.
-        counts: Counts the draft's tokens.
-        busy: Runs while the draft writes.
-        budget: Tokens that prompt and reply may have together.
-        prefixes: The reply as far as it is written.
-        writers: Steps that are not decided, by job.
     """
 
     def __init__(
         self,
         draft: Engine,
         buffer: DraftLines,
-        sampling: Sampling,
-        counts: TokenCounts,
-        busy: BusyClock,
-        budget: int,
-        prefixes: Prefixes,
-        writers: Mapping[int, StepWriter],
+        request: ReplyRequest,
+        streams: Streams,
+        report: ReplyReport,
+        clock: ReplyClock,
     ) -> None:
         self._draft = draft
         self._buffer = buffer
-        self._sampling = sampling
-        self._counts = counts
-        self._busy = busy
-        self._budget = budget
-        self._prefixes = prefixes
-        self._writers = writers
+        self._sampling = replace(request.sampling, stop=(), structured=None)
+        self._max_length = min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length)
+        self._streams = streams
+        self._report = report
+        self._clock = clock
         self._stream: Stream | None = None  # of the target, which is followed
         self._tokens: list[int] = []  # the target's: prompt, and reply as far as it is written
         self._begun = 0  # where the running request began in them
@@ -100,7 +87,7 @@ class DraftFollower:
     def _has_left_draft(self, writer: StepWriter) -> bool:
         """Whether the draft's candidate for a step cannot tell the target any more what follows."""
         candidates = writer.node.open_candidates
-        draft = self._writers.get(candidates[0].written_by or 0) if candidates and not writer.live else None
+        draft = self._streams.writers.get(candidates[0].written_by or 0) if candidates and not writer.live else None
         if draft is None:
             return True
         mine, drafts = [*writer.segmenter.token_ids, *writer.stream.unread], draft.segmenter.token_ids
@@ -115,7 +102,7 @@ class DraftFollower:
         if self._failed:
             return
         self._stream = writer.stream
-        prefix = self._prefixes.ids(writer.node, Source.TARGET)
+        prefix = self._streams.prefixes.ids(writer.node, Source.TARGET)
         self._tokens = [*prefix, *writer.segmenter.token_ids, *writer.stream.unread]
         self._restart()
 
@@ -131,7 +118,7 @@ class DraftFollower:
 
     def _restart(self) -> None:
         self._stop()
-        room = self._budget - len(self._tokens)
+        room = self._max_length - len(self._tokens)
         if self._failed or room < 2:
             return
         self._begun, self._written, self._compared = len(self._tokens), [], 0
@@ -147,10 +134,10 @@ class DraftFollower:
     async def _write(self, prefix: Sequence[int], most: int) -> None:
         line = self._buffer.begin(prefix)
         try:
-            with self._busy:
+            with self._clock.draft:
                 async with aclosing(self._draft.generate(prefix, replace(self._sampling, max_tokens=most))) as deltas:
                     async for delta in deltas:
-                        self._counts.speculative += len(delta.token_ids)
+                        self._report.draft_tokens.speculative += len(delta.token_ids)
                         if self._running is not asyncio.current_task():
                             continue  # it is being ended
                         if line is not None:

@@ -114,16 +114,7 @@ class _Loop:
         self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
         self._follower: DraftFollower | None = None
         if buffer is not None:
-            self._follower = DraftFollower(
-                draft,
-                buffer,
-                replace(request.sampling, stop=(), structured=None),
-                self._report.draft_tokens,
-                self._clock.draft,
-                min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length),
-                self._prefixes,
-                self._streams.writers,
-            )
+            self._follower = DraftFollower(draft, buffer, request, self._streams, self._report, self._clock)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job

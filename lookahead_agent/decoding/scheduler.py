@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import Literal
 
 from lookahead_agent.decoding.events import (
     Abort,
@@ -42,26 +42,7 @@ from lookahead_agent.decoding.events import (
 )
 from lookahead_agent.decoding.step import Candidate, Node, Source, StepEnd, comparable, usable
 
-
-class _Kind(Enum):
-    DRAFT = "draft"
-    TARGET = "target"
-    VERIFIER = "verifier"
-
-
-class _Phase(Enum):
-    """Of a synchronous round."""
-
-    DRAFTING = "drafting"
-    WRITING = "writing"
-    JUDGING = "judging"
-
-
-@dataclass(frozen=True)
-class _Job:
-    kind: _Kind
-    node: Node
-    candidate: Candidate | None = None
+_Phase = Literal["drafting", "writing", "judging"]  # of a synchronous round
 
 
 @dataclass
@@ -97,8 +78,9 @@ class LookaheadScheduler:
     def __post_init__(self) -> None:
         self._speculating = self.depth > 0 and not self.awaits_thinking
         self._next_job = 0
-        self._phase = _Phase.DRAFTING
-        self._jobs: dict[int, _Job] = {}
+        self._phase: _Phase = "drafting"
+        # By job the node after which it writes, and the candidate that it writes or verifies.
+        self._jobs: dict[int, tuple[Node, Candidate | None]] = {}
 
     def start(self) -> list[Action]:
         """The first actions."""
@@ -110,31 +92,31 @@ class LookaheadScheduler:
             return []
         actions: list[Action] = []
         if isinstance(event, Refuted):
-            self._refuse(self._jobs[event.job].node.candidates[event.rank], actions)
+            node, _ = self._jobs[event.job]
+            self._refuse(node.candidates[event.rank], actions)
             return self._advance(actions)
-        job = self._jobs.pop(event.job)
-        node, candidate = job.node, job.candidate
-        match event, job.kind:
-            case StepWritten(number, step), _Kind.DRAFT if candidate is not None:
+        node, candidate = self._jobs.pop(event.job)
+        match event:
+            case StepWritten(number, step) if candidate is None:
+                node.target_job = None
+                node.target = Node(node.position + 1, node, Source.TARGET, step, number)
+            case StepWritten(number, step) if candidate is not None and candidate.node is None:
                 candidate.job = None
                 candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
                 # A draft that ends the reply without a word has nothing that could be judged by itself.
                 silent = self.draft_first and not step.text.strip()
                 if not usable(step) or silent or self._is_written_twice(candidate, node):
                     self._refuse(candidate, actions)
-            case StepWritten(number, step), _Kind.TARGET:
-                node.target_job = None
-                node.target = Node(node.position + 1, node, Source.TARGET, step, number)
-            case Judged(_, accepted), _Kind.VERIFIER if candidate is not None:
+            case Judged(_, accepted) if candidate is not None and candidate.node is not None:
                 candidate.verify_job = None
                 candidate.accepted = accepted
-            case Failed(_, reason), _Kind.TARGET:
+            case Failed(_, reason) if candidate is None:
                 self.finished = True
                 return [*(Abort(other) for other in self._jobs), Fail(reason)]
-            case Failed(_, reason), _:
+            case Failed(_, reason):
                 self._stop_speculating(reason, actions)
             case _:
-                raise ValueError(f"{event} does not fit a {job.kind.value} job")
+                raise ValueError(f"{event} does not fit its job")
         return self._advance(actions)
 
     def nodes(self) -> Iterator[Node]:
@@ -252,7 +234,7 @@ class LookaheadScheduler:
 
     def _start_target(self, node: Node, actions: list[Action]) -> None:
         if node.target is None and node.target_job is None:
-            node.target_job = self._start(_Job(_Kind.TARGET, node))
+            node.target_job = self._start(node)
             actions.append(StartTarget(node.target_job, node, live=not self._speculating))
 
     def _start_drafts(self, node: Node, actions: list[Action]) -> None:
@@ -260,7 +242,7 @@ class LookaheadScheduler:
             return
         for rank in range(self.width):
             candidate = Candidate(rank)
-            candidate.job = self._start(_Job(_Kind.DRAFT, node, candidate))
+            candidate.job = self._start(node, candidate)
             node.candidates.append(candidate)
             actions.append(StartDraft(candidate.job, node, rank))
 
@@ -269,7 +251,7 @@ class LookaheadScheduler:
             return
         for candidate in node.open_candidates:
             if candidate.node is not None and candidate.accepted is None and candidate.verify_job is None:
-                candidate.verify_job = self._start(_Job(_Kind.VERIFIER, node, candidate))
+                candidate.verify_job = self._start(node, candidate)
                 actions.append(Verify(candidate.verify_job, candidate.node, node.target))
 
     # Synchronous rounds
@@ -281,27 +263,27 @@ class LookaheadScheduler:
     def _round(self, actions: list[Action]) -> bool:
         """Go on with a round; True once everything in it is written and judged."""
         nodes = [node for node in self.nodes() if node.chosen is None][: self.depth * self.width]
-        if self._phase is _Phase.DRAFTING:
+        if self._phase == "drafting":
             for node in nodes:
                 # The last draft steps are only compared, so they are written beside the target's.
                 if node.position - self.front.position + 1 < self.depth:
                     self._start_drafts(node, actions)
             if self._jobs:
                 return False
-            self._phase = _Phase.WRITING
+            self._phase = "writing"
             for node in nodes:
                 self._start_drafts(node, actions)
                 self._start_target(node, actions)
         if self._jobs:
             return False
-        if self._phase is _Phase.WRITING:
-            self._phase = _Phase.JUDGING
+        if self._phase == "writing":
+            self._phase = "judging"
             for node in nodes:
                 self._refuse_hopeless(node, actions)
                 self._start_verifiers(node, actions)
         if self._jobs:
             return False
-        self._phase = _Phase.DRAFTING
+        self._phase = "drafting"
         return True
 
     # What is dropped
@@ -338,9 +320,9 @@ class LookaheadScheduler:
                 self._drop(child, actions)
         node.target = node.target_job = node.chosen = None
 
-    def _start(self, job: _Job) -> int:
+    def _start(self, node: Node, candidate: Candidate | None = None) -> int:
         self._next_job += 1
-        self._jobs[self._next_job] = job
+        self._jobs[self._next_job] = node, candidate
         return self._next_job
 
     def _abort(self, number: int | None, actions: list[Action]) -> None:

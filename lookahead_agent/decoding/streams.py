@@ -100,7 +100,7 @@ class Streams:
         self._settings = settings
         self._engines = engines
         self._rules = {source: step_rules(request, settings, each.tokenizer) for source, each in engines.items()}
-        self._prefixes = prefixes
+        self.prefixes = prefixes
         self._report = report
         self._clock = clock
         self._buffer = buffer
@@ -114,17 +114,17 @@ class Streams:
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
     ) -> StepWriter:
         """Begin the step after a node, in the stream of the step before where that goes on."""
-        budget = self._request.sampling.max_tokens - self._prefixes.reply_length(node, source)
+        budget = self._request.sampling.max_tokens - self.prefixes.reply_length(node, source)
         sampling = self._sampling(node, source, rank)
         stream = self._continuable.get(node.job)
         if stream is not None and stream.source is source and stream.sampling == sampling:
             del self._continuable[node.job]
         else:
-            stream = self._open(self._prefixes.ids(node, source), source, sampling, max(1, budget))
+            stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget))
         rules = self._rules[source]
         if awaits_thinking and self._request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
-        segmenter = Segmenter(rules, stream.text, self._prefixes.context(node), budget)
+        segmenter = Segmenter(rules, stream.text, self.prefixes.context(node), budget)
         self.writers[job] = StepWriter(job, node, stream, segmenter, live, self._clock.now())
         return self.writers[job]
 
