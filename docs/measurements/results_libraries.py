@@ -22,8 +22,7 @@ import pint
 from math_verify import parse, verify
 from quantulum3 import parser
 
-from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
+from lookahead_agent.calibration.pairs import HarmRule, labelled_pairs, pair_file
 from lookahead_agent.verifiers import results
 from lookahead_agent.verifiers.results import NUMBER, different_results, normalized, numbers
 

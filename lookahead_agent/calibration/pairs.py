@@ -1,85 +1,117 @@
 """Pairs of steps with what followed from each, kept in a file of rows that only grows.
 
-A row tells one thing of one problem's pair: the pair itself, the outcomes of continuations, scores of verifiers, or
-what somebody said about it. A problem has one pair, so that pairs are independent of each other.
+A row tells one thing of one problem's pair: the pair itself, the outcomes of continuations, scores of verifiers, or a
+person's label. A problem has one pair, so that pairs are independent of each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import comb
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from lookahead_agent.bench.row_file import Row, RowFile
-from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.verifiers.arithmetic import false_only_in
 
 
-class StepRow(BaseModel):
-    """A step as it is kept: see `Step`."""
+@dataclass(frozen=True)
+class HarmRule:
+    """Decides by how often the target came to the right answer from the draft's step and from its own.
 
-    token_ids: tuple[int, ...]
-    text: str
-    end: StepEnd
-
-    @classmethod
-    def of(cls, step: Step) -> StepRow:
-        """A step's row."""
-        return cls(token_ids=step.token_ids, text=step.text, end=step.end)
-
-    @property
-    def step(self) -> Step:
-        """The step."""
-        return Step(self.token_ids, self.text, self.end)
-
-
-class PairRow(BaseModel):
-    """Two steps from the same prefix.
+    First a few continuations from each; only where the draft's step was right less often by a margin, more are written,
+    and a one-sided exact test of Fisher's on these alone decides. So a pair that does no harm is called harmful with a
+    probability of at most `level`, and of much less unless chance has raised a suspicion before.
 
     Attributes:
-        problem: Id of the problem.
-        fingerprint: Of its question and answer.
-        question: What was asked.
-        answer: The right answer; None: nobody knows it.
-        before: The reply up to the two steps.
-        before_ids: Its tokens, in the target's vocabulary.
-        position: Which step of the reply they are, from 0.
-        positions: How many positions there were to choose from.
-        reply: The whole of the target's reply.
-        draft: The draft's step; None, as `target`: no position had two steps that can stand for each other.
-        target: The target's.
-        settings: What else determines the rows of the file.
-        environment: Versions and hardware.
+        seeds: Continuations from each step at first.
+        margin: By how many of them the draft's step must fall short to be suspected.
+        confirm: Continuations from each step of a suspected pair.
+        level: Of the test.
     """
+
+    seeds: int = 4
+    margin: int = 2
+    confirm: int = 12
+    level: float = 0.01
+
+    def suspected(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
+        """Whether the first continuations raise a suspicion."""
+        return sum(target[: self.seeds]) - sum(draft[: self.seeds]) >= self.margin
+
+    def missing(self, draft: Sequence[bool], target: Sequence[bool]) -> int:
+        """How many more continuations from each step the rule needs."""
+        if len(draft) < self.seeds:
+            return self.seeds - len(draft)
+        return self.seeds + self.confirm - len(draft) if self.suspected(draft, target) else 0
+
+    def harmful(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
+        """Whether the draft's step does harm.
+
+        Args:
+            draft: Whether each continuation from the draft's step was right, in order.
+            target: The same from the target's step.
+        """
+        if not self.suspected(draft, target):
+            return False
+        return fisher(sum(draft[self.seeds :]), sum(target[self.seeds :]), self.confirm) <= self.level
+
+
+@lru_cache(maxsize=4096)
+def fisher(draft: int, target: int, count: int) -> float:
+    """One-sided p-value of Fisher's exact test.
+
+    Args:
+        draft: Right continuations from the draft's step.
+        target: Right continuations from the target's step.
+        count: Continuations from each.
+
+    Returns:
+        The probability that the draft's step has no more right ones if both are right equally often.
+    """
+    right = draft + target
+    ways = sum(comb(count, d) * comb(count, right - d) for d in range(max(0, right - count), draft + 1))
+    return ways / comb(2 * count, right)
+
+
+class _Row(BaseModel):
+    """A row of the file of pairs: of which problem it is."""
 
     model_config = ConfigDict(extra="ignore")
 
-    kind: Literal["pair"] = "pair"
     problem: str
-    fingerprint: str
+
+
+class PairRow(_Row):
+    """Two steps from the same prefix; None of both: the reply had no position with two comparable steps."""
+
+    kind: Literal["pair"] = "pair"
+    fingerprint: str  # of the problem's question and answer
     question: str
-    answer: str | None
-    before: str = ""
-    before_ids: tuple[int, ...] = ()
-    position: int = 0
-    positions: int = 0
-    reply: str = ""
-    draft: StepRow | None = None
-    target: StepRow | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    environment: dict[str, Any] = Field(default_factory=dict)
+    answer: str | None  # the right answer; None: nobody knows it
+    before: str = ""  # the reply up to the two steps
+    before_ids: tuple[int, ...] = ()  # its tokens, in the target's vocabulary
+    position: int = 0  # of the two steps in the reply, from 0
+    positions: int = 0  # to choose from
+    reply: str = ""  # the whole of the target's reply
+    draft: Step | None = None
+    target: Step | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)  # that the rows of a file share
+    environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
 
     @property
     def pair(self) -> StepPair:
-        """As a verifier is asked about it."""
+        """The pair as a verifier sees it."""
         assert self.draft is not None
         assert self.target is not None
-        return StepPair(self.question, self.before, self.draft.step, self.target.step, self.position)
+        return StepPair(self.question, self.before, self.draft, self.target, self.position)
 
     @property
     def same_text(self) -> bool:
@@ -93,78 +125,44 @@ class PairRow(BaseModel):
         return false_only_in(pair.draft.text, pair.target.text)
 
 
-class OutcomesRow(BaseModel):
-    """What the target came to from each step.
-
-    Attributes:
-        problem: Whose pair.
-        answer: What counted as right.
-        draft: Whether each continuation from the draft's step was right, in order.
-        target: The same from the target's step.
-    """
-
-    model_config = ConfigDict(extra="ignore")
+class OutcomesRow(_Row):
+    """Whether each continuation from the draft's and from the target's step came to the answer, in order."""
 
     kind: Literal["outcomes"] = "outcomes"
-    problem: str
     answer: str | None
     draft: list[bool]
     target: list[bool]
 
 
-class ScoresRow(BaseModel):
-    """What verifiers measure of a pair.
-
-    Attributes:
-        problem: Whose pair.
-        scores: By name of the measure: see `scores`.
-        judge: The model that judged, where that was not the target.
-    """
-
-    model_config = ConfigDict(extra="ignore")
+class ScoresRow(_Row):
+    """Scores of verifiers by measure (see `scores`); `judge` is the model that judged, None: the target."""
 
     kind: Literal["scores"] = "scores"
-    problem: str
     scores: dict[str, float]
     judge: str | None = None
 
 
-class LabelRow(BaseModel):
-    """What somebody said about a pair.
-
-    Attributes:
-        problem: Whose pair.
-        harmful: Whether accepting the draft's step does harm; None: what was said before no longer holds.
-    """
-
-    model_config = ConfigDict(extra="ignore")
+class LabelRow(_Row):
+    """A person's word on whether accepting the draft's step does harm; None takes back an earlier one."""
 
     kind: Literal["label"] = "label"
-    problem: str
     harmful: bool | None
 
 
-class LabelledPair(BaseModel):
-    """Everything that is known of a pair.
-
-    Attributes:
-        row: The pair.
-        outcomes: What followed; None: nothing was tried yet.
-        scores: Of verifiers, by measure.
-        judge: The model that judged; None: the target.
-        said: What somebody said about it.
-    """
+@dataclass
+class LabelledPair:
+    """Everything that is known of a pair."""
 
     row: PairRow
     outcomes: OutcomesRow | None = None
-    scores: dict[str, float] = Field(default_factory=dict)
-    judge: str | None = None
-    said: bool | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    judge: str | None = None  # the model that judged; None: the target
+    said: bool | None = None  # a person's label
 
     def harmful(self, rule: HarmRule) -> bool | None:
         """Whether accepting the draft's step does harm; None: not known yet.
 
-        What somebody said goes first. Else a step does harm whose arithmetic is false, or from which the target comes
+        A person's label goes first. Else a step does harm whose arithmetic is false, or from which the target comes
         to the right answer less often than from its own, by the rule.
         """
         if self.said is not None:
@@ -191,8 +189,13 @@ def pair_file(path: Path) -> RowFile:
 
 
 def pair_rows(rows: Iterable[Row]) -> list[Row]:
-    """Of the rows of a file those of pairs, one of each problem, also where no pair was found."""
+    """The rows of pairs, one of each problem, also where no pair was found."""
     return [row for row in rows if row.get("kind") == "pair"]
+
+
+_ROWS: TypeAdapter[PairRow | OutcomesRow | ScoresRow | LabelRow] = TypeAdapter(
+    Annotated[PairRow | OutcomesRow | ScoresRow | LabelRow, Field(discriminator="kind")]
+)
 
 
 def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
@@ -204,27 +207,17 @@ def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
     found: dict[str, LabelledPair] = {}
     for number, row in enumerate(rows, 1):
         try:
-            _add(found, row)
+            match _ROWS.validate_python(row):
+                case PairRow() as pair:
+                    found[pair.problem] = LabelledPair(pair)
+                case OutcomesRow() as outcomes:
+                    found[outcomes.problem].outcomes = outcomes
+                case ScoresRow() as scores:
+                    known = found[scores.problem]
+                    known.scores |= scores.scores
+                    known.judge = scores.judge or known.judge
+                case LabelRow() as label:
+                    found[label.problem].said = label.harmful
         except (ValidationError, KeyError) as error:
             raise ConfigurationError(f"row {number} is none of `lookahead-agent calibrate`: {error!r}") from error
     return {problem: pair for problem, pair in found.items() if pair.row.draft is not None}
-
-
-def _add(found: dict[str, LabelledPair], row: Row) -> None:
-    match row.get("kind"):
-        case "pair":
-            of_pair = PairRow.model_validate(row)
-            found[of_pair.problem] = LabelledPair(row=of_pair)
-        case "outcomes":
-            outcomes = OutcomesRow.model_validate(row)
-            found[outcomes.problem].outcomes = outcomes
-        case "scores":
-            scores = ScoresRow.model_validate(row)
-            pair = found[scores.problem]
-            pair.scores |= scores.scores
-            pair.judge = scores.judge or pair.judge
-        case "label":
-            label = LabelRow.model_validate(row)
-            found[label.problem].said = label.harmful
-        case kind:
-            raise KeyError(kind)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lookahead_agent.bench.plots import new_figure
-from lookahead_agent.calibration.fitting import SplitResult
+from lookahead_agent.calibration.fit import SplitResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,44 +1,82 @@
-"""Looks again at a few of the steps that certified policies accept, and notices when they are no longer like those of
-the calibration."""
+"""Judges a few of the steps again that certified policies accept, and notices when they differ from the calibration's.
+
+The test is sequential. If a share of at most b of the accepted steps is disputed, the likelihood ratio of another share
+q > b after any number of steps has a mean of at most 1, and so has the mean of several ratios. By Ville's inequality it
+ever reaches 1/δ with a probability of at most δ: the test may be looked at after every step, for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from lookahead_agent.certificates.certificate import Certificate
-from lookahead_agent.certificates.drift import DISPUTED_BELOW, DriftTest
-from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, PartialStep, StepPair, Verdict, Verifier
+from lookahead_agent.certificates.risk import upper_bound
+from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
-from lookahead_agent.verifiers import EngineJudge
-from lookahead_agent.verifiers.judge import JudgeVerifier, swapped
 
 logger = logging.getLogger(__name__)
 
+DISPUTED_BELOW = 0.5
+"""The target, asked whether two steps are equivalent, disputes them with less p(yes)."""
 SHARE = 0.02
-"""Of the accepted pairs that is looked at again unless somebody says otherwise."""
+"""Share of the accepted steps that is audited by default."""
+_LEVEL = 0.01  # probability δ with which the test ever raises an alarm where nothing has changed
+_BASE_LEVEL = 0.05
+_PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # shares that the test looks for, as parts of the way from the bound to 1
 _WAITING = 64
+
+
+class DriftTest:
+    """Whether a share has grown over its bound. Keeps a number for each alternative, however long it runs.
+
+    Args:
+        disputed: Accepted pairs of the calibration that were disputed.
+        accepted: Accepted pairs of the calibration, at least one.
+        level: δ.
+    """
+
+    def __init__(self, disputed: int, accepted: int, level: float = _LEVEL) -> None:
+        self.bound = upper_bound(accepted, disputed, _BASE_LEVEL)
+        """Disputed share that the calibration allows (Clopper and Pearson's upper bound at the level 0.05)."""
+        self._alternatives = [self.bound + (1 - self.bound) * part for part in _PARTS]
+        self._logs = [0.0] * len(_PARTS)
+        self._alarm = math.log(len(_PARTS) / level)
+        self.drifted = False
+        """Whether the alarm was raised, once and for all."""
+
+    def add(self, disputed: bool) -> None:
+        """Tell about one more step, drawn from those that were accepted."""
+        if self.bound >= 1:
+            return  # nothing can be more than that
+        for number, share in enumerate(self._alternatives):
+            ratio = share / self.bound if disputed else (1 - share) / (1 - self.bound)
+            self._logs[number] += math.log(ratio)
+        most = max(self._logs)
+        total = most + math.log(math.fsum(math.exp(each - most) for each in self._logs))
+        self.drifted = self.drifted or total >= self._alarm
 
 
 @dataclass
 class DriftCounts:
-    """What became of the steps that were looked at again.
+    """Accepted steps that were drawn to be audited, by what became of them.
 
     Attributes:
-        looked_again: How many there were.
-        disputed: How many of them the target disputes.
-        forgotten: Drawn, but dropped: too many waited, or the target could not be asked.
+        audited: Judged again.
+        disputed: Of these, disputed by the target.
+        dropped: Not judged again: too many waited, or the target could not be asked.
         tightened: How often a certificate was given up.
     """
 
-    looked_again: int = 0
+    audited: int = 0
     disputed: int = 0
-    forgotten: int = 0
+    dropped: int = 0
     tightened: int = 0
 
 
@@ -46,13 +84,14 @@ class DriftMonitor:
     """Draws accepted steps and has the target judge them when it has nothing else to do.
 
     Args:
-        target: The judge.
+        target: The judge's engine.
+        judge: Asks the target; accepts with a probability of at least `DISPUTED_BELOW`.
         give_up: Told of a certificate whose accepted steps are disputed more often than they may be.
     """
 
-    def __init__(self, target: Engine, give_up: Callable[[Certificate], None]) -> None:
+    def __init__(self, target: Engine, judge: Verifier, give_up: Callable[[Certificate], None]) -> None:
         self._target = target
-        self._judge = JudgeVerifier(EngineJudge(target), DISPUTED_BELOW)
+        self._judge = judge
         self._give_up = give_up
         self._tests: dict[Certificate, DriftTest] = {}
         self._waiting: deque[tuple[Certificate, StepPair]] = deque()
@@ -63,50 +102,41 @@ class DriftMonitor:
     def over(
         self, verifier: Verifier | DraftVerifier, certificate: Certificate, share: float
     ) -> Verifier | DraftVerifier:
-        """The same verifier, of which this share of the accepted pairs is looked at again.
+        """The same verifier, of which this share of the accepted pairs is audited, in [0, 1].
 
-        Args:
-            verifier: The certificate's.
-            certificate: Says how many pairs of the calibration were disputed; if it does not, nothing is watched.
-            share: Of accepted pairs, in [0, 1].
+        Nothing is if the certificate does not say how many pairs of the calibration were disputed.
         """
         if certificate.disputed is None or share == 0 or isinstance(verifier, DraftVerifier):
             return verifier
-        audited = _AuditedEarly if isinstance(verifier, EarlyVerifier) else _Audited
-        return audited(verifier, lambda pair: self._draw(certificate, pair, share))
+        return _Audited(verifier, lambda pair: self._draw(certificate, pair, share))
 
     def _draw(self, certificate: Certificate, pair: StepPair, share: float) -> None:
         if self._random.random() >= share:
             return
         if len(self._waiting) >= _WAITING:
             self._waiting.popleft()
-            self.counts.forgotten += 1
+            self.counts.dropped += 1
         self._waiting.append((certificate, pair))
 
     def go_on(self) -> None:
-        """Look at what waits, in the background, for as long as the target has nothing else to do."""
+        """Audit what waits, in the background, for as long as the target has nothing else to do."""
         if self._waiting and self._target.in_flight == 0 and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._look())
+            self._task = asyncio.get_running_loop().create_task(self._audit())
 
-    async def _look(self) -> None:
+    async def _audit(self) -> None:
         while self._waiting and self._target.in_flight == 0:
             certificate, pair = self._waiting.popleft()
             try:
-                disputed = await self._is_disputed(pair)
+                # In the other order than a judging policy has asked in, or it would only hear again what it knows.
+                disputed = not pair.same_text and not (await self._judge.verify(pair.swapped)).accepted
             except LookaheadError as error:
-                self.counts.forgotten += 1
-                logger.debug("an accepted step could not be looked at again: %s", error)
+                self.counts.dropped += 1
+                logger.debug("an accepted step could not be audited: %s", error)
                 continue
             self._count(certificate, disputed)
 
-    async def _is_disputed(self, pair: StepPair) -> bool:
-        if pair.same_text:
-            return False
-        # In the other order than a judging policy has asked in, or it would only hear again what it knows.
-        return not (await self._judge.verify(swapped(pair))).accepted
-
     def _count(self, certificate: Certificate, disputed: bool) -> None:
-        self.counts.looked_again += 1
+        self.counts.audited += 1
         self.counts.disputed += disputed
         if certificate not in self._tests:
             assert certificate.disputed is not None
@@ -127,16 +157,13 @@ class DriftMonitor:
 
 
 class _Audited:
-    """A verifier of which accepted pairs are told.
-
-    Args:
-        verifier: The verifier.
-        accepted: Told of a pair that it accepted.
-    """
+    """A verifier whose accepted pairs `accepted` is told of."""
 
     def __init__(self, verifier: Verifier, accepted: Callable[[StepPair], None]) -> None:
         self._verifier = verifier
         self._accepted = accepted
+        if isinstance(verifier, EarlyVerifier):
+            self.refutes = verifier.refutes
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
@@ -144,12 +171,3 @@ class _Audited:
         if verdict.accepted:
             self._accepted(pair)
         return verdict
-
-
-class _AuditedEarly(_Audited):
-    """The same of a verifier that may rule a step out before it is complete."""
-
-    def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
-        """Whether the verifier is certain to reject the pair."""
-        assert isinstance(self._verifier, EarlyVerifier)
-        return self._verifier.refutes(draft, target)

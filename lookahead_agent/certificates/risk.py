@@ -162,8 +162,3 @@ def _border(most: float, holds: Callable[[float], bool]) -> tuple[float, float]:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low, high
-
-
-def least_pairs(risk: float, level: float = LEVEL, tests: int = 1) -> int:
-    """How many accepted pairs a risk needs even if none of them is harmful."""
-    return math.ceil(math.log(level_of_each(level / tests)) / math.log(1 - risk))

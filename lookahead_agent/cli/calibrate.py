@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -12,19 +11,15 @@ import typer
 from rich.panel import Panel
 
 from lookahead_agent.bench.answers import AnswerKind
-from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import dataset_file, read_problems
-from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.fitting import Fit, SplitResult, best, disputed, fit, kept, split_results
-from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.judges import judge_figures, scores_beside
-from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, labelled_pairs, pair_file
+from lookahead_agent.calibration.collector import Collection, Collector
+from lookahead_agent.calibration.fit import certificates_of, fit, kept, split_results
+from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, LabelRow, labelled_pairs, pair_file
 from lookahead_agent.calibration.plots import kept_risks
-from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
-from lookahead_agent.calibration.scoring import score_pairs
-from lookahead_agent.certificates.certificate import Certificate, digest, keep
-from lookahead_agent.certificates.risk import LEVEL, RISKS
+from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure, score_pairs
+from lookahead_agent.certificates.certificate import digest, keep
+from lookahead_agent.certificates.risk import LEVEL, Threshold
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
@@ -32,27 +27,39 @@ from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich, echo
 from lookahead_agent.cpu.cores import available_cores, binding
 from lookahead_agent.policy import as_policy
 
-calibrate = typer.Typer(
-    help="Learn how strict a verifier must be for a stated risk.", no_args_is_help=True, rich_markup_mode="rich"
-)
+calibrate = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 Pairs = Annotated[Path, typer.Argument(help="File of pairs.", dir_okay=False)]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Continuations from each step at first.")]
-Margin = Annotated[
-    int, typer.Option("--margin", min=1, help="By how many the draft's step must fall short to be suspected.")
-]
-Confirm = Annotated[int, typer.Option("--confirm", min=1, help="Continuations from each step of a suspected pair.")]
 Verifiers = Annotated[str, typer.Option("--verifiers", help=f"Some of {','.join(CANDIDATES)}.")]
 Level = Annotated[
     float, typer.Option("--level", min=0.001, max=0.5, help="Probability that a threshold is riskier than stated.")
 ]
 
-_RULE = HarmRule()
 _DEFAULT_VERIFIERS = "embedding+results"
+
+
+@calibrate.callback()
+def rule_of(
+    context: typer.Context,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Continuations from each step at first.")
+    ] = HarmRule.seeds,
+    margin: Annotated[
+        int, typer.Option("--margin", min=1, help="By how many the draft's step must fall short to be suspected.")
+    ] = HarmRule.margin,
+    confirm: Annotated[
+        int, typer.Option("--confirm", min=1, help="Continuations from each step of a suspected pair.")
+    ] = HarmRule.confirm,
+) -> None:
+    """Learn how strict a verifier must be for a stated risk."""
+    if margin > seeds:
+        raise typer.BadParameter(f"no pair falls short by {margin} of {seeds} continuations", param_hint="--margin")
+    context.obj = HarmRule(seeds, margin, confirm)
 
 
 @calibrate.command()
 def collect(
+    context: typer.Context,
     dataset: Annotated[str, typer.Option("--dataset", help="JSON Lines with question, and answer if it is known.")],
     out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Pairs, appended; a rerun resumes.")] = Path(
         "results/pairs.jsonl"
@@ -60,9 +67,6 @@ def collect(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many problems.")] = None,
     skip: Annotated[int, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")] = 0,
     answer: Annotated[AnswerKind, typer.Option("--answer", help="How answers are compared.")] = "number",
-    seeds: Seeds = _RULE.seeds,
-    margin: Margin = _RULE.margin,
-    confirm: Confirm = _RULE.confirm,
     temperature_on: Annotated[
         float, typer.Option("--temperature-on", min=0.01, help="Of continuations: they are compared by chance.")
     ] = 0.7,
@@ -80,7 +84,7 @@ def collect(
 
     Interrupt it at any time: run again, it goes on.
     """
-    how = Collection(answer, _rule(seeds, margin, confirm), temperature_on, at_once, seed)
+    how = Collection(answer, context.obj, temperature_on, at_once, seed)
     cores = binding(available_cores())
     with options.chat_model(
         model=model,
@@ -138,14 +142,12 @@ def score(
 
 @calibrate.command()
 def label(
+    context: typer.Context,
     pairs: Pairs,
     every: Annotated[bool, typer.Option("--every", help="Also pairs about which somebody has said something.")] = False,
-    seeds: Seeds = _RULE.seeds,
-    margin: Margin = _RULE.margin,
-    confirm: Confirm = _RULE.confirm,
 ) -> None:
     """Show pairs, and ask whether accepting the draft's step does harm; your word goes before what followed."""
-    rule = _rule(seeds, margin, confirm)
+    rule: HarmRule = context.obj
     file = pair_file(pairs)
     show = Terminal()
     with file.writing():
@@ -164,6 +166,7 @@ def label(
 
 @calibrate.command("fit")
 def fit_command(
+    context: typer.Context,
     pairs: Pairs,
     verifiers: Verifiers = _DEFAULT_VERIFIERS,
     level: Level = LEVEL,
@@ -171,37 +174,25 @@ def fit_command(
         Path | None,
         typer.Option("--keep-in", file_okay=False, help="Where certificates are kept. Default: by the models."),
     ] = None,
-    seeds: Seeds = _RULE.seeds,
-    margin: Margin = _RULE.margin,
-    confirm: Confirm = _RULE.confirm,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the most accepting threshold of each risk, and keep certificates of it: policies `risk=…` go by them."""
-    rule = _rule(seeds, margin, confirm)
+    rule: HarmRule = context.obj
     known = labelled_pairs(pair_file(pairs).rows)
     candidates = _candidates(verifiers)
     fits = fit(known, candidates, rule, level)
-    found = _certificates(pairs, known, fits, rule, level)
+    found = certificates_of(known, fits, rule, level, digest(pairs))
     if found:
         file = keep(found, keep_in)
     if as_json:
         typer.echo(json.dumps([certificate.model_dump(mode="json") for certificate in found]))
         return
-    show = Terminal(width=WIDE)
-    headings = ["verifier", "risk", "threshold", "accepted", "harmful", "bound"]
     rows = [
-        [
-            each.candidate.name,
-            f"{risk:g}",
-            f"{one.value:g}",
-            f"{one.accepted} of {one.pairs}",
-            str(one.harmful),
-            f"{one.bound:.3f}",
-        ]
+        [each.candidate.name, f"{risk:g}", f"{one.value:g}", *_counts(one), f"{one.bound:.3f}"]
         for each in fits
         for risk, one in each.of_risk.items()
     ]
-    show.print(as_rich((headings, rows)))
+    show = _show_table(["verifier", "risk", "threshold", "accepted", "harmful", "bound"], rows)
     if not found:
         show.print("No threshold keeps any of these risks by so few pairs: policies with a risk remain exact.")
         return
@@ -212,6 +203,7 @@ def fit_command(
 
 @calibrate.command()
 def check(
+    context: typer.Context,
     pairs: Pairs,
     verifiers: Verifiers = _DEFAULT_VERIFIERS,
     level: Level = LEVEL,
@@ -222,14 +214,11 @@ def check(
         typer.Option("--learn-from", min=0.1, max=0.9, help="Share of the problems that thresholds are learnt from."),
     ] = 0.5,
     plot: Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Also drawn here, as SVG.")] = None,
-    seeds: Seeds = _RULE.seeds,
-    margin: Margin = _RULE.margin,
-    confirm: Confirm = _RULE.confirm,
     as_json: options.AsJson = False,
 ) -> None:
     """Hold thresholds learnt from some of the problems against the others, again and again."""
     known = labelled_pairs(pair_file(pairs).rows)
-    rule = _rule(seeds, margin, confirm)
+    rule: HarmRule = context.obj
     found = list(
         split_results(known, _candidates(verifiers), rule, level=level, splits=splits, seed=seed, learn_from=learn_from)
     )
@@ -238,76 +227,37 @@ def check(
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in found]))
         return
-    _show_splits(found)
+    rows = [
+        [
+            f"{result.risk:g}",
+            f"{result.certified} of {result.splits}",
+            f"{result.kept}",
+            *((f"{result.harmful:.3f}", f"{result.accepted:.0%}") if result.certified else ("", "")),
+        ]
+        for result in found
+    ]
+    _show_table(["risk", "splits with a threshold", "risk kept in", "harmful of accepted", "accepted"], rows)
 
 
 @calibrate.command()
 def compare(
+    context: typer.Context,
     pairs: Pairs,
     policies: Annotated[
         str, typer.Option("--policies", help="Any that go by a threshold.")
     ] = "strict,balanced,fast,embedding:similarity=0.95",
     level: Level = LEVEL,
-    seeds: Seeds = _RULE.seeds,
-    margin: Margin = _RULE.margin,
-    confirm: Confirm = _RULE.confirm,
     as_json: options.AsJson = False,
 ) -> None:
     """Tell what policies accept of measured pairs, and how much of that is harmful; thresholds are as they say."""
     known = labelled_pairs(pair_file(pairs).rows)
-    rule = _rule(seeds, margin, confirm)
+    rule: HarmRule = context.obj
     found = {name: kept(known, as_policy(name), rule, level) for name in options.words(policies)}
     if as_json:
         typer.echo(json.dumps({name: asdict(one) for name, one in found.items()}))
         return
-    headings = ["policy", "accepted", "harmful", "share", "bound"]
-    rows = [
-        [name, f"{one.accepted} of {one.pairs}", str(one.harmful), f"{one.risk:.3f}", f"{one.bound:.3f}"]
-        for name, one in found.items()
-    ]
-    Terminal(width=WIDE).print(as_rich((headings, rows)))
-
-
-@calibrate.command()
-def judges(
-    pairs: Pairs,
-    beside: Annotated[
-        list[Path],
-        typer.Option("--beside", dir_okay=False, help="The same pairs, or scores of them alone, of another judge."),
-    ],
-    seeds: Seeds = _RULE.seeds,
-    margin: Margin = _RULE.margin,
-    confirm: Confirm = _RULE.confirm,
-    as_json: options.AsJson = False,
-) -> None:
-    """Hold judges against each other: how lenient each is, whether it minds the order, with whom it agrees."""
-    file = pair_file(pairs)
-    judged = [labelled_pairs(file.rows), *(scores_beside(file.rows, path) for path in beside)]
-    found = judge_figures(judged, _rule(seeds, margin, confirm))
-    if as_json:
-        typer.echo(json.dumps([asdict(one) for one in found]))
-        return
-    headings = ["judge", "pairs", "says equivalent", "otherwise if swapped", "order bias", "agrees", "kappa", "area"]
-    rows = [
-        [
-            one.judge,
-            str(one.pairs),
-            f"{one.aligned:.0%}",
-            f"{one.flipped:.0%}",
-            f"{one.bias:+.3f}",
-            f"{one.agrees:.0%}",
-            "" if one.kappa is None else f"{one.kappa:.2f}",
-            "" if one.area is None else f"{one.area:.2f}",
-        ]
-        for one in found
-    ]
-    Terminal(width=WIDE).print(as_rich((headings, rows)))
-
-
-def _rule(seeds: int, margin: int, confirm: int) -> HarmRule:
-    if margin > seeds:
-        raise typer.BadParameter(f"no pair falls short by {margin} of {seeds} continuations", param_hint="--margin")
-    return HarmRule(seeds, margin, confirm)
+    rows = [[name, *_counts(one), f"{one.risk:.3f}", f"{one.bound:.3f}"] for name, one in found.items()]
+    _show_table(["policy", "accepted", "harmful", "share", "bound"], rows)
 
 
 def _candidates(verifiers: str) -> list[Candidate]:
@@ -315,43 +265,6 @@ def _candidates(verifiers: str) -> list[Candidate]:
     if not names or (set(names) - set(CANDIDATES)):
         raise typer.BadParameter(f"choose some of {', '.join(CANDIDATES)}", param_hint="--verifiers")
     return [CANDIDATES[name] for name in names]
-
-
-def _certificates(
-    file: Path, known: dict[str, LabelledPair], fits: list[Fit], rule: HarmRule, level: float
-) -> list[Certificate]:
-    first = next(iter(known.values()))
-    settings = first.row.settings
-    models = settings["models"] | {"judge": first.judge}
-    found = []
-    for risk in RISKS:
-        chosen = best(fits, risk)
-        if chosen is None:
-            continue
-        candidate, threshold = chosen
-        found.append(
-            Certificate(
-                risk=risk,
-                models={role: models.get(role) for role in candidate.decides},
-                precision=settings["precision"],
-                delimiter=settings["delimiter"],
-                verifier=candidate.name,
-                policy=candidate.policy(threshold.value).model_dump(exclude_unset=True),
-                threshold=threshold.value,
-                level=level,
-                tests=len(fits),
-                pairs=threshold.pairs,
-                accepted=threshold.accepted,
-                harmful=threshold.harmful,
-                bound=threshold.bound,
-                disputed=disputed(known, candidate, threshold, rule),
-                rule=asdict(rule),
-                data=digest(file),
-                date=datetime.date.today().isoformat(),
-                environment=environment(),
-            )
-        )
-    return found
 
 
 def _show_pair(show: Terminal, pair: LabelledPair, rule: HarmRule) -> None:
@@ -379,16 +292,11 @@ def _show_pairs(pairs: dict[str, LabelledPair], rule: HarmRule) -> None:
     )
 
 
-def _show_splits(found: list[SplitResult]) -> None:
-    headings = ["risk", "splits with a threshold", "risk kept in", "harmful of accepted", "accepted"]
-    rows = [
-        [
-            f"{result.risk:g}",
-            f"{result.certified} of {result.splits}",
-            f"{result.kept}",
-            f"{result.harmful:.3f}" if result.certified else "",
-            f"{result.accepted:.0%}" if result.certified else "",
-        ]
-        for result in found
-    ]
-    Terminal(width=WIDE).print(as_rich((headings, rows)))
+def _counts(one: Threshold) -> tuple[str, str]:
+    return f"{one.accepted} of {one.pairs}", str(one.harmful)
+
+
+def _show_table(headings: list[str], rows: list[list[str]]) -> Terminal:
+    show = Terminal(width=WIDE)
+    show.print(as_rich((headings, rows)))
+    return show

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from lookahead_agent.decoding.step import Step
@@ -31,6 +31,11 @@ class StepPair:
     def same_text(self) -> bool:
         """Whether both steps say the same, letter for letter."""
         return self.draft.text.strip() == self.target.text.strip()
+
+    @property
+    def swapped(self) -> StepPair:
+        """The pair with the draft's step and the target's in each other's place."""
+        return replace(self, draft=self.target, target=self.draft)
 
 
 @dataclass(frozen=True)

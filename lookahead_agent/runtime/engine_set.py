@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
-from lookahead_agent.certificates.drift_monitor import DriftMonitor
+from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.token_speculation import pauses
 from lookahead_agent.policy import VerifierPolicy
@@ -89,7 +89,7 @@ class EngineSet:
         self.names = dict(names or {})
         self._certificates: dict[tuple[float, str], Found] = {}
         self._given_up: set[Certificate] = set()
-        self.drift_monitor = DriftMonitor(target, self._give_up)
+        self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._give_up)
         """Looks again at steps that were accepted by a certificate."""
         self.replies = RepliesAtOnce()
         self.modes = ModeChooser()

@@ -82,9 +82,9 @@ class Metrics:
         self._judged.labels(*labels).inc(figures["verifier_calls"])
         self._off.labels(*labels).inc(figures["speculation_disabled"] is not None)
         audit = figures["audit"]
-        self._audited.labels("agreed").set(audit["looked_again"] - audit["disputed"])
+        self._audited.labels("agreed").set(audit["audited"] - audit["disputed"])
         self._audited.labels("disputed").set(audit["disputed"])
-        self._audited.labels("forgotten").set(audit["forgotten"])
+        self._audited.labels("dropped").set(audit["dropped"])
         self._tightened.set(audit["tightened"])
         self._seconds.labels(*labels).observe(seconds)
         if first is not None:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import httpx
@@ -113,7 +112,7 @@ class JudgeVerifier:
         try:
             aligned, calls = await self.p_aligned(pair), 1
             if self._both_orders and aligned >= self._threshold:
-                aligned, calls = min(aligned, await self.p_aligned(swapped(pair))), 2
+                aligned, calls = min(aligned, await self.p_aligned(pair.swapped)), 2
         except ContextLengthError:
             return Verdict(False, "too long for the judge")
         return Verdict(aligned >= self._threshold, "judge", aligned, judge_calls=calls)
@@ -143,11 +142,6 @@ class JudgeVerifier:
             draft=pair.draft.text.strip(),
         )
         return [{"role": "system", "content": self._system_prompt}, {"role": "user", "content": user}]
-
-
-def swapped(pair: StepPair) -> StepPair:
-    """The pair with the draft's step and the target's in each other's place."""
-    return replace(pair, draft=pair.target, target=pair.draft)
 
 
 def _end(text: str, longest: int | None) -> str:

@@ -9,11 +9,9 @@ from pathlib import Path
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import labelled_pairs
-from lookahead_agent.calibration.scores import MEASURES
-from lookahead_agent.calibration.scoring import score_pairs
+from lookahead_agent.calibration.collector import Collection, Collector
+from lookahead_agent.calibration.pairs import HarmRule, labelled_pairs
+from lookahead_agent.calibration.scores import MEASURES, score_pairs
 from lookahead_agent.progress import LogProgress
 
 

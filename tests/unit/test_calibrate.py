@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,16 @@ from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.calibration.collecting import Collection, Collector
-from lookahead_agent.calibration.fitting import Fit, best, disputed, fit, kept, split_results
-from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, StepRow, labelled_pairs
-from lookahead_agent.calibration.scores import CANDIDATES
-from lookahead_agent.calibration.scoring import score_pairs
+from lookahead_agent.calibration.collector import Collection, Collector
+from lookahead_agent.calibration.fit import Fit, best, disputed, fit, kept, split_results
+from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
+from lookahead_agent.calibration.scores import CANDIDATES, score_pairs
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.app import app
-from lookahead_agent.decoding.step import StepEnd
+from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
@@ -68,8 +67,8 @@ def _draft(prompt: str, begun: str) -> Sequence[ScriptedStep]:
     return [ScriptedStep(each) for each in REPLY[number:]]
 
 
-def scripted(**more: Any) -> ChatLookahead:
-    engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), Similar(), names=NAMES)
+def scripted(target: Callable[[str, str], Sequence[ScriptedStep]] = _target, **more: Any) -> ChatLookahead:
+    engines = EngineSet(ScriptedEngine(TOKENS, target), ScriptedEngine(TOKENS, _draft), Similar(), names=NAMES)
     return ChatLookahead(engines=engines, policy="random", temperature=0.0, **more)
 
 
@@ -110,30 +109,26 @@ def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) 
     assert pairs["p2"].row.false_arithmetic == ["3 * 4 = 13"]
 
 
-def test_a_run_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = collected(tmp_path / "whole.jsonl")
+def _gone(prompt: str, begun: str) -> Sequence[ScriptedStep]:
+    """The target, which fails as it goes on from a draft step of the second turn of problems."""
+    if "forget 9" in prompt and "I forget it" in begun:
+        raise EngineError("gone")
+    return _target(prompt, begun)
+
+
+def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
+    whole = collected(tmp_path / "whole.jsonl", 12)
     out = tmp_path / "pairs.jsonl"
-    written = 0
-    append = RowFile.append
-
-    def failing(file: RowFile, row: dict[str, Any]) -> None:
-        nonlocal written
-        written += 1
-        if written == 5:
-            raise EngineError("gone")
-        append(file, row)
-
-    monkeypatch.setattr(RowFile, "append", failing)
     with pytest.raises(EngineError, match="gone"):
-        collected(out)
-    monkeypatch.undo()
-    again = collected(out)
+        Collector(scripted(_gone), problems(12), Collection(at_once=3), out).run(LogProgress())
+    assert 0 < len(RowFile(out).rows) < len(RowFile(tmp_path / "whole.jsonl").rows)
+    again = collected(out, 12)
     assert {name: pair.harmful(HarmRule()) for name, pair in again.items()} == {
         name: pair.harmful(HarmRule()) for name, pair in whole.items()
     }
     rows = out.read_text().splitlines()
-    assert sum('"kind": "pair"' in row for row in rows) == 8
-    collected(out)
+    assert sum('"kind": "pair"' in row for row in rows) == 12
+    collected(out, 12)
     assert out.read_text().splitlines() == rows, "nothing is done twice"
     with pytest.raises(ConfigurationError, match="other settings"):
         Collector(scripted(), problems(), Collection(seed=1), out)
@@ -143,7 +138,7 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert other.engines is not None
     other.engines.names["draft"] = "another"
     with pytest.raises(ConfigurationError, match="other models"):
-        Collector(other, problems(9), Collection(), out).run(LogProgress())
+        Collector(other, problems(13), Collection(), out).run(LogProgress())
 
 
 def test_what_cannot_be_collected(tmp_path: Path) -> None:
@@ -214,17 +209,17 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("label", str(out), input="q\n").count("Harmful?") == 1
     for wrong in (["fit", str(out), "--verifiers", "guess"], ["score", str(out), "--measures", "guess"]):
         assert "some of" in call(*wrong, code=2) or "none of" in call(*wrong, code=2)
-    assert "falls short by 5" in call("fit", str(out), "--margin", "5", code=2)
+    assert "falls short by 5" in call("--margin", "5", "fit", str(out), code=2)
 
 
 def _pair(score: float, harmful: bool, text: str = "another") -> LabelledPair:
-    step = StepRow(token_ids=(1,), text=text, end=StepEnd.DELIMITER)
+    step = Step(token_ids=(1,), text=text, end=StepEnd.DELIMITER)
     row = PairRow(
         problem="p",
         fingerprint="f",
         question="q",
         answer="1",
-        draft=step.model_copy(update={"text": "own"}),
+        draft=replace(step, text="own"),
         target=step,
         settings={"models": NAMES, "precision": {}, "delimiter": "\n\n"},
     )
@@ -268,71 +263,19 @@ def test_scores_of_both_orders_and_of_the_cascade() -> None:
 def test_judges_are_not_mixed_in_a_file(tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
     collected(out, 4)
-    score_pairs(out, ["similarity", "p_aligned"], with_verifier("other"), LogProgress())
+    score_pairs(out, ["similarity", "p_aligned"], judging_as("other"), LogProgress())
     pairs = labelled_pairs(RowFile(out).rows)
     assert {pair.judge for pair in pairs.values()} == {"other"}
     with pytest.raises(ConfigurationError, match="other has judged these pairs, and not the target"):
-        score_pairs(out, ["p_swapped"], with_verifier(None), LogProgress())
-    score_pairs(out, ["p_swapped"], with_verifier("other"), LogProgress())
+        score_pairs(out, ["p_swapped"], judging_as(None), LogProgress())
+    score_pairs(out, ["p_swapped"], judging_as("other"), LogProgress())
     fits = json.loads(
         CliRunner().invoke(app, ["calibrate", "compare", str(out), "--policies", "judge", "--json"]).output
     )
     assert fits["judge"]["pairs"] == 4
 
 
-def judged(path: Path, scores: dict[str, tuple[float, float]], judge: str | None) -> Path:
-    """A file of nothing but a judge's scores."""
-    rows = [
-        ScoresRow(problem=problem, scores={"p_aligned": p_aligned, "p_swapped": p_swapped}, judge=judge)
-        for problem, (p_aligned, p_swapped) in scores.items()
-    ]
-    path.write_text("".join(row.model_dump_json() + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def test_judges_are_held_against_each_other(tmp_path: Path) -> None:
-    pairs = tmp_path / "pairs.jsonl"
-    rows = [row for row in pair_rows(3, 1) if row["kind"] != "scores"]
-    own = {"p0": (0.9, 0.9), "p1": (0.8, 0.2), "p2": (0.4, 0.4), "p3": (0.6, 0.5)}
-    scores = judged(tmp_path / "own.jsonl", own, None).read_text(encoding="utf-8")
-    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows) + scores, encoding="utf-8")
-    other = judged(tmp_path / "other.jsonl", {f"p{number}": (0.7, 0.6) for number in range(4)}, "other")
-    found = CliRunner().invoke(app, ["calibrate", "judges", str(pairs), "--beside", str(other), "--json"])
-    target, lenient = json.loads(found.output)
-    assert target == {
-        "judge": "the target",
-        "pairs": 4,
-        "aligned": 0.75,
-        "flipped": 0.25,
-        "bias": pytest.approx((0.6 + 0.1) / 4),
-        "agrees": 1.0,
-        "kappa": pytest.approx(1.0),
-        "area": pytest.approx(2 / 3),
-    }
-    assert (lenient["judge"], lenient["aligned"], lenient["flipped"]) == ("other", 1.0, 0.0)
-    assert (lenient["agrees"], lenient["kappa"], lenient["area"]) == (0.75, pytest.approx(0.0), 0.5)
-    shown = CliRunner().invoke(app, ["calibrate", "judges", str(pairs), "--beside", str(other)]).output
-    assert "other" in shown
-    assert "+0.175" in shown
-
-
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [(None, "there is no file"), ({"p0": (0.9, 0.9)}, "'p1' was not judged in both orders")],
-)
-def test_judges_that_cannot_be_held_against_each_other(
-    tmp_path: Path, scores: dict[str, tuple[float, float]] | None, message: str
-) -> None:
-    pairs, other = tmp_path / "pairs.jsonl", tmp_path / "other.jsonl"
-    pairs.write_text("".join(json.dumps(row) + "\n" for row in pair_rows(2, 1)), encoding="utf-8")
-    if scores is not None:
-        judged(other, scores, "other")
-    found = CliRunner().invoke(app, ["calibrate", "judges", str(pairs), "--beside", str(other)])
-    assert isinstance(found.exception, ConfigurationError)
-    assert message in str(found.exception)
-
-
-def with_verifier(name: str | None) -> Callable[[], ChatLookahead]:
+def judging_as(name: str | None) -> Callable[[], ChatLookahead]:
     """Makes chat models with a judge that says yes to everything."""
 
     def make() -> ChatLookahead:

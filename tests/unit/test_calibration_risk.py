@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binom, fisher_exact
 
-from lookahead_agent.calibration.harm import HarmRule, fisher
+from lookahead_agent.calibration.pairs import HarmRule, fisher
 from lookahead_agent.certificates.risk import (
     LEVEL,
     RISKS,
     ScoredPair,
-    least_pairs,
     level_of_each,
     p_value,
     thresholds,
@@ -65,7 +64,7 @@ def test_thresholds_are_riskier_than_stated_no_more_often_than_promised() -> Non
 
 
 def test_one_more_pair_than_needed_decides() -> None:
-    enough = least_pairs(0.02)
+    enough = math.ceil(math.log(level_of_each(LEVEL)) / math.log(1 - 0.02))
     harmless = pairs_of([1.0] * enough + [0.0], [False] * enough + [True])
     assert 0.02 in thresholds(harmless, GRID)
     assert 0.02 not in thresholds(harmless[1:], GRID)
@@ -135,8 +134,28 @@ def test_the_rule_asks_twice() -> None:
     assert not rule.harmful(right[:4] + wrong, right[:4] + right), "nobody was asked again"
 
 
-@given(st.floats(0, 1))
-def test_what_does_no_harm_is_hardly_ever_called_harmful(right: float) -> None:
+def chance_of_harmful(rule: HarmRule, draft: float, target: float) -> float:
+    """Probability that a pair is called harmful whose continuations are right with these probabilities."""
+
+    def of_counts(count: int, holds: Callable[[list[bool], list[bool]], bool]) -> float:
+        each = range(count + 1)
+        likely = {(d, t): binom.pmf(d, count, draft) * binom.pmf(t, count, target) for d in each for t in each}
+        return sum(p for (d, t), p in likely.items() if holds(outcomes(d, count), outcomes(t, count)))
+
+    suspicion = [False] * rule.seeds, [True] * rule.seeds
+    return of_counts(rule.seeds, rule.suspected) * of_counts(
+        rule.confirm, lambda d, t: rule.harmful(suspicion[0] + d, suspicion[1] + t)
+    )
+
+
+def outcomes(right: int, count: int) -> list[bool]:
+    return [True] * right + [False] * (count - right)
+
+
+def test_a_step_that_does_no_harm_is_hardly_ever_called_harmful() -> None:
     rule = HarmRule()
-    assert rule.chance_of_harmful(right, right) <= rule.level
-    assert rule.chance_of_harmful(0.0, 1.0) == 1.0
+    for right in (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
+        assert chance_of_harmful(rule, right, right) <= 0.0005, "as docs/risk.md says"
+    assert chance_of_harmful(rule, 0.0, 1.0) == pytest.approx(1.0)
+    for draft, target, found in ((0.25, 1.0, 0.94), (0.5, 1.0, 0.42), (0.4, 0.8, 0.13)):
+        assert chance_of_harmful(rule, draft, target) == pytest.approx(found, abs=0.005)

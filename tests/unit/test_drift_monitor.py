@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead_agent.certificates.certificate import Certificate, keep
-from lookahead_agent.certificates.drift import DriftTest
-from lookahead_agent.certificates.drift_monitor import DriftMonitor
+from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor, DriftTest
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import EarlyVerifier, PartialStep, StepPair
@@ -22,7 +21,14 @@ from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import SameText
-from lookahead_agent.verifiers import EmbeddingVerifier, LikelihoodVerifier, PrefilterVerifier, RandomVerifier
+from lookahead_agent.verifiers import (
+    EmbeddingVerifier,
+    EngineJudge,
+    JudgeVerifier,
+    LikelihoodVerifier,
+    PrefilterVerifier,
+    RandomVerifier,
+)
 from tests.unit.test_calibrate import NAMES, certificate
 from tests.waiting import becomes
 
@@ -88,6 +94,10 @@ class AlwaysSimilar(SameText):
         return 0.99
 
 
+def monitored(target: ScriptedEngine) -> DriftMonitor:
+    return DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), lambda _: None)
+
+
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Certificate]:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
@@ -126,7 +136,7 @@ def test_disputed_steps_tighten_the_policy_until_it_is_exact(
     assert used == sorted(used, key=used.index), "never looser again"
     assert found["audit"]["tightened"] == 2
     counts = found["audit"]
-    assert counts["disputed"] * 3 == counts["looked_again"] * 2 > 2, "the same text is never disputed"
+    assert counts["disputed"] * 3 == counts["audited"] * 2 > 2, "the same text is never disputed"
     assert caplog.text.count("the policy is tightened") == 2
 
 
@@ -134,7 +144,7 @@ def test_agreement_changes_nothing(kept: list[Certificate]) -> None:
     llm, target = chat(yes=-0.1, audit_rate=1.0)
     found = [figures(llm, f"How, {number}?") for number in range(6)]
     assert {each["certificate"] for each in found} == {kept[1].describe()}
-    assert found[-1]["audit"]["looked_again"] > 0
+    assert found[-1]["audit"]["audited"] > 0
     assert found[-1]["audit"]["disputed"] == 0
     assert target.answers > 0
 
@@ -145,7 +155,7 @@ def test_nothing_is_watched_that_need_not_be(kept: list[Certificate]) -> None:
         figures(llm, f"How, {number}?")
     assert target.answers == 0
     verifier = EmbeddingVerifier(AlwaysSimilar(), 0.8)
-    monitor = DriftMonitor(target, lambda _: None)
+    monitor = monitored(target)
     assert monitor.over(verifier, certificate(), 1.0) is verifier, "nothing to compare with"
     alone = LikelihoodVerifier(target, 0.0)
     assert monitor.over(alone, kept[0], 1.0) is alone
@@ -155,7 +165,7 @@ def test_nothing_is_watched_that_need_not_be(kept: list[Certificate]) -> None:
 
 def test_a_share_is_drawn_and_no_more_wait_than_can(kept: list[Certificate]) -> None:
     _, target = chat(yes=-0.1)
-    monitor = DriftMonitor(target, lambda _: None)
+    monitor = monitored(target)
     step = Step((1,), "a", StepEnd.DELIMITER)
     pair = StepPair("q", "", step, Step((2,), "b", StepEnd.DELIMITER))
 
@@ -170,19 +180,19 @@ def test_a_share_is_drawn_and_no_more_wait_than_can(kept: list[Certificate]) -> 
     assert 3 <= len(monitor._waiting) <= 45
     asyncio.run(judge(1.0, 200))
     assert len(monitor._waiting) == 64
-    assert monitor.counts.forgotten >= 136
+    assert monitor.counts.dropped >= 136
 
 
 def test_an_engine_that_fails_harms_nothing(kept: list[Certificate]) -> None:
     _, target = chat(yes=-6.0, audit_rate=1.0)
-    monitor = DriftMonitor(target, lambda _: None)
+    monitor = monitored(target)
     pair = StepPair("q", "", Step((1,), "a", StepEnd.DELIMITER), Step((2,), "b", StepEnd.DELIMITER))
     monitor._draw(kept[0], pair, 1.0)
     target.close()
 
     async def look() -> None:
         monitor.go_on()
-        await becomes(lambda: monitor.counts.forgotten == 1)
+        await becomes(lambda: monitor.counts.dropped == 1)
 
     asyncio.run(look())
-    assert monitor.counts.looked_again == 0
+    assert monitor.counts.audited == 0

@@ -19,8 +19,7 @@ from lookahead_agent.bench.answers import AnswerKind, final_number, is_right
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, StepRow, labelled_pairs, pair_rows
+from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, OutcomesRow, PairRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.prefixes import Vocabularies
 from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
@@ -207,8 +206,8 @@ class _Work:
                 "before_ids": _ids(steps[:at]),
                 "position": at,
                 "positions": len(possible),
-                "draft": StepRow.of(drafts[at]),
-                "target": StepRow.of(steps[at]),
+                "draft": drafts[at],
+                "target": steps[at],
             }
         )
 

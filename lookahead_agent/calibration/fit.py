@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from lookahead_agent.calibration.harm import HarmRule
-from lookahead_agent.calibration.pairs import LabelledPair
+from lookahead_agent.bench.environment import environment
+from lookahead_agent.calibration.pairs import HarmRule, LabelledPair
 from lookahead_agent.calibration.scores import CANDIDATES, Candidate, of_policy
-from lookahead_agent.certificates.drift import DISPUTED_BELOW
+from lookahead_agent.certificates.certificate import Certificate
+from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW
 from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds, upper_bound
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy
@@ -218,3 +220,37 @@ def split_results(
             sum(harmful for _, harmful, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
             accepted_pairs / sum(total for _, _, total in of_risk) if of_risk else 0.0,
         )
+
+
+def certificates_of(
+    pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], rule: HarmRule, level: float, data: str
+) -> list[Certificate]:
+    """Certificates of the best verifier at each risk, learnt from the pairs of a file with this digest."""
+    first = next(iter(pairs.values()))
+    settings = first.row.settings
+    models = settings["models"] | {"judge": first.judge}
+    return [
+        Certificate(
+            risk=risk,
+            models={role: models.get(role) for role in candidate.decides},
+            precision=settings["precision"],
+            delimiter=settings["delimiter"],
+            verifier=candidate.name,
+            policy=candidate.policy(threshold.value).model_dump(exclude_unset=True),
+            threshold=threshold.value,
+            level=level,
+            tests=len(fits),
+            pairs=threshold.pairs,
+            accepted=threshold.accepted,
+            harmful=threshold.harmful,
+            bound=threshold.bound,
+            disputed=disputed(pairs, candidate, threshold, rule),
+            rule=asdict(rule),
+            data=data,
+            date=datetime.date.today().isoformat(),
+            environment=environment(),
+        )
+        for risk in RISKS
+        if (chosen := best(fits, risk)) is not None
+        for candidate, threshold in [chosen]
+    ]
