@@ -34,16 +34,15 @@ def load_measurements(database: Path) -> None:
         lzma.open(measured, "rt", encoding="utf-8", newline="\n") as rows,
     ):
         connection.execute(
-            "CREATE TABLE replies (policy TEXT, problem TEXT, is_right INTEGER, seconds REAL, tokens INTEGER, "
+            "CREATE TABLE replies (policy TEXT, problem TEXT, is_correct INTEGER, seconds REAL, tokens INTEGER, "
             "steps INTEGER, accepted_steps INTEGER)"
         )
         for line in rows:
             row = json.loads(line)
-            figures = row["lookahead"]
-            values = (row["policy"], row["id"], row["right"], row["seconds"], len(row["token_ids"]))
-            connection.execute(
-                "INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, figures["steps"], figures["accepted"])
-            )
+            (call,) = row["calls"]
+            values = [call["policy"], row["problem"], row["correct"], row["seconds"]]
+            values += [call["output_tokens"], call["steps"], call["accepted"]]
+            connection.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def build(llm: Any, database: Path) -> Any:

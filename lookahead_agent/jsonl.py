@@ -1,4 +1,4 @@
-"""JSON Lines: files with a JSON value on each line, where nothing but a line feed ends a line.
+"""JSON Lines: files with a JSON value on each line, where only a line feed ends a line.
 
 `str.splitlines` and readers like it also split at U+2028, U+0085 and others, which may stand within a JSON string.
 Lines are written in ASCII, so that they mislead no reader and keep lone surrogates.
@@ -12,10 +12,17 @@ import json
 import lzma
 import os
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from lookahead_agent.errors import ConfigurationError
+
+Row = dict[str, Any]
 
 
 def line_of(value: Any) -> str:
@@ -24,7 +31,7 @@ def line_of(value: Any) -> str:
 
 
 def append_line(file: FileIO, value: Any) -> None:
-    """Write a value's line to a file that is open without a buffer; of what a full disk cuts off nothing stays.
+    """Write a value's line to a file that is open without a buffer; a full disk leaves no part of it.
 
     Raises:
         OSError: It cannot be written.
@@ -41,12 +48,12 @@ def append_line(file: FileIO, value: Any) -> None:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether the name says that gzip or xz compressed the file."""
+    """Whether gzip or xz compressed the file, by its name."""
     return path.suffix in (".gz", ".xz")
 
 
 def read_content(path: Path) -> bytes:
-    """What a file holds, decompressed where its name ends with .gz or .xz.
+    """The content of a file, decompressed where its name ends with .gz or .xz.
 
     Raises:
         OSError: It cannot be read.
@@ -83,7 +90,7 @@ def read_value(line: str) -> Any:
 
 
 def end_at_whole_line(file: BinaryIO) -> None:
-    """Take off what an interruption left of a line at the end of an open regular file."""
+    """Remove an incomplete line at the end of an open regular file."""
     end = file.seek(0, 2)
     while end > 0:
         begin = max(0, end - (1 << 16))
@@ -93,3 +100,80 @@ def end_at_whole_line(file: BinaryIO) -> None:
             break
         end = begin
     file.truncate(end)
+
+
+class RowFile:
+    """Rows of results in a file that survives interruptions.
+
+    Args:
+        path: A JSON Lines file, which need not exist yet. One that gzip (.gz) or xz (.xz) compressed is only read.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = list(_rows(path))
+
+    @contextmanager
+    def writing(self) -> Iterator[RowFile]:
+        """Keep other processes from appending; a line that an interruption cut off is removed.
+
+        Raises:
+            ConfigurationError: Another process writes to it, or it cannot be written, or it is compressed.
+        """
+        if is_compressed(self.path):
+            raise ConfigurationError(f"{self.path} is compressed, and only read: choose a file that ends with .jsonl")
+        with ExitStack() as held:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(FileLock(f"{self.path}.lock", timeout=0))
+                self.rows = list(_rows(self.path))
+                if self.path.is_file():
+                    with self.path.open("r+b") as file:
+                        end_at_whole_line(file)
+            except Timeout:
+                raise ConfigurationError(
+                    f"another run writes to {self.path}: wait for it, or choose another file"
+                ) from None
+            except OSError as error:
+                raise ConfigurationError(f"{self.path} cannot be written: {error.strerror or error}") from error
+            yield self
+
+    def append(self, row: Row) -> None:
+        """Write a row; it is in the file when this returns.
+
+        Raises:
+            ConfigurationError: It cannot be written; the rows before it are kept.
+        """
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                append_line(file, row)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.path} cannot be written: {error.strerror or error}. The {len(self.rows)} rows before are kept: "
+                "run the same again to continue"
+            ) from error
+        self.rows.append(row)
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if not (path.is_file() or path.is_dir()):  # not there yet, or a device
+        return
+    try:
+        *whole, _ = read_lines(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not UTF-8: is it a file of results?") from error
+    for number, line in enumerate(whole, 1):
+        if not line.strip():
+            continue
+        try:
+            row = read_value(line)
+        except ValueError as error:
+            raise ConfigurationError(f"{path}, line {number} is not JSON: is it a file of results?") from error
+        if not isinstance(row, dict):
+            raise ConfigurationError(f"{path}, line {number} is no row of results")
+        yield row

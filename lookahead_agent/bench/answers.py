@@ -1,4 +1,4 @@
-"""Whether a reply gives the right answer: numbers, mathematics, choices, code."""
+"""Checks of answers: numbers, mathematics, choices, code."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _LONE_LETTER = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[^\n]*\n(.*?)```", re.DOTALL)
 
 
-def is_right(text: str, answer: str, kind: AnswerKind = "number") -> bool:
-    """Whether a reply gives the right answer.
+def is_correct(text: str, answer: str, kind: AnswerKind = "number") -> bool:
+    """Whether a reply gives the correct answer.
 
     Args:
         text: The reply.
-        answer: The right answer; for "code", Python that raises if the reply's code is wrong.
-        kind: How the two are compared.
+        answer: The correct answer; for "code", Python that raises if the reply's code is wrong.
+        kind: The comparison.
 
     Raises:
-        ConfigurationError: There is no such kind.
+        ConfigurationError: The kind does not exist.
         MissingExtraError: "math" needs math-verify.
     """
     if kind not in _CHECKS:

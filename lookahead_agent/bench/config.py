@@ -1,4 +1,4 @@
-"""What a benchmark measures: tasks, modes, policies, models."""
+"""The settings of a benchmark: tasks, modes, policies, models."""
 
 from __future__ import annotations
 
@@ -17,57 +17,55 @@ from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 
 ModeName = Literal["off", "auto", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft", "specreason", "random"]
-"""The target alone; what the library does by itself; token-level speculation; the same by what the draft writes beside
-the target; Lookahead Reasoning; with each of the two; and two baselines at the step level."""
+"""The target alone; the automatic configuration; token speculation; with a shared draft; Lookahead Reasoning; with each
+kind of token speculation; two baselines for step speculation."""
 
 TaskName = Literal[
     "questions", "plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency"
 ]
-"""Questions to the chat model itself, or a template that is given them."""
+"""Questions to the chat model itself, or the template that solves them."""
 
 MODES: tuple[ModeName, ...] = get_args(ModeName)
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 CALCULATING: tuple[TaskName, ...] = ("plan_execute", "react", "rewoo", "llm_compiler", "supervisor")
-"""Templates that carry out calculations as they stand."""
+"""Templates with the option `calculate`."""
 BASELINE: ModeName = "off"
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
-"""The modes that policies, depths, widths and schedules are for."""
+"""Modes with policies, depths, widths and schedules."""
 
 NODES = "nodes"
-"""In place of a policy: the template's own, node by node ("balanced" for plain questions)."""
+"""In place of a policy: each node's own in the template ("balanced" for plain questions)."""
 
-BESIDES = re.compile(
+VARIANT = re.compile(
     rf"(?P<mode>off|auto)(?: (?P<precision>{'|'.join(get_args(Precision))}))?"
-    r"(?P<asked> asked)?(?P<one_by_one> one by one)?"
+    r"(?P<plain> calculate=false)?(?P<sequential> sequential)?"
 )
-"""A way besides a mode: in another precision, with calculations put into calls by a model, with calls one by one."""
+"""A mode with another precision, a template without `calculate`, or model calls one after another."""
 
 
 class TaskConfig(BaseModel):
-    """A task, and the ways in which it is done.
+    """A task and its configurations.
 
     Attributes:
-        name: For reports, different from those of other tasks; empty: as `task`.
+        name: In reports; empty: as `task`.
         task: "questions", or a template's name.
         dataset: JSON Lines file with question and answer, or "own".
         answer: How answers are compared.
-        limit: How many problems.
+        limit: Number of problems; None: all.
         skip: Problems to leave out at the file's beginning.
-        prompt: Put after each question, after a blank line.
-        modes: What is compared; "off" is always measured too.
-        besides: Other ways of "off" and "auto", by the names that results have: "off int8" is the target alone in
-            another precision, "auto one by one" a template whose model calls wait for each other, and "off asked" one
-            whose model puts each calculation into a call; "off bf16 asked one by one" all of that. The last two are
-            for templates, "asked" for those that calculate.
-        policies: Verifier policies of lookahead, with changes as in "balanced:depth=8"; "nodes" for the
-            template's own.
-        depths: Depths (γ) to try of each of them; none: the policy's own, else 4.
-        widths: Widths (w) to try; none: the policy's own.
-        schedules: "async", and "sync" for the paper's simpler variant.
-        samples: Replies to each problem in each way; with a `seed`, sample s has the seed `seed + s`.
+        prompt: Follows each question after a blank line.
+        modes: "off" is always among them.
+        variants: Of "off" and "auto", by their names in results. "off int8" sets the precision, "auto sequential" runs
+            a template's model calls one after another, "off calculate=false" has a model write each calculation as a
+            call.
+        policies: Verifier policies of lookahead, with changes as in "balanced:depth=8", or "nodes".
+        depths: Depths (γ) of each of them; none: the policy's own, else 4.
+        widths: Widths (w); none: the policy's own.
+        schedules: "async", and "sync" for the paper's simpler algorithm.
+        samples: Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`.
         concurrency: Problems at once.
-        max_tokens: Most tokens of a reply.
+        max_tokens: Limit of a reply.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,7 +78,7 @@ class TaskConfig(BaseModel):
     skip: int = Field(0, ge=0)
     prompt: str = ""
     modes: tuple[ModeName, ...] = ("off", "auto")
-    besides: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
@@ -89,8 +87,8 @@ class TaskConfig(BaseModel):
     concurrency: int = Field(1, ge=1)
     max_tokens: int = Field(512, ge=1)
 
-    def asked(self, question: str) -> str:
-        """What the model is asked for a problem."""
+    def full_question(self, question: str) -> str:
+        """The question with the task's prompt."""
         return f"{question}\n\n{self.prompt}" if self.prompt else question
 
     @field_validator("modes")
@@ -101,64 +99,57 @@ class TaskConfig(BaseModel):
         return (BASELINE, *(mode for mode in dict.fromkeys(modes) if mode != BASELINE))
 
     @model_validator(mode="after")
-    def _whole(self) -> TaskConfig:
+    def _consistent(self) -> TaskConfig:
         if not self.name:
             object.__setattr__(self, "name", self.task)
         if not self.policies or not self.schedules:
             raise ValueError("policies and schedules need an entry each")
-        for way in self.besides:
-            self._check_besides(way)
-        if not set(LOOKAHEAD) & set(self.modes):
-            given = self.model_fields_set & {"policies", "depths", "widths", "schedules"}
-            if given:
-                raise ValueError(
-                    f"{', '.join(sorted(given))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
-                )
+        for variant in self.variants:
+            self._check_variant(variant)
+        given = self.model_fields_set & {"policies", "depths", "widths", "schedules"}
+        if given and not set(LOOKAHEAD) & set(self.modes):
+            raise ValueError(
+                f"{', '.join(sorted(given))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
+            )
         return self
 
-    def _check_besides(self, way: str) -> None:
-        found = BESIDES.fullmatch(way)
-        if found is None or way in self.modes:
-            raise ValueError(f'besides has no way {way!r}: say as in "off bf16 asked one by one" what is otherwise')
+    def _check_variant(self, variant: str) -> None:
+        found = VARIANT.fullmatch(variant)
+        if found is None or variant in self.modes:
+            raise ValueError(f'{variant!r} is no variant: write it as in "off bf16 calculate=false sequential"')
         if found["mode"] not in self.modes:
-            raise ValueError(f"besides has {way!r}, but {found['mode']} is not among the modes")
+            raise ValueError(f"the variant {variant!r} needs the mode {found['mode']}")
         if found["mode"] == "auto" and found["precision"]:
-            raise ValueError(f"besides has {way!r}, but auto chooses its precision")
-        if found["one_by_one"] and self.task == "questions":
-            raise ValueError(f"besides has {way!r}, which is for templates: a question is one call")
-        if found["asked"] and self.task not in CALCULATING:
-            raise ValueError(f"besides has {way!r}, which is for templates that calculate: {', '.join(CALCULATING)}")
+            raise ValueError(f"the variant {variant!r} names a precision, but auto chooses its own")
+        if found["sequential"] and self.task == "questions":
+            raise ValueError(f"the variant {variant!r} is for templates: a question is one call")
+        if found["plain"] and self.task not in CALCULATING:
+            raise ValueError(f"the variant {variant!r} is for templates that calculate: {', '.join(CALCULATING)}")
 
 
 class BenchConfig(BaseModel):
     """A benchmark.
 
     Attributes:
-        name: For reports.
-        about: What it is for, and where its settings are from.
+        name: In reports.
+        about: Its purpose, and the source of its settings.
         model: Target model.
-        draft_model: Draft model; None: the catalogue's.
-        judge_model: Judge of its own; None: the target.
-        embedding_model: Embedding model; None: the catalogue's.
-        base_url: The target's server, or servers; None: in this process, as of the next two. `ChatLookahead` has more.
+        draft_model: None: the catalogue's, as for `embedding_model`.
+        judge_model: None: the target judges.
+        base_url: The target's server, or servers; None: an engine in this process, as for the next two.
         draft_url: The draft's.
         judge_url: The judge's.
-        engine_args: Arguments of the target's vLLM engine.
-        draft_engine_args: Of the draft's.
-        judge_engine_args: Of the judge's.
+        engine_args: Arguments of the target's vLLM engine; the next two are the draft's and the judge's.
         token_speculation: The method of "sd" and "lr+sd": as `ChatLookahead.token_speculation`.
-        precision: Of the target's weights in all modes but "auto", which chooses its own: as `ChatLookahead.precision`.
-        extra_device_for_draft: The paper's arrangement: "off" and "sd" run on the target's share of the machine alone,
-            and the draft has a device more: on a CPU other cores, else the GPU of `draft_url`. Without it every mode
-            has the same cores or devices.
-        temperature: 0 is greedy; None: what the model's makers recommend.
-        top_p: None: what the model's makers recommend.
-        top_k: As `top_p`; 0 is no limit.
-        seed: Of the first sample; None: replies have none (a sampled reply with a seed gets no guesses of tokens from a
-            shared draft, since they would change which random numbers it takes).
+        precision: Of the target's weights in all modes but "auto": as `ChatLookahead.precision`.
+        extra_device_for_draft: The paper's setup: "off" and "sd" run on the target's share of the machine alone, the
+            draft has other cores, or the GPU of `draft_url`. Without it every mode has the same cores or devices.
+        temperature: 0 is greedy; None: the value that the model's makers recommend, as for the next two.
+        top_k: 0 is no limit.
+        seed: Of the first sample; None: replies have none. A sampled reply with a seed gets no draft tokens from a
+            shared draft.
         blocks: Modes whose engines are in memory together, block after block, where all at once would not fit. "off"
-            is part of each, and each is compared with its own; none: all modes take turns from beginning to end.
-        tasks: What is done.
+            is part of each, and the baseline of its modes; none: one block.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -188,7 +179,7 @@ class BenchConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> BenchConfig:
         if self.draft_url is not None and not self.extra_device_for_draft:
-            raise ValueError("a draft behind a server has a device more than 'off': say extra_device_for_draft = true")
+            raise ValueError("a draft behind a server has a device more than 'off': set extra_device_for_draft = true")
         if self.temperature == 0 and any(task.samples > 1 for task in self.tasks):
             raise ValueError("several samples at temperature 0 are the same reply again: raise the temperature")
         listed = [mode for block in self.blocks for mode in block if mode != BASELINE]
@@ -202,16 +193,16 @@ class BenchConfig(BaseModel):
 
 
 def packaged_configs() -> dict[str, Path]:
-    """The configurations that ship with the package, by name."""
+    """The benchmarks that ship with the package, by name."""
     folder = Path(str(resources.files("lookahead_agent.bench"))) / "configs"
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
 def load_config(name: str) -> BenchConfig:
-    """Read a configuration.
+    """Read a benchmark's settings.
 
     Args:
-        name: Of one that ships with the package, or the path of a TOML file.
+        name: Of a packaged benchmark, or the path of a TOML file.
 
     Raises:
         ConfigurationError: There is none, or it is wrong.
@@ -219,7 +210,7 @@ def load_config(name: str) -> BenchConfig:
     file = packaged_configs().get(name, Path(name))
     if not file.is_file():
         known = ", ".join(packaged_configs())
-        raise ConfigurationError(f"there is no configuration {name}: give a TOML file, or one of {known}")
+        raise ConfigurationError(f"there is no benchmark {name}: give a TOML file, or one of {known}")
     try:
         fields = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -228,7 +219,7 @@ def load_config(name: str) -> BenchConfig:
 
 
 def make_config(fields: dict[str, Any]) -> BenchConfig:
-    """A configuration from fields.
+    """The settings from fields.
 
     Raises:
         ConfigurationError: They are wrong; the message names each.

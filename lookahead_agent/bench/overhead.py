@@ -1,4 +1,4 @@
-"""What the decoder itself costs: its CPU time per token of a reply, on engines that need no time at all."""
+"""The decoder's own CPU time per token of a reply, on engines that need no time at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lookahead_agent.verifiers import ExactVerifier
 
 _PROMPT = 200
 _PARTS = 10
-"""Of a reply, to hold its beginning against its end."""
+"""Of a reply, to compare its beginning with its end."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Overhead:
 
     Attributes:
         requests: Replies at once.
-        accepted: The share of draft steps that were accepted.
-        microseconds: Per token of a reply, over the whole of all replies.
-        at_first: The same over the first tenth of them.
+        accepted: Share of the committed steps that the draft wrote.
+        microseconds: Per token of all replies.
+        at_first: The same over the first tenth.
         at_last: Over the last tenth.
     """
 
@@ -36,37 +36,24 @@ class Overhead:
     at_last: float
 
     def share(self, pass_seconds: float) -> float:
-        """The part that it has of a pass that brings each reply one token; with steps ahead a pass brings more."""
+        """Share of a forward pass that gives each reply one token; with steps ahead a pass gives more."""
         spent = self.microseconds * 1e-6 * self.requests
         return spent / (pass_seconds + spent)
 
 
 class _Ready:
-    """An engine whose tokens are all there: each request goes on in its reply from where its prompt ends."""
+    """An engine with all tokens ready: each request continues the reply from the end of its prompt."""
 
-    def __init__(self, tokenizer: ScriptedTokenizer, reply: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
+    context_length = 1 << 20
+    healthy = True
+
+    def __init__(self, tokenizer: Tokenizer, reply: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.in_flight = 0
         self._reply = reply
-        self._in_flight = 0
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @property
-    def context_length(self) -> int:
-        return 1 << 20
-
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
-
-    @property
-    def healthy(self) -> bool:
-        return True
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             begin = len(prompt_ids) - _PROMPT
             for index in range(begin, min(begin + sampling.max_tokens, len(self._reply))):
@@ -74,29 +61,29 @@ class _Ready:
                 last = index == len(self._reply) - 1
                 yield Delta((self._reply[index],), finish_reason="stop" if last else None)
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
 
     def close(self) -> None:
         """There is nothing to end."""
 
 
-def measure(requests: int, tokens: int, steps: int, *, refused: float = 0.0, depth: int = 4) -> Overhead:
+def measure(requests: int, tokens: int, steps: int, *, rejected: float = 0.0, depth: int = 4) -> Overhead:
     """Measure replies that are written at once.
 
     Args:
-        requests: How many.
+        requests: Number of replies.
         tokens: Of each.
         steps: Of each; `tokens` is a multiple of it.
-        refused: The share of draft steps that the target has otherwise.
+        rejected: Share of the draft steps that differ from the target's.
         depth: Steps ahead (γ); 0: the target alone.
     """
-    return asyncio.run(_measure(requests, tokens, steps, refused, depth))
+    return asyncio.run(_measure(requests, tokens, steps, rejected, depth))
 
 
-async def _measure(requests: int, tokens: int, steps: int, refused: float, depth: int) -> Overhead:
+async def _measure(requests: int, tokens: int, steps: int, rejected: float, depth: int) -> Overhead:
     tokenizer = ScriptedTokenizer()
     words = tokens // steps - 1
-    every = round(1 / refused) if refused else 0
+    every = round(1 / rejected) if rejected else 0
     texts = [" ".join(f"word{number}" for number in range(words)) + "\n\n" for _ in range(steps)]
     others = [
         text.replace("word1", "other", 1) if every and index % every == every - 1 else text
@@ -119,10 +106,10 @@ async def _measure(requests: int, tokens: int, steps: int, refused: float, depth
     # Target and draft write each token once, and that is the engines' time.
     own = engine_only * (2 if depth else 1)
     total = sum(len(reply.token_ids) for reply in written)
-    judged = sum(reply.report.steps for reply in written)
+    committed = sum(reply.report.steps for reply in written)
     return Overhead(
         requests,
-        sum(reply.report.accepted for reply in written) / judged,
+        sum(reply.report.accepted for reply in written) / committed,
         (spent / total - own) * 1e6,
         (progress.rate(0) - own) * 1e6,
         (progress.rate(_PARTS - 1) - own) * 1e6,
@@ -141,12 +128,7 @@ async def _of_engine(engine: _Ready, requests: int) -> float:
 
 
 class _Progress:
-    """When each tenth of the text was there.
-
-    Args:
-        characters: Of all replies.
-        tokens: Of all replies.
-    """
+    """CPU time at each tenth of the text of all replies."""
 
     def __init__(self, characters: int, tokens: int) -> None:
         self._characters = characters

@@ -10,7 +10,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import read_lines, read_value
 
 OWN = "own"
-"""The problem set that ships with the package: see `generated.py`."""
+"""The packaged problems: word problems in several steps. A program made them: no model has been trained on them."""
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,16 @@ from lookahead_agent.agents.metrics import replies
 from lookahead_agent.bench.samples import CallRecord, StepTimes
 from lookahead_agent.chat.step_callbacks import STEP_EVENT
 
-_TEXT_IN_TIMELINE = 200
-
 
 class CallRecorder(BaseCallbackHandler):
-    """Collects what each call of a sample took.
+    """Collects a record of each model call of a sample.
 
-    Give it to the model or graph: `graph.invoke(..., {"callbacks": [recorder]})`. Calls that were cancelled leave
-    nothing, as LangChain tells nothing of them.
-
-    Args:
-        with_timeline: Whether to keep each step, for a picture.
+    Give it to the model or graph: `graph.invoke(..., {"callbacks": [recorder]})`. Cancelled calls leave no record:
+    LangChain reports nothing of them.
     """
 
-    def __init__(self, *, with_timeline: bool = False) -> None:
+    def __init__(self) -> None:
         self.calls: list[CallRecord] = []
-        self.timeline: list[dict[str, Any]] | None = [] if with_timeline else None
         self._origin = time.monotonic()
         self._lock = threading.Lock()
         self._started: dict[UUID, float] = {}
@@ -43,18 +37,18 @@ class CallRecorder(BaseCallbackHandler):
         return time.monotonic() - self._origin
 
     def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note when a call begins."""
+        """Note the begin of a call."""
         with self._lock:
             self._started[run_id] = time.monotonic()
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note when its first token is certain."""
+        """Note its first committed token."""
         if token:
             with self._lock:
                 self._first.setdefault(run_id, time.monotonic())
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note what happens to a step."""
+        """Note an event of a step."""
         if name == STEP_EVENT:
             with self._lock:
                 self._steps.setdefault(data["call"], []).append((time.monotonic(), data))
@@ -91,8 +85,6 @@ class CallRecorder(BaseCallbackHandler):
                 token_ids=message.response_metadata.get("token_ids"),
             )
         )
-        if self.timeline is not None:
-            self.timeline += [_entry(data, figures["node"], started - self._origin) for _, data in events]
 
 
 def _times(events: list[tuple[float, dict[str, Any]]], started: float) -> StepTimes:
@@ -106,13 +98,3 @@ def _times(events: list[tuple[float, dict[str, Any]]], started: float) -> StepTi
         committed=[at - started for at, data in events if data["kind"] in ("accepted", "committed")],
         verdicts=[(data["verdict"] or "", data["score"]) for _, data in events if data["kind"] == "judged"],
     )
-
-
-def _entry(data: dict[str, Any], node: str | None, call_started: float) -> dict[str, Any]:
-    kept = {name: data[name] for name in ("kind", "source", "position", "verdict")}
-    return kept | {
-        "node": node,
-        "started": call_started + data["started"],
-        "ended": call_started + data["ended"],
-        "text": data["text"][:_TEXT_IN_TIMELINE],
-    }

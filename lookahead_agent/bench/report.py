@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from lookahead_agent.bench.plots import as_svg, picture_of_tasks, pictures
+from jinja2 import Environment, PackageLoader
+
+from lookahead_agent.bench.plots import Picture, as_svg, picture_of_tasks, pictures
 from lookahead_agent.bench.prediction import Prediction, predict
 from lookahead_agent.bench.samples import Results
 from lookahead_agent.bench.statistics import Estimate
@@ -21,11 +22,10 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
+
+Row = TypeVar("Row")
 
 _MARKDOWN = re.compile(r"[\\`*<|\[\]]")
 _NO_FILE_NAME = re.compile(r"[^\w.-]|^\.")
@@ -34,11 +34,8 @@ _NO_FILE_NAME = re.compile(r"[^\w.-]|^\.")
 class Report:
     """A report of results.
 
-    Args:
-        results: What was measured.
-
     Raises:
-        ConfigurationError: Nothing was.
+        ConfigurationError: There are none.
     """
 
     def __init__(self, results: Results) -> None:
@@ -52,7 +49,7 @@ class Report:
     @property
     def tasks(self) -> list[str]:
         """The tasks' names."""
-        return list(dict.fromkeys(configuration.task for configuration in self.configurations))
+        return list(dict.fromkeys(each.task for each in self.configurations))
 
     def write(self, file: Path) -> None:
         """Write the report in the form that the file's name ends with.
@@ -70,53 +67,48 @@ class Report:
 
     def _write_markdown(self, file: Path) -> None:
         folder = file.with_suffix("")
-        parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]
         folder.mkdir(exist_ok=True)
-
-        def show(name: str, caption: str, figure: Figure) -> None:
-            name = _NO_FILE_NAME.sub("-", name)  # tasks are named by whoever wrote the rows
-            write_whole(folder / f"{name}.svg", as_svg(figure))
-            words = as_markdown_text(caption)
-            parts.append(f"![{words}]({quote(folder.name)}/{name}.svg)\n\n*{words}.*\n")
-
-        if overview := picture_of_tasks(self.configurations):
-            show("tasks", *overview)
-        for task in self.tasks:
-            parts.append(f"## {as_markdown_text(task)}\n")
-            parts += [as_markdown(table) for table in self.tables(task)]
-            for name, (caption, figure) in self._pictures(task).items():
-                show(name, caption, figure)
+        parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]
+        for task, tables, drawn in self._sections():
+            parts += [f"## {as_markdown_text(task)}\n"] if task else []
+            parts += map(as_markdown, tables)
+            for name, (caption, figure) in drawn.items():
+                name = _NO_FILE_NAME.sub("-", name)  # tasks are named by whoever wrote the rows
+                write_whole(folder / f"{name}.svg", as_svg(figure))
+                words = as_markdown_text(caption)
+                parts.append(f"![{words}]({quote(folder.name)}/{name}.svg)\n\n*{words}.*\n")
         write_whole(file, "\n".join(parts))
 
     def _write_csv(self, file: Path) -> None:
         write_whole(file, as_csv(self.configurations))
 
     def _write_html(self, file: Path) -> None:
-        parts = [f"<p>{html.escape(self.conditions())}</p>"]
-        if overview := picture_of_tasks(self.configurations):
-            parts.append(_figure(*overview))
-        for task in self.tasks:
-            parts.append(f"<h2>{html.escape(task)}</h2>")
-            parts += [_html(table) for table in self.tables(task)]
-            parts += [_figure(caption, figure) for caption, figure in self._pictures(task).values()]
-        write_whole(file, _PAGE.replace("{{body}}", "\n".join(parts)))
+        loader = PackageLoader("lookahead_agent.bench", ".")
+        page = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
+            "report.html"
+        )
+        write_whole(file, page.render(conditions=self.conditions(), sections=self._sections(), as_svg=as_svg))
 
-    def _pictures(self, task: str) -> dict[str, tuple[str, Figure]]:
-        return pictures(task, self.results, self.configurations, self.nodes, self.predictions)
+    def _sections(self) -> list[tuple[str, list[Table], dict[str, Picture]]]:
+        """Name, tables and pictures of each task, after those of all tasks."""
+        overview = picture_of_tasks(self.configurations)
+        of_all: list[tuple[str, list[Table], dict[str, Picture]]] = [("", [], {"tasks": overview})] if overview else []
+        return of_all + [
+            (task, self.tables(task), pictures(task, self.results, self.configurations, self.nodes, self.predictions))
+            for task in self.tasks
+        ]
 
     def tables(self, task: str) -> list[Table]:
-        """The tables of a task: its arms, its nodes, its predictions, those of them that there are."""
-        found = [
-            configuration_table([configuration for configuration in self.configurations if configuration.task == task])
-        ]
+        """The tables of a task: configurations, nodes, predictions."""
+        found = [_table(_CONFIGURATION_COLUMNS, [each for each in self.configurations if each.task == task])]
         if of_nodes := [node for node in self.nodes if node.task == task]:
-            found.append(node_table(of_nodes))
+            found.append(_table(_NODE_COLUMNS, of_nodes))
         if of_task := [prediction for prediction in self.predictions if prediction.task == task]:
             found.append(prediction_table(of_task))
         return found
 
     def conditions(self) -> str:
-        """On what, with what and when was measured, in a sentence or two."""
+        """Models, machines and versions."""
         samples = self.results.samples
         machines = list(dict.fromkeys(machine_of(sample.environment) for sample in samples if sample.environment))
         versions = list(dict.fromkeys(versions_of(sample.environment) for sample in samples if sample.environment))
@@ -127,112 +119,11 @@ class Report:
         return "; ".join(parts) + "."
 
 
-def _figure(caption: str, figure: Figure) -> str:
-    return f"<figure>{as_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def configuration_table(configurations: Sequence[ConfigurationSummary]) -> Table:
-    """The ways of doing a task, side by side."""
-    columns: dict[str, list[str]] = {
-        "mode": [configuration.configuration for configuration in configurations],
-        "samples": [
-            f"{configuration.samples}" + (f" ({configuration.errors} failed)" if configuration.errors else "")
-            for configuration in configurations
-        ],
-        "right": [_share(configuration.right) for configuration in configurations],
-        "right against off": [_points(configuration.right_difference) for configuration in configurations],
-        "seconds": [f"{configuration.seconds:.1f}" for configuration in configurations],
-        "speed (seconds)": [_times(configuration.speedup) for configuration in configurations],
-        "tokens/s": [f"{configuration.tokens_per_second:.2f}" for configuration in configurations],
-        "speed (tokens/s)": [_times(configuration.rate_ratio) for configuration in configurations],
-        "first token, s": [_number(configuration.first_token) for configuration in configurations],
-        "between steps, s": [
-            _number(configuration.step_gap)
-            + (f" (p90 {configuration.step_gap_p90:.1f})" if configuration.step_gap_p90 is not None else "")
-            for configuration in configurations
-        ],
-        "accepted": [
-            f"{configuration.acceptance:.0%}" if configuration.mode not in ("off", "sd") else ""
-            for configuration in configurations
-        ],
-        "wasted target": [f"{configuration.wasted_target:.2f}" for configuration in configurations],
-        "wasted draft": [f"{configuration.wasted_draft:.2f}" for configuration in configurations],
-        "judge asked": [
-            f"{configuration.judge_share:.0%}" if configuration.judge_share else "" for configuration in configurations
-        ],
-        "verifier time": [
-            f"{configuration.verifier_share:.0%}" if configuration.verifier_share >= 0.005 else ""
-            for configuration in configurations
-        ],
-        "CPU s": [_number(configuration.cpu_seconds) for configuration in configurations],
-        "GPU s": [_number(configuration.gpu_seconds) for configuration in configurations],
-        "memory, GiB": [
-            _number(configuration.peak_memory / 2**30 if configuration.peak_memory is not None else None)
-            for configuration in configurations
-        ],
-        "joules": [_number(configuration.joules) for configuration in configurations],
-        "same tokens": [
-            f"{configuration.same_tokens}" if configuration.same_tokens is not None else ""
-            for configuration in configurations
-        ],
-    }
-    return _table({heading: cells for heading, cells in columns.items() if any(cells)})
-
-
-def node_table(nodes: Sequence[NodeSummary]) -> Table:
-    """The nodes of a graph, for each way of running it."""
-    return _table(
-        {
-            "mode": [node.configuration for node in nodes],
-            "node": [str(node.node) for node in nodes],
-            "policy": [node.policy for node in nodes],
-            "calls": [f"{node.calls:.1f}" for node in nodes],
-            "tokens": [f"{node.tokens:.0f}" for node in nodes],
-            "seconds": [f"{node.seconds:.1f}" for node in nodes],
-            "steps": [str(node.steps) for node in nodes],
-            "accepted": [f"{node.acceptance:.0%}" if node.speculates else "" for node in nodes],
-        }
-    )
-
-
-def prediction_table(predictions: Sequence[Prediction]) -> Table:
-    """Predicted against measured speed (tokens per second, off = 1)."""
-    columns = {
-        "predicted for": [prediction.configuration for prediction in predictions],
-        "depth": [str(prediction.depth) for prediction in predictions],
-        "α": [f"{prediction.alpha:.2f}" for prediction in predictions],
-        "c": [f"{prediction.c:.2f}" for prediction in predictions],
-    }
-    for index, (heading, _) in enumerate(predictions[0].stages):
-        columns["+ " * (index > 0) + heading] = [f"{prediction.stages[index][1]:.2f}" for prediction in predictions]
-    columns["measured"] = [f"{prediction.measured:.2f}" for prediction in predictions]
-    return _table(columns)
-
-
-def as_csv(configurations: Sequence[ConfigurationSummary]) -> str:
-    """All figures of all ways, one line each; an estimate has three columns."""
-    file = io.StringIO()
-    rows = [_flat(configuration) for configuration in configurations]
-    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _flat(configuration: ConfigurationSummary) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for field in fields(configuration):
-        value = getattr(configuration, field.name)
-        if field.name in ("right", "right_difference", "speedup", "rate_ratio"):
-            row[field.name] = value and value.value
-            row[f"{field.name}_low"], row[f"{field.name}_high"] = value and value.low, value and value.high
-        else:
-            row[field.name] = value
-    return row
-
-
-def _table(columns: dict[str, list[str]]) -> Table:
-    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+def _table(columns: Mapping[str, Callable[[Row], str]], rows: Sequence[Row]) -> Table:
+    """A cell for each column and row, without columns that are empty in all rows."""
+    cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
+    shown = {heading: column for heading, column in cells.items() if any(column)}
+    return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
 
 def _share(value: Estimate | None) -> str:
@@ -251,6 +142,79 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
+def _step_gap(each: ConfigurationSummary) -> str:
+    return _number(each.step_gap) + (f" (p90 {each.step_gap_p90:.1f})" if each.step_gap_p90 is not None else "")
+
+
+_CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
+    "configuration": lambda each: each.configuration,
+    "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
+    "accuracy": lambda each: _share(each.accuracy),
+    "accuracy against off": lambda each: _points(each.accuracy_difference),
+    "seconds": lambda each: f"{each.seconds:.1f}",
+    "speed (seconds)": lambda each: _times(each.speedup),
+    "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
+    "speed (tokens/s)": lambda each: _times(each.rate_ratio),
+    "first token, s": lambda each: _number(each.first_token),
+    "between steps, s": _step_gap,
+    "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd") else "",
+    "wasted target": lambda each: f"{each.wasted_target:.2f}",
+    "wasted draft": lambda each: f"{each.wasted_draft:.2f}",
+    "judge asked": lambda each: f"{each.judge_share:.0%}" if each.judge_share else "",
+    "verifier time": lambda each: f"{each.verifier_share:.0%}" if each.verifier_share >= 0.005 else "",
+    "CPU s": lambda each: _number(each.cpu_seconds),
+    "GPU s": lambda each: _number(each.gpu_seconds),
+    "memory, GiB": lambda each: _number(each.peak_memory / 2**30 if each.peak_memory is not None else None),
+    "joules": lambda each: _number(each.joules),
+    "same tokens": lambda each: f"{each.same_tokens}" if each.same_tokens is not None else "",
+}
+
+_NODE_COLUMNS: dict[str, Callable[[NodeSummary], str]] = {
+    "configuration": lambda node: node.configuration,
+    "node": lambda node: str(node.node),
+    "policy": lambda node: node.policy,
+    "calls": lambda node: f"{node.calls:.1f}",
+    "tokens": lambda node: f"{node.tokens:.0f}",
+    "seconds": lambda node: f"{node.seconds:.1f}",
+    "steps": lambda node: str(node.steps),
+    "accepted": lambda node: f"{node.acceptance:.0%}" if node.speculates else "",
+}
+
+
+def prediction_table(predictions: Sequence[Prediction]) -> Table:
+    """Predicted and measured speed (tokens per second, off = 1)."""
+    columns: dict[str, Callable[[Prediction], str]] = {
+        "predicted for": lambda each: each.configuration,
+        "depth": lambda each: str(each.depth),
+        "α": lambda each: f"{each.alpha:.2f}",
+        "c": lambda each: f"{each.c:.2f}",
+    }
+    for index, (cause, _) in enumerate(predictions[0].stages):
+        columns["+ " * (index > 0) + cause] = lambda each, index=index: f"{each.stages[index][1]:.2f}"  # type: ignore[misc]
+    columns["measured"] = lambda each: f"{each.measured:.2f}"
+    return _table(columns, predictions)
+
+
+def as_csv(configurations: Sequence[ConfigurationSummary]) -> str:
+    """All figures, a line per configuration; an estimate has three columns."""
+    file = io.StringIO()
+    rows = [_flat(each) for each in configurations]
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _flat(summary: ConfigurationSummary) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for field in fields(summary):
+        row[field.name] = value = getattr(summary, field.name)
+        if field.name in ("accuracy", "accuracy_difference", "speedup", "rate_ratio"):
+            row[field.name] = value and value.value
+            row |= {f"{field.name}_{end}": value and getattr(value, end) for end in ("low", "high")}
+    return row
+
+
 def as_markdown(table: Table) -> str:
     """A table in Markdown."""
     headings, rows = table
@@ -262,13 +226,6 @@ def as_markdown(table: Table) -> str:
 def as_markdown_text(text: str) -> str:
     """A text as Markdown shows it: without markup of its own, on one line."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(plain(text).split()))
-
-
-def _html(table: Table) -> str:
-    headings, rows = table
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in headings)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class=table><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def machine_of(environment: dict[str, Any]) -> str:
@@ -286,32 +243,6 @@ def versions_of(environment: dict[str, Any]) -> str:
 
 
 def _models(settings: dict[str, Any]) -> str:
-    draft = settings.get("draft_model") or settings.get("draft")
-    arrangement = ", the draft on an extra device" if settings.get("extra_device_for_draft") else ""
-    return f"{settings.get('model', '?')}" + (f" with {draft}" if draft else "") + arrangement
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>lookahead-agent: benchmark</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; white-space: nowrap; margin: 1rem 0; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 1.5rem 0; }
-figure svg { max-width: 100%; height: auto; }
-figcaption { color: #666; font-size: 13px; }
-@media (prefers-color-scheme: dark) { figure svg { background: #fff; } }
-</style>
-</head>
-<body>
-<h1>Benchmark</h1>
-{{body}}
-</body>
-</html>
-"""
+    draft = settings.get("draft_model")
+    extra = ", the draft on an extra device" if settings.get("extra_device_for_draft") else ""
+    return f"{settings.get('model', '?')}" + (f" with {draft}" if draft else "") + extra

@@ -1,4 +1,4 @@
-"""What a turn takes: time, processor time, memory, energy."""
+"""Resources of a turn: time, processor time, memory, energy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,13 +22,13 @@ _RAPL = Path("/sys/class/powercap")
 
 
 class TurnMeter:
-    """Measures what happens while its context lasts.
+    """Measures from the begin of its context to the end; `record` has the result.
 
     Args:
         id: Of the turn.
-        processes: The engines' processes; this one is counted too.
-        energy: Reads the energy used so far, in joules; None where it cannot be known.
-        gpus: Reads how busy each GPU is, in [0, 1]; None: there are none.
+        processes: The engines'; this process is counted too.
+        energy: Reads the energy used so far, in joules; None: unknown.
+        gpus: Reads the load of each GPU, in [0, 1]; None: there are none.
     """
 
     def __init__(
@@ -73,19 +74,12 @@ class TurnMeter:
         )
 
     def _cpu_seconds(self) -> float:
-        total = 0.0
-        for process in self._processes:
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue  # it has ended, and its time with it
-            total += times.user + times.system
-        return total
+        return self._over_processes(lambda process: sum(process.cpu_times()[:2]))  # user and system
 
     def _watch(self) -> None:
         last = time.monotonic()
         while True:
-            self._peak = max(self._peak, self._memory())
+            self._peak = max(self._peak, int(self._over_processes(lambda process: process.memory_info().rss)))
             ended = self._ended.wait(_EVERY)
             if self._gpus is not None:
                 now = time.monotonic()
@@ -94,18 +88,16 @@ class TurnMeter:
             if ended:
                 return
 
-    def _memory(self) -> int:
-        total = 0
+    def _over_processes(self, figure: Callable[[psutil.Process], float]) -> float:
+        total = 0.0
         for process in self._processes:
-            try:
-                total += process.memory_info().rss
-            except psutil.Error:
-                continue
+            with suppress(psutil.Error):  # it has ended, and its time with it
+                total += figure(process)
         return total
 
 
 def energy_counter(root: Path = _RAPL) -> Callable[[], float | None] | None:
-    """Reads the energy that processors (RAPL) and NVIDIA GPUs (NVML) have used, in joules; None: neither tells."""
+    """Reads the energy used by processors (RAPL) and NVIDIA GPUs (NVML), in joules; None: neither reports it."""
     packages = [zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1]
     zones = [zone for zone in packages if _joules(zone) is not None]
     cards = _nvml_cards()
@@ -121,7 +113,7 @@ def energy_counter(root: Path = _RAPL) -> Callable[[], float | None] | None:
 
 
 def gpu_load() -> Callable[[], list[float]] | None:
-    """Reads how busy each NVIDIA GPU is, in [0, 1]; None: there are none."""
+    """Reads the load of each NVIDIA GPU, in [0, 1]; None: there are none."""
     cards = _nvml_cards()
     if not cards:
         return None
@@ -146,7 +138,7 @@ def _nvml_cards() -> list[Any]:
         pynvml.nvmlInit()
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
-        logger.debug("NVML tells nothing: %s", error)
+        logger.debug("NVML reports nothing: %s", error)
         return []
 
 

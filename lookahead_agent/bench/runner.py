@@ -1,4 +1,4 @@
-"""Runs a benchmark: the ways of doing a task take turns, results are appended as they come, a rerun goes on."""
+"""Runs a benchmark: configurations take turns, each result is appended to a file, a rerun continues."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from typing import Any
 import psutil
 from langchain_core.runnables import RunnableConfig
 
-from lookahead_agent.bench.answers import is_right
+from lookahead_agent.bench.answers import is_correct
 from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
 from lookahead_agent.bench.recorder import CallRecorder
 from lookahead_agent.bench.resources import TurnMeter, energy_counter, gpu_load
-from lookahead_agent.bench.row_file import RowFile
-from lookahead_agent.bench.samples import Results, Sample, SampleKey, Tie, read_results
-from lookahead_agent.bench.tasks import do
-from lookahead_agent.bench.ties import first_difference, gap_in_nats
+from lookahead_agent.bench.samples import Results, Sample, SampleKey, read_results
+from lookahead_agent.bench.tasks import solve
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.policy_choice import POLICY_KEY
+from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.sandbox import choose
@@ -41,23 +40,13 @@ _WARM_UP_TOKENS = 48
 
 @dataclass(frozen=True)
 class Job:
-    """A sample to be made.
-
-    Attributes:
-        task: What is done.
-        configuration: How.
-        problem: With which problem.
-        sample: Its number.
-        block: Of which block of modes it is.
-        with_timeline: Whether each of its steps is kept.
-    """
+    """A sample to be measured; `block` and `sample` as in `Sample`."""
 
     task: TaskConfig
     configuration: Configuration
     problem: Problem
     sample: int
     block: int = 0
-    with_timeline: bool = False
 
     @property
     def key(self) -> SampleKey:
@@ -66,20 +55,21 @@ class Job:
 
 
 Turn = list[Job]
-"""Jobs that run at once, all in the same way."""
+"""Jobs that run at once, all in the same configuration."""
 
 
 class Bench:
     """A benchmark, checked; nothing is loaded yet.
 
     Args:
-        config: What is measured.
-        out: Where results are, or will be.
-        make_model: Makes the chat model of an arm; for tests.
+        config: The settings.
+        out: The file of results.
+        make_model: Makes the chat model of a configuration.
+        solve_problem: Solves a problem, as `tasks.solve`.
 
     Raises:
         ConfigurationError: A dataset, policy or model cannot work, or `out` has results of other settings.
-        IsolationError: Answers are code, and nothing here can keep a program inside.
+        IsolationError: Answers are code, and this machine has no sandbox.
     """
 
     def __init__(
@@ -87,13 +77,18 @@ class Bench:
         config: BenchConfig,
         out: Path,
         make_model: Callable[[BenchConfig, TaskConfig, Configuration], ChatLookahead] = chat_model,
+        solve_problem: Callable[..., str] = solve,
     ) -> None:
         self.config = config
+        self._solve = solve_problem
         self.out = RowFile(out)
         if any(task.answer == "code" for task in config.tasks):
             choose("auto")
         blocks = config.blocks or (MODES,)
-        parts = [(task, configurations_of(task), _problems(task)) for task in config.tasks]
+        parts = [
+            (task, configurations_of(task), read_problems(dataset_file(task.dataset), task.limit, task.skip))
+            for task in config.tasks
+        ]
         self._turns = [
             turn for block, modes in enumerate(blocks) for part in parts for turn in _turns(*part, block, modes)
         ]
@@ -108,25 +103,25 @@ class Bench:
 
     @property
     def total(self) -> int:
-        """How many samples the benchmark has."""
+        """Number of samples of the whole benchmark."""
         return sum(len(turn) for turn in self._turns)
 
     def missing(self) -> list[Turn]:
-        """Turns with samples that are not there yet, without those that are."""
+        """Turns without the samples that the file has."""
         known = {sample.key for sample in self.results().samples}
         turns = [[job for job in turn if job.key not in known] for turn in self._turns]
         return [turn for turn in turns if turn]
 
     def results(self) -> Results:
-        """What was measured so far."""
+        """The results so far."""
         return read_results(self.out.rows)
 
     def run(self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None) -> Results:
-        """Measure what is not there yet.
+        """Measure the missing samples.
 
         Args:
-            progress: Shown how models are loaded.
-            on_sample: Told of each new sample.
+            progress: Shows how models are loaded.
+            on_sample: Called with each new sample.
 
         Raises:
             EngineError: A target failed; a rerun goes on.
@@ -139,7 +134,6 @@ class Bench:
                 self._run_only({(job.task, job.configuration) for turn in of_block for job in turn}, progress)
                 for turn in of_block:
                     self._measure(turn, on_sample)
-            self._trace_ties(progress)
         return self.results()
 
     def _check_settings(self) -> None:
@@ -153,7 +147,7 @@ class Bench:
                 raise ConfigurationError(f"{self.out.path} has results of other settings: choose another file")
 
     def _run_only(self, needed: set[tuple[TaskConfig, Configuration]], progress: Progress | None) -> None:
-        """Have the engines of these in memory, and no others."""
+        """Load these engines, and shut others down."""
         for name in self._running - needed:
             self._models[name].close()
         self._running &= needed
@@ -176,16 +170,17 @@ class Bench:
             self.out.append(meter.record.model_dump(mode="json"))
 
     def _sample(self, job: Job, llm: ChatLookahead, turn: str, engines: dict[str, Any]) -> Sample:
-        recorder = CallRecorder(with_timeline=job.with_timeline)
+        recorder = CallRecorder()
         config: RunnableConfig = {"callbacks": [recorder]}
         if job.configuration.policy_of_call is not None:
             config["configurable"] = {POLICY_KEY: job.configuration.policy_of_call}
-        if job.configuration.one_by_one:
+        if job.configuration.sequential:
             config["max_concurrency"] = 1
         seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:
-            answer = do(job.task, llm, job.problem.question, seed, config, calculate=not job.configuration.asked)
+            calculate = job.configuration.calculate
+            answer = self._solve(job.task, llm, job.problem.question, seed, config, calculate=calculate)
         except EngineError:
             raise
         except Exception as error:  # a graph that fails is a result; the other samples go on
@@ -194,7 +189,7 @@ class Bench:
         expected = job.problem.answer
         return Sample(
             task=job.task.name,
-            does=job.task.task,
+            workload=job.task.task,
             dataset=Path(job.task.dataset).name,
             problem=job.problem.id,
             problem_fingerprint=job.problem.fingerprint,
@@ -206,65 +201,21 @@ class Bench:
             policies=sorted({call.policy for call in recorder.calls}),
             concurrency=job.task.concurrency,
             seconds=seconds,
-            right=None if expected is None else is_right(answer, expected, job.task.answer),
+            correct=None if expected is None else is_correct(answer, expected, job.task.answer),
             answer=answer,
             error=problem,
             calls=recorder.calls,
             turn=turn,
-            timeline=recorder.timeline,
             settings=self._settings[job.task.name],
             engines=engines,
             environment=environment(),
         )
 
-    def _untraced(self) -> list[tuple[TaskConfig, Sample, Sample]]:
-        """Pairs of an "exact" reply that is not the baseline's, and the baseline's, whose difference is not traced."""
-        if self.config.temperature != 0:
-            return []
-        results = self.results()
-        tasks = {task.name: task for task in self.config.tasks if task.task == "questions"}
-        alone = {sample.key: sample for sample in results.samples if sample.mode == BASELINE}
-        traced = {(tie.task, tie.configuration, tie.problem) for tie in results.ties}
-        found = []
-        for sample in results.samples:
-            base = alone.get((sample.block, sample.task, BASELINE, sample.problem, sample.sample))
-            exact = bool(sample.policies) and all(as_policy(name).verifier == "exact" for name in sample.policies)
-            if not exact or base is None or sample.task not in tasks or not sample.calls or not base.calls:
-                continue
-            different = sample.calls[0].token_ids != base.calls[0].token_ids
-            if different and (sample.task, sample.configuration, sample.problem) not in traced:
-                found.append((tasks[sample.task], sample, base))
-        return found
-
-    def _trace_ties(self, progress: Progress | None) -> None:
-        for task, sample, base in self._untraced():
-            name = next(
-                (of, configuration)
-                for of, configuration in self._models
-                if of == task and configuration.mode == BASELINE
-            )
-            if name not in self._running:
-                self._run_only({name}, progress)
-            model = self._models[name]
-            mine, others = sample.calls[0].token_ids or [], base.calls[0].token_ids or []
-            at = first_difference(mine, others)
-            assert at is not None
-            question = next(job.problem.question for turn in self._turns for job in turn if job.key == sample.key)
-            gap = gap_in_nats(model, task.asked(question), mine, others)
-            tie = Tie(
-                task=sample.task,
-                configuration=sample.configuration,
-                problem=sample.problem,
-                at=at,
-                gap=gap if gap < 1e9 else None,
-            )
-            self.out.append(tie.model_dump(mode="json"))
-
 
 def _at_once(work: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
     """Results of work in threads, as they come; the first failure ends it.
 
-    Threads that an interruption leaves behind do not keep the program from ending.
+    The threads are daemons, so that an interrupted program can end.
     """
     results: SimpleQueue[Sample | BaseException] = SimpleQueue()
 
@@ -283,43 +234,31 @@ def _at_once(work: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
         yield result
 
 
-def _problems(task: TaskConfig) -> list[Problem]:
-    return read_problems(dataset_file(task.dataset), task.limit, task.skip)
-
-
 def _turns(
-    task: TaskConfig,
-    all_configurations: Sequence[Configuration],
-    problems: Sequence[Problem],
-    block: int,
-    modes: Sequence[ModeName],
+    task: TaskConfig, known: Sequence[Configuration], problems: Sequence[Problem], block: int, modes: Sequence[ModeName]
 ) -> list[Turn]:
     """All turns of a task in these modes.
 
-    Which way begins changes from group to group, and of more than two also whether they go forwards or backwards:
-    ways that share engines find prompts of those before them in the cache.
+    Another configuration begins in each group of problems, and every other round of three or more runs backwards:
+    configurations that share engines find prompts of earlier ones in the cache.
     """
-    configurations = [configuration for configuration in all_configurations if configuration.mode in (BASELINE, *modes)]
+    configurations = [each for each in known if each.mode in (BASELINE, *modes)]
     if len(configurations) == 1 and block > 0:
         return []  # the baseline has nothing to be compared with
-    asked = [(problem, sample) for problem in problems for sample in range(task.samples)]
+    samples = [(problem, sample) for problem in problems for sample in range(task.samples)]
     turns = []
-    for number, start in enumerate(range(0, len(asked), task.concurrency)):
+    for number, start in enumerate(range(0, len(samples), task.concurrency)):
         first = number % len(configurations)
         order = configurations[first:] + configurations[:first]
         if len(configurations) > 2 and number // len(configurations) % 2:
             order.reverse()
-        for configuration in order:
-            turn = [
-                Job(task, configuration, problem, sample, block, with_timeline=(problem, sample) == asked[0])
-                for problem, sample in asked[start : start + task.concurrency]
-            ]
-            turns.append(turn)
+        group = samples[start : start + task.concurrency]
+        turns += [[Job(task, each, problem, sample, block) for problem, sample in group] for each in order]
     return turns
 
 
 def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
-    """What determines a sample besides its problem, arm and seed."""
+    """All that determines a sample, but its problem, configuration and seed."""
     fields = config.model_dump(mode="json", exclude={"name", "about", "tasks", "seed", "blocks"})
     chosen = {"dataset", "answer", "prompt", "concurrency", "max_tokens"}
     of_task = task.model_dump(mode="json", include=chosen)
@@ -327,7 +266,7 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
 
 
 async def _engines(llm: ChatLookahead) -> tuple[dict[str, Any], list[psutil.Process]]:
-    """What runs a model, for the record, and its processes."""
+    """Descriptions of a model's engines, and their processes."""
     async with llm.access.engines(as_policy(llm.policy)) as engines:
         found = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
         described = {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}

@@ -1,46 +1,49 @@
-"""What results come to: per task and way of doing it, and per node."""
+"""Summaries of results, by task and configuration, and by node of a graph."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.samples import CallRecord, Results, Sample, TurnRecord, acceptance_rate
-from lookahead_agent.bench.statistics import Estimate, difference, estimate, mean, median_ratio, quantile
+from lookahead_agent.bench.statistics import Estimate, estimate, mean_difference, median_ratio
+
+Pairs = Sequence[tuple[Sample, Sample]]
+"""Samples of the same problem, number and block."""
 
 
 @dataclass(frozen=True)
 class ConfigurationSummary:
-    """One way of doing a task.
+    """One configuration of a task.
 
     Attributes:
-        task: Name of the task.
-        configuration: Name of the way.
-        mode: Its mode.
-        samples: How many there are.
-        errors: Of them, those that failed.
-        right: Share of right answers; None: nothing to check.
-        right_difference: Against the baseline, problem by problem; None for the baseline itself, as of the next two.
+        samples: Number of samples.
+        errors: Failed samples among them.
+        accuracy: Share of correct answers; None: nothing to check.
+        accuracy_difference: Against the baseline, problem by problem; None for the baseline, as for the next two.
         speedup: The baseline's seconds over this one's: the median over problems.
-        rate_ratio: Tokens per second against the baseline's: the median over problems.
+        rate_ratio: Tokens per second over the baseline's: the median over problems.
         seconds: Per sample, median.
         tokens: Output tokens per sample, mean.
         tokens_per_second: Of a sample, median.
         first_token: Seconds to the first committed token of a call, median.
-        step_gap: Seconds from one committed step of a call to the next, median.
+        step_gap: Seconds between two committed steps of a call, median.
         step_gap_p90: The same, 90th percentile.
-        acceptance: Share of steps that the draft wrote.
-        wasted_target: Tokens that the target wrote for nothing, per output token.
+        acceptance: Share of the committed steps that the draft wrote.
+        wasted_target: Rejected and aborted tokens of the target, per output token.
         wasted_draft: The same of the draft.
-        judge_share: Share of verdicts for which a language model was asked.
+        judge_share: Share of the verdicts that a judge model gave.
         verifier_share: Share of a call's time in which the verifier had work.
-        cpu_seconds: Processor time per sample; None: unknown, as of the next three.
+        cpu_seconds: Processor time per sample; None: unknown, as for the next three.
         gpu_seconds: GPU time per sample.
-        peak_memory: Most memory at once, in bytes.
+        peak_memory: In bytes.
         joules: Energy per sample.
-        same_tokens: Samples of one call with the baseline's very tokens; None: tokens unknown, or several calls.
+        same_tokens: Samples with exactly the baseline's tokens; None: tokens unknown, or several calls.
     """
 
     task: str
@@ -48,8 +51,8 @@ class ConfigurationSummary:
     mode: str
     samples: int
     errors: int
-    right: Estimate | None
-    right_difference: Estimate | None
+    accuracy: Estimate | None
+    accuracy_difference: Estimate | None
     speedup: Estimate | None
     rate_ratio: Estimate | None
     seconds: float
@@ -72,19 +75,15 @@ class ConfigurationSummary:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One node in one way of doing a task.
+    """One node of a graph in one configuration.
 
     Attributes:
-        task: Name of the task.
-        configuration: Name of the way.
-        node: The node; None outside a graph.
-        policy: Name of its policy.
-        calls: Calls per sample.
-        seconds: In its calls, per sample.
-        tokens: Output tokens per sample.
-        steps: Steps in all samples.
-        acceptance: Share of them that the draft wrote.
-        speculates: Whether a draft wrote anything there.
+        calls: Per sample, as of the next two.
+        seconds: In its calls.
+        tokens: Output tokens.
+        steps: In all samples.
+        acceptance: Share of the committed steps that the draft wrote.
+        speculates: Whether the draft wrote anything.
     """
 
     task: str
@@ -100,13 +99,13 @@ class NodeSummary:
 
 
 def summarize(results: Results) -> list[ConfigurationSummary]:
-    """A summary per task and arm, in the order in which they were measured, the baseline of each task first."""
+    """A summary per task and configuration, in the order of measurement, the baseline of each task first."""
     groups = by_configuration(results.samples)
     return [_summary(samples, groups.get((task, BASELINE), []), results.turns) for (task, _), samples in groups.items()]
 
 
 def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    """Samples by task and arm, the baseline of each task first."""
+    """Samples by task and configuration, the baseline of each task first."""
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.task, sample.configuration), []).append(sample)
@@ -115,81 +114,71 @@ def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sa
     return {key: groups[key] for key in order}
 
 
-def pairs(first: Sequence[Sample], second: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    """Samples of the same problem, number and block, of those that did not fail."""
-
-    def of(sample: Sample) -> tuple[int, str, int]:
-        return sample.block, sample.problem, sample.sample
-
-    others = {of(sample): sample for sample in second if sample.error is None}
-    found = [(sample, others.get(of(sample))) for sample in first if sample.error is None]
+def pairs(first: Sequence[Sample], second: Sequence[Sample]) -> Pairs:
+    """Samples of the same problem, number and block that both have, without those that failed."""
+    others = {(other.block, other.problem, other.sample): other for other in second if other.error is None}
+    found = [(mine, others.get((mine.block, mine.problem, mine.sample))) for mine in first if mine.error is None]
     return [(mine, other) for mine, other in found if other is not None]
 
 
 def nodes(results: Results) -> list[NodeSummary]:
-    """A summary per task, arm and node, of tasks that are graphs."""
+    """A summary per task, configuration and node, of tasks that are graphs."""
     found = []
     for (task, configuration), samples in by_configuration(results.samples).items():
-        calls: dict[str | None, list[CallRecord]] = {}
-        for sample in samples:
-            for call in sample.calls:
-                calls.setdefault(call.node, []).append(call)
-        if set(calls) <= {None}:
-            continue
-        for node, made in calls.items():
-            found.append(
-                NodeSummary(
-                    task,
-                    configuration,
-                    node,
-                    "/".join(sorted({call.policy for call in made})),
-                    len(made) / len(samples),
-                    sum(call.seconds for call in made) / len(samples),
-                    sum(call.output_tokens for call in made) / len(samples),
-                    sum(call.steps for call in made),
-                    acceptance_rate(made),
-                    any(sum(call.tokens.get("draft", {}).values()) for call in made),
-                )
+        of_nodes: dict[str | None, list[CallRecord]] = {}
+        for call in (call for sample in samples for call in sample.calls):
+            of_nodes.setdefault(call.node, []).append(call)
+        found += [
+            NodeSummary(
+                task,
+                configuration,
+                node,
+                "/".join(sorted({call.policy for call in calls})),
+                len(calls) / len(samples),
+                sum(call.seconds for call in calls) / len(samples),
+                sum(call.output_tokens for call in calls) / len(samples),
+                sum(call.steps for call in calls),
+                acceptance_rate(calls),
+                any(sum(call.tokens.get("draft", {}).values()) for call in calls),
             )
+            for node, calls in of_nodes.items()
+            if set(of_nodes) > {None} or node is not None
+        ]
     return found
 
 
 def _summary(
-    samples: Sequence[Sample], base: Sequence[Sample], turns: Mapping[str, TurnRecord]
+    samples: Sequence[Sample], baseline: Sequence[Sample], turns: Mapping[str, TurnRecord]
 ) -> ConfigurationSummary:
     first = samples[0]
     finished = [sample for sample in samples if sample.error is None] or list(samples)
     calls = [call for sample in finished for call in sample.calls]
-    output = max(sum(call.output_tokens for call in calls), 1)
-    verdicts = sum(call.verifier_calls for call in calls)
-    gaps = [
-        later - earlier
-        for call in calls
-        for earlier, later in zip(call.times.committed, call.times.committed[1:], strict=False)
-    ]
-    firsts = [call.first_token for call in calls if call.first_token is not None]
-    paired = pairs(samples, base) if first.configuration != BASELINE else []
+    tokens = sum(call.output_tokens for call in calls)
+    output = max(tokens, 1)
+    gaps = [later - earlier for call in calls for earlier, later in pairwise(call.times.committed)]
+    paired = pairs(samples, baseline) if first.configuration != BASELINE else []
     measured = [turns[name] for name in {sample.turn for sample in samples if sample.turn} if name in turns]
+    checked = [sample for sample in samples if sample.correct is not None]
     return ConfigurationSummary(
         task=first.task,
         configuration=first.configuration,
         mode=first.mode,
         samples=len(samples),
         errors=sum(sample.error is not None for sample in samples),
-        right=_right(samples),
-        right_difference=right_difference(paired),
+        accuracy=estimate(np.mean, _by_problem(checked, _correct)) if checked else None,
+        accuracy_difference=accuracy_difference(paired),
         speedup=speedup(paired) if paired else None,
         rate_ratio=rate_ratio(paired) if paired else None,
-        seconds=statistics.median(sample.seconds for sample in finished),
-        tokens=mean([sample.output_tokens for sample in finished]),
-        tokens_per_second=statistics.median(sample.tokens_per_second for sample in finished),
-        first_token=statistics.median(firsts) if firsts else None,
-        step_gap=quantile(gaps, 0.5),
-        step_gap_p90=quantile(gaps, 0.9),
+        seconds=float(np.median([sample.seconds for sample in finished])),
+        tokens=tokens / len(finished),
+        tokens_per_second=float(np.median([sample.tokens_per_second for sample in finished])),
+        first_token=_quantile([call.first_token for call in calls if call.first_token is not None], 0.5),
+        step_gap=_quantile(gaps, 0.5),
+        step_gap_p90=_quantile(gaps, 0.9),
         acceptance=acceptance_rate(calls),
         wasted_target=_wasted(calls, "target") / output,
         wasted_draft=_wasted(calls, "draft") / output,
-        judge_share=sum(call.judge_calls for call in calls) / max(verdicts, 1),
+        judge_share=sum(call.judge_calls for call in calls) / max(sum(call.verifier_calls for call in calls), 1),
         verifier_share=sum(call.busy.get("verifier", 0.0) for call in calls)
         / max(sum(call.seconds for call in calls), 1e-9),
         cpu_seconds=_per_sample([turn.cpu_seconds for turn in measured], len(samples)),
@@ -200,51 +189,54 @@ def _summary(
     )
 
 
-def over_problems(
-    statistic: Callable[..., float], paired: Sequence[tuple[Sample, Sample]], of: Callable[[Sample], float]
-) -> Estimate:
-    """A statistic of pairs of samples. Several samples of a problem count as one, their mean: they are not independent.
+def over_problems(statistic: Callable[..., Any], paired: Pairs, of: Callable[[Sample], float]) -> Estimate:
+    """A statistic of two columns. Several samples of a problem count as one, their mean: they are not independent.
 
     Args:
-        statistic: Of the figures of the pairs' first samples and those of their second ones, problem by problem.
-        paired: Samples of the same problems.
+        statistic: As in `estimate`.
+        paired: The first of each pair goes into the first column.
         of: The figure.
     """
     first, second = zip(*paired, strict=True)
     return estimate(statistic, _by_problem(first, of), _by_problem(second, of))
 
 
-def speedup(paired: Sequence[tuple[Sample, Sample]]) -> Estimate:
+def speedup(paired: Pairs) -> Estimate:
     """Seconds of the second of each pair over the first's: the median over problems."""
-    return over_problems(lambda mine, base: median_ratio(base, mine), paired, lambda sample: sample.seconds)
+    return over_problems(
+        lambda mine, other, axis=-1: median_ratio(other, mine, axis), paired, lambda sample: sample.seconds
+    )
 
 
-def rate_ratio(paired: Sequence[tuple[Sample, Sample]]) -> Estimate:
+def rate_ratio(paired: Pairs) -> Estimate:
     """Tokens per second of the first of each pair over the second's: the median over problems."""
     return over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second)
 
 
-def right_difference(paired: Sequence[tuple[Sample, Sample]]) -> Estimate | None:
-    """Right answers of the first of each pair minus the second's, as a share; None: nothing to check."""
-    checked = [both for both in paired if all(sample.right is not None for sample in both)]
-    return over_problems(difference, checked, lambda sample: float(bool(sample.right))) if checked else None
+def accuracy_difference(paired: Pairs) -> Estimate | None:
+    """Accuracy of the first of each pair minus the second's; None: nothing to check."""
+    checked = [both for both in paired if all(sample.correct is not None for sample in both)]
+    return over_problems(mean_difference, checked, _correct) if checked else None
 
 
-def _right(samples: Sequence[Sample]) -> Estimate | None:
-    checked = [sample for sample in samples if sample.right is not None]
-    return estimate(mean, _by_problem(checked, lambda sample: float(bool(sample.right)))) if checked else None
+def _correct(sample: Sample) -> float:
+    return float(bool(sample.correct))
 
 
 def _by_problem(samples: Iterable[Sample], of: Callable[[Sample], float]) -> list[float]:
     figures: dict[str, list[float]] = {}
     for sample in samples:
         figures.setdefault(sample.problem, []).append(of(sample))
-    return [mean(of_problem) for of_problem in figures.values()]
+    return [float(np.mean(of_problem)) for of_problem in figures.values()]
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return float(np.quantile(values, share)) if values else None
 
 
 def _wasted(calls: Iterable[CallRecord], role: str) -> int:
-    token_counts = [call.tokens.get(role, {}) for call in calls]
-    return sum(fate.get("rejected", 0) + fate.get("aborted", 0) for fate in token_counts)
+    counts = [call.tokens.get(role, {}) for call in calls]
+    return sum(count.get("rejected", 0) + count.get("aborted", 0) for count in counts)
 
 
 def _per_sample(values: Sequence[float | None], samples: int) -> float | None:
@@ -252,12 +244,12 @@ def _per_sample(values: Sequence[float | None], samples: int) -> float | None:
     return sum(known) / samples if known and len(known) == len(values) else None
 
 
-def _same_tokens(paired: Sequence[tuple[Sample, Sample]]) -> int | None:
+def _same_tokens(paired: Pairs) -> int | None:
     known = [
-        (mine.calls[0].token_ids, base.calls[0].token_ids)
-        for mine, base in paired
-        if len(mine.calls) == len(base.calls) == 1
+        (mine.calls[0].token_ids, other.calls[0].token_ids)
+        for mine, other in paired
+        if len(mine.calls) == len(other.calls) == 1
     ]
     if not known or any(mine is None for mine, _ in known):
         return None
-    return sum(mine == base for mine, base in known)
+    return sum(mine == other for mine, other in known)

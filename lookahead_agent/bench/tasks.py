@@ -1,4 +1,4 @@
-"""Does one problem: asks the chat model, or runs a template."""
+"""Solves one problem: asks the chat model, or runs a template."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lookahead_agent.bench.config import CALCULATING, TaskConfig, TaskName
 from lookahead_agent.chat.model import ChatLookahead
 
 BUDGET = Budget(steps=24, tokens=24_000, seconds=900)
-"""What one run of a template may cost in a benchmark."""
+"""Of one run of a template."""
 
 _VOTING_TEMPERATURE = 0.7
 
 
-def do(
+def solve(
     task: TaskConfig,
     llm: ChatLookahead,
     question: str,
@@ -30,14 +30,14 @@ def do(
     """The reply to a question, or the answer of a template's graph.
 
     Args:
-        task: What is done.
+        task: The task.
         llm: The chat model.
-        question: The problem.
+        question: The problem's text.
         seed: Of the sampling; None: it has none.
-        config: With the callbacks that measure.
-        calculate: Whether a template carries out calculations as they stand, if it is one that does.
+        config: Has the callbacks that measure.
+        calculate: As the template's option, if it has one.
     """
-    question = task.asked(question)
+    question = task.full_question(question)
     if task.task == "questions":
         return ask(llm, question, seed, config)
     changes: dict[str, Any] = {"seed": seed}

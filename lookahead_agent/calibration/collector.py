@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.bench.answers import AnswerKind, final_number, is_right
+from lookahead_agent.bench.answers import AnswerKind, final_number, is_correct
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, OutcomesRow, PairRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.prefixes import Vocabularies
@@ -28,6 +27,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -251,7 +251,7 @@ class _Work:
     async def _is_right(self, text: str, answer: str | None) -> bool:
         if answer is None:
             return False
-        return await asyncio.to_thread(is_right, text, answer, self._how.answer)
+        return await asyncio.to_thread(is_correct, text, answer, self._how.answer)
 
     async def _draft_step(self, problem: Problem, before: Sequence[Step]) -> Step:
         prefix = [token for step in before for token in self._vocabularies.to_draft(step)]

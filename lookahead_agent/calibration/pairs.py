@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from lookahead_agent.bench.row_file import Row, RowFile
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import Row, RowFile
 from lookahead_agent.verifiers.arithmetic import false_only_in
 
 

@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.pairs import LabelledPair, PairRow, ScoresRow, labelled_pairs, pair_file
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.verifier import DraftStep
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import VerifierName, VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet

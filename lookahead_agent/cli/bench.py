@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lookahead_agent.bench.config import MODES, TASKS, BenchConfig, load_config, make_config, packaged_configs
+from lookahead_agent.bench.configurations import chat_model
+from lookahead_agent.bench.datasets import DATASETS, fetch_dataset
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bench_datasets import datasets, fetch
 from lookahead_agent.cli.bench_overhead import overhead
-from lookahead_agent.cli.bench_precision import precision as precision_command
 from lookahead_agent.cli.bench_report import compare, report, show_summary
 from lookahead_agent.cli.bench_synthetic import synthetic
 from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.terminal import Terminal, as_rich, echo
 
 bench = typer.Typer(
-    help="Measure agents: how fast, how right, and why.", invoke_without_command=True, rich_markup_mode="rich"
+    help="Measure agents: speed, accuracy, and their causes.", invoke_without_command=True, rich_markup_mode="rich"
 )
 
 bench.command()(report)
 bench.command()(compare)
-bench.command()(datasets)
-bench.command()(fetch)
 bench.command()(overhead)
-bench.command()(precision_command)
 bench.command()(synthetic)
+
+
+@bench.command()
+def datasets() -> None:
+    """List the paper's datasets that can be downloaded."""
+    rows = [[name, each.hub_id, each.answer or "not checked: speed only"] for name, each in DATASETS.items()]
+    headings = ["name", "on the Hub", "answers"]
+    Terminal().print(as_rich((headings, rows), words=tuple(headings)))
+
+
+@bench.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="A dataset's name.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file. Default: the name with .jsonl.")
+    ] = None,
+) -> None:
+    """Download a dataset and write its problems to a JSON Lines file."""
+    file = output or Path(f"{name}.jsonl")
+    count = fetch_dataset(name, file)
+    echo(f"{count} problems in {file}")
 
 
 @bench.callback()
@@ -39,22 +58,20 @@ def run(
         str | None, typer.Option("--config", help=f"A TOML file, or one of: {', '.join(packaged_configs())}.")
     ] = None,
     task: Annotated[list[str] | None, typer.Option("--task", help=f"{', '.join(TASKS)}. Repeatable.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help='JSON Lines with question and answer, or "own".')
-    ] = None,
+    dataset: options.Dataset = None,
     answer: Annotated[
         str | None, typer.Option("--answer", help="How answers are compared: number, math, choice or code.")
     ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Put after each question.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many problems of each task.")] = None,
-    skip: Annotated[int | None, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Follows each question.")] = None,
+    limit: options.Limit = None,
+    skip: options.Skip = None,
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
-    besides: Annotated[
+    variants: Annotated[
         str | None,
         typer.Option(
-            "--besides",
-            help='Other ways of off and auto: in another precision ("off int8"), with a template\'s calls one after '
-            'another ("auto one by one"), with a model asked to put calculations into calls ("off bf16 asked").',
+            "--variants",
+            help='Of off and auto: another precision ("off int8"), a template\'s model calls one after another '
+            '("auto sequential"), calculations written by a model as calls ("off bf16 calculate=false").',
         ),
     ] = None,
     policies: Annotated[
@@ -66,7 +83,7 @@ def run(
     schedules: Annotated[str | None, typer.Option("--schedules", help="async, sync or async,sync.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Replies to each problem.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit of a reply.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
     top_p: Annotated[
         float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Probability mass that is sampled from.")
@@ -74,9 +91,7 @@ def run(
     top_k: Annotated[
         int | None, typer.Option("--top-k", min=0, help="Likeliest tokens that are sampled from; 0: no limit.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of the first sample; without it, replies have none.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the first sample. Default: replies have none.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Target model.")] = None,
     draft: options.Draft = None,
     judge: Annotated[str | None, typer.Option("--judge", help="A judge of its own.")] = None,
@@ -93,26 +108,19 @@ def run(
         bool,
         typer.Option(
             "--extra-device-for-draft",
-            help="The paper's arrangement: off and sd run on the target's share of the machine alone.",
+            help="The paper's setup: off and sd run on the target's share of the machine alone.",
         ),
     ] = False,
     engine_arg: options.EngineArgument = None,
-    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Results, appended; a rerun resumes.")] = Path(
-        "results/bench.jsonl"
-    ),
+    out: options.Out = Path("results/bench.jsonl"),
 ) -> None:
-    """Do tasks in several ways, in turns, and append what comes to a file.
+    """Run tasks in several configurations, in turns, and append each result to a file.
 
-    Interrupt it at any time: run again, it goes on. `bench report` shows the results in other forms.
+    Interrupt it at any time: the same command continues. `bench report` shows the results in other forms.
     """
     if context.invoked_subcommand is not None:
         return
-    lists = {
-        "modes": modes,
-        "besides": besides,
-        "policies": policies,
-        "schedules": schedules,
-    }
+    lists = {"modes": modes, "variants": variants, "policies": policies, "schedules": schedules}
     numbers = {"depths": depths, "widths": widths}
     of_task = {
         "dataset": dataset,
@@ -141,7 +149,8 @@ def run(
         "engine_args": arguments or None,
         "draft_engine_args": arguments or None,
     }
-    measured = Bench(_merged(config, task, of_task, of_bench), out)
+    make_model = partial(chat_model, make=options.chat_class())
+    measured = Bench(_merged(config, task, of_task, of_bench), out, make_model)
     log = Terminal(stderr=True)
     done = measured.total - sum(map(len, measured.missing()))
     log.print(f"{done} of {measured.total} samples are in {out}")
@@ -149,7 +158,7 @@ def run(
     def report(sample: Sample) -> None:
         nonlocal done
         done += 1
-        verdict = {True: "right", False: "wrong", None: "unchecked"}[sample.right]
+        verdict = {True: "correct", False: "wrong", None: "unchecked"}[sample.correct]
         log.print(
             f"{done}/{measured.total} {sample.task} {sample.problem} {sample.configuration}: "
             f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
@@ -161,7 +170,7 @@ def run(
 def _merged(
     config: str | None, tasks: list[str] | None, of_task: dict[str, Any], of_bench: dict[str, Any]
 ) -> BenchConfig:
-    """The configuration, with what the options say in place of what it says."""
+    """The settings of the file; options go before them."""
     base = load_config(config).model_dump(exclude_unset=True) if config is not None else {}
     changes = {name: value for name, value in of_task.items() if value is not None}
     if tasks:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lookahead_agent.bench.difference import changes
+from lookahead_agent.bench.comparison import changes
 from lookahead_agent.bench.report import Report
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, read_results
 from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import RowFile
 
 _WIDE = 240
 
@@ -38,22 +38,21 @@ def compare(
     first: Annotated[Path, typer.Argument(help="Results.")],
     second: Annotated[Path, typer.Argument(help="Later results.")],
 ) -> None:
-    """Say what changed from one file of results to another, and whether it is more than noise."""
-    found = changes(_read(first), _read(second))
+    """Show the changes from one file of results to another, and whether they are more than noise."""
     rows = [
         [
             change.task,
             change.configuration,
             str(change.samples),
             change.speed.shown("{:.2f}".format),
-            change.right.shown("{:+.2f}".format) if change.right else "",
+            change.accuracy.shown("{:+.2f}".format) if change.accuracy else "",
             change.acceptance.shown("{:+.2f}".format),
             ", ".join(change.verdicts()) or "within the noise",
         ]
-        for change in found
+        for change in changes(_read(first), _read(second))
     ]
-    headings = ["task", "mode", "samples", "speed", "right", "accepted", ""]
-    Terminal(width=_WIDE).print(as_rich((headings, rows), words=("mode", ""), no_wrap=True))
+    headings = ["task", "configuration", "samples", "speed", "accuracy", "accepted", ""]
+    Terminal(width=_WIDE).print(as_rich((headings, rows), words=("configuration", ""), no_wrap=True))
 
 
 def show_summary(results: Results) -> None:
@@ -75,9 +74,3 @@ def _show(made: Report) -> None:
         show.print(f"\n{task}", style="bold")
         for table in made.tables(task):
             show.print(as_rich(table, no_wrap=True))
-    for tie in made.results.ties:
-        apart = "not near each other" if tie.gap is None else f"{tie.gap:.3f} nats apart"
-        show.print(
-            f"{tie.problem}: {tie.configuration} differs from off at token {tie.at}, "
-            f"where the target finds both {apart}",
-        )

@@ -12,11 +12,8 @@ import typer
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
-from lookahead_agent.cost_model.cost_file import read_costs, write_costs
-from lookahead_agent.cost_model.costs import MachineCosts
+from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
 from lookahead_agent.cost_model.estimator import ModeName
-from lookahead_agent.cost_model.measuring import measure_pair
-from lookahead_agent.cost_model.pair import Pair
 from lookahead_agent.cost_model.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
 from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
@@ -103,7 +100,8 @@ def synthetic(
         check_report_name(report)
     arguments = options.engine_arguments(engine_arg)
     known = read_costs(costs)
-    pair = Pair(
+    measurement = options.pair_measurement()
+    pair = measurement.pair(
         model,
         draft,
         dummy_weights=dummy_weights,
@@ -118,7 +116,7 @@ def synthetic(
     def measure_costs() -> None:
         nonlocal known
         assert costs is not None
-        known = measure_pair(pair, what.batches, ProgressBars())
+        known = measurement.costs(pair, what.batches, ProgressBars())
         write_costs(costs, known)
 
     whole = bench.run(ProgressBars(), seconds, measure_costs if costs is not None and known is None else None)

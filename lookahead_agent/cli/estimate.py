@@ -1,12 +1,11 @@
-"""`lookahead-agent estimate`: the best mode, depth, width and token-level setting for a pair of models here."""
+"""`lookahead-agent estimate`: the fastest mode, depth, width and token speculation for a pair of models here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -15,16 +14,11 @@ from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
-from lookahead_agent.cost_model.break_even_map import MeasuredPoint, picture
+from lookahead_agent.cost_model.break_even_map import RATIOS, picture
 from lookahead_agent.cost_model.break_even_map import break_even_map as find_break_even_map
-from lookahead_agent.cost_model.cost_file import read_costs, write_costs
-from lookahead_agent.cost_model.costs import MachineCosts
-from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
-from lookahead_agent.cost_model.measuring import measure_acceptance, measure_machine
+from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
+from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Setting, TokenMethod, best_settings
 from lookahead_agent.errors import ConfigurationError
-
-_RATIOS = (0.1, 0.3, 0.5)
-_RATES = tuple(eighth / 8 for eighth in range(9))
 
 
 def estimate(
@@ -43,10 +37,10 @@ def estimate(
         float | None, typer.Option("--verifier-seconds", min=0, help="Seconds of a verdict. Default: measured, else 0.")
     ] = None,
     policy: options.Policy = options.DEFAULT_POLICY,
-    dataset: Annotated[str, typer.Option("--dataset", help="Problems on which acceptance is measured.")] = OWN,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many of them.")] = 4,
+    dataset: options.Dataset = OWN,
+    limit: options.Limit = 4,
     tokens_by: Annotated[
-        str, typer.Option("--token-speculation", help="Who guesses tokens: draft_model or ngram.")
+        str, typer.Option("--token-speculation", help="Method of token speculation: draft_model or ngram.")
     ] = "draft_model",
     dummy_weights: Annotated[
         bool,
@@ -54,16 +48,13 @@ def estimate(
             "--dummy-weights", help="Make weights up from the models' configurations; needs --alpha and --token-alpha."
         ),
     ] = False,
-    costs: Annotated[
-        Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")
-    ] = None,
+    costs: options.Costs = None,
     break_even_map: Annotated[
         Path | None,
         typer.Option(
             "--break-even-map",
             dir_okay=False,
-            help="Draw which way is fastest for every acceptance of steps and tokens, at three cost ratios (.svg; "
-            "minutes).",
+            help="Draw the fastest mode by acceptance of steps and tokens, at three cost ratios (.svg; minutes).",
         ),
     ] = None,
     point: Annotated[
@@ -71,40 +62,43 @@ def estimate(
         typer.Option(
             "--point",
             metavar="NAME=STEPS,TOKENS",
-            help="With --break-even-map: acceptance of steps and of tokens measured elsewhere, such as "
-            "sampled=0.4,0.7. Repeatable.",
+            help="For --break-even-map: acceptance of steps and tokens measured elsewhere, as in sampled=0.4,0.7. "
+            "Repeatable.",
         ),
     ] = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="At which acceptance is measured; 0 is greedy.")
+        float, typer.Option("--temperature", min=0.0, help="For the measurement of acceptance; 0 is greedy.")
     ] = 0.0,
     precision: options.TargetPrecision = "auto",
     draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure what the pair costs on this machine, and predict which way of writing is fastest.
+    """Measure the costs of the pair on this machine, and predict the fastest setting.
 
     Dummy weights let a pair be sized before it is downloaded: a token costs the same, whatever it says.
     """
     if tokens_by not in ("draft_model", "ngram"):
         raise typer.BadParameter(f"{tokens_by!r} is neither draft_model nor ngram", param_hint="--token-speculation")
+    method = cast(TokenMethod, tokens_by)
     if break_even_map is not None and break_even_map.suffix != ".svg":
         raise typer.BadParameter(f"{break_even_map.name} is not .svg", param_hint="--break-even-map")
-    elsewhere = dict(_point(given) for given in point or ())
-    if elsewhere and break_even_map is None:
+    points = dict(_point(given) for given in point or ())
+    if points and break_even_map is None:
         raise typer.BadParameter("there is no picture to show it in: give --break-even-map", param_hint="--point")
     known = alpha is not None and token_alpha is not None
     if dummy_weights and not known:
         raise typer.BadParameter("made-up weights accept nothing: give --alpha and --token-alpha")
-    planned_for = options.policy_of(policy, None)
-    if not known and not planned_for.speculates:
+    chosen = options.policy_of(policy, None)
+    if not known and not chosen.speculates:
         raise typer.BadParameter("it accepts no step: give --alpha and --token-alpha", param_hint="--policy")
-    problems = [] if known else read_problems(dataset_file(dataset), limit)
+    problems = [] if known else read_problems(dataset_file(dataset or OWN), limit)
     arguments = options.engine_arguments(engine_arg)
+    measurement = options.pair_measurement()
+    grid = measurement.grid or EVERY
     measured = read_costs(costs)
     if measured is None:
-        measured = measure_machine(
+        pair = measurement.pair(
             model,
             draft,
             dummy_weights=dummy_weights,
@@ -114,14 +108,14 @@ def estimate(
             draft_precision=draft_precision,
             progress=ProgressBars(),
         )
+        measured = measurement.costs(pair, progress=ProgressBars())
         if costs is not None:
             write_costs(costs, measured)
     found = Acceptance(0.0, 0.0)
     if not known:
-        # Steps are commanded, or the draft has no engine where the library would do without them.
-        steps = planned_for.model_copy(update={"depth": planned_for.steps_ahead})
         fields: dict[str, Any] = {
-            "policy": steps,
+            # A depth forces step speculation: the draft needs an engine.
+            "policy": chosen.model_copy(update={"depth": chosen.steps_ahead}),
             "temperature": temperature,
             "max_tokens": 256,
             "precision": precision,
@@ -131,18 +125,20 @@ def estimate(
         }
         with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_running=False, **fields) as llm:
             llm.start(ProgressBars())
-            found = measure_acceptance(llm, problems, ProgressBars())
+            found = measurement.acceptance(llm, problems, ProgressBars())
     acceptance = Acceptance(
         found.steps if alpha is None else alpha,
         found.tokens if token_alpha is None else token_alpha,
         found.step_tokens if step_tokens is None else step_tokens,
         found.verifier if verifier_seconds is None else verifier_seconds,
     )
-    method: Literal["draft_model", "ngram"] = "ngram" if tokens_by == "ngram" else "draft_model"
-    settings = best_settings(measured, acceptance, tokens_by=method)
+    settings = best_settings(measured, acceptance, tokens_by=method, grid=grid)
     if break_even_map is not None:
-        here = {f"this pair, c = {measured.c:.2f}": acceptance}
-        _draw_break_even_map(break_even_map, measured, here | elsewhere)
+        # The pair's own cost ratio in place of the nearest, so that its points lie where they belong.
+        nearest = min(RATIOS, key=lambda ratio: abs(ratio - measured.c))
+        ratios = [measured.c if ratio == nearest else ratio for ratio in RATIOS]
+        cells = find_break_even_map(measured, ratios, measurement.rates, grid)
+        save_svg(break_even_map, picture(cells, measured.c, {f"this pair, c = {measured.c:.2f}": acceptance} | points))
     if as_json:
         result = {
             "settings": [asdict(setting) for setting in settings],
@@ -152,8 +148,8 @@ def estimate(
             "costs": measured.model_dump(),
         }
         typer.echo(json.dumps(result))
-        return
-    _show(measured, acceptance, settings, method)
+    else:
+        _show(measured, acceptance, settings, method)
 
 
 def _point(given: str) -> tuple[str, Acceptance]:
@@ -168,16 +164,7 @@ def _point(given: str) -> tuple[str, Acceptance]:
     return name, found
 
 
-def _draw_break_even_map(file: Path, measured: MachineCosts, named: Mapping[str, Acceptance]) -> None:
-    # The pair's own cost ratio in place of the nearest, so that its points lie where they belong.
-    nearest = min(_RATIOS, key=lambda ratio: abs(ratio - measured.c))
-    ratios = [measured.c if ratio == nearest else ratio for ratio in _RATIOS]
-    cells = find_break_even_map(measured, ratios, _RATES)
-    points = [MeasuredPoint(each.steps, each.tokens, measured.c, label) for label, each in named.items()]
-    save_svg(file, picture(cells, points))
-
-
-def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: str) -> None:
+def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: TokenMethod) -> None:
     show = Terminal(width=WIDE)
     show.print(as_rich(measured.table()))
     models = [
@@ -206,7 +193,7 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
     show.print(as_rich((headings, rows), words=("as options",)))
 
 
-def _options(setting: Setting, method: str) -> str:
+def _options(setting: Setting, method: TokenMethod) -> str:
     policy = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
     policy += f":width={setting.width}" if setting.width > 1 else ""
     by = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else method

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +18,11 @@ from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
+
+if TYPE_CHECKING:
+    from lookahead_agent.cost_model.costs import MachineCosts
+    from lookahead_agent.cost_model.estimator import Acceptance, Grid
+    from lookahead_agent.cost_model.pair import Pair
 
 Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue name, a folder or a Hub id.")]
 Draft = Annotated[
@@ -60,6 +68,16 @@ Temperature = Annotated[
     float | None,
     typer.Option("--temperature", min=0.0, help="0 is greedy. Default: what the model's makers recommend."),
 ]
+Dataset = Annotated[
+    str | None,
+    typer.Option("--dataset", help='Problems: JSON Lines with question and answer, or "own" for the packaged ones.'),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Number of problems.")]
+Skip = Annotated[int | None, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")]
+Costs = Annotated[Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")]
+Out = Annotated[
+    Path, typer.Option("--out", dir_okay=False, help="Rows of results, appended; the same command continues them.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 EngineArgument = Annotated[
     list[str] | None,
@@ -76,6 +94,57 @@ DEFAULT_MODEL = DEFAULT_SET
 DEFAULT_TOKEN_SPECULATION = "auto"
 DEFAULT_POLICY = "balanced"
 DEFAULT_MAX_TOKENS = 1024
+
+
+def _pair(*models: Any, **settings: Any) -> Pair:
+    from lookahead_agent.cost_model.pair import Pair
+
+    return Pair(*models, **settings)
+
+
+def _pair_costs(pair: Pair, *batches: Any, **settings: Any) -> MachineCosts:
+    from lookahead_agent.cost_model.measuring import measure_pair
+
+    return measure_pair(pair, *batches, **settings)
+
+
+def _acceptance(llm: ChatLookahead, *problems: Any) -> Acceptance:
+    from lookahead_agent.cost_model.measuring import measure_acceptance
+
+    return measure_acceptance(llm, *problems)
+
+
+@dataclass(frozen=True)
+class PairMeasurement:
+    """Measures a pair of models; tests measure otherwise.
+
+    Attributes:
+        pair: As `cost_model.pair.Pair`.
+        costs: As `cost_model.measuring.measure_pair`.
+        acceptance: As `cost_model.measuring.measure_acceptance`.
+        grid: The settings that `estimate` tries; None: all.
+        rates: The acceptance rates of its break-even map.
+    """
+
+    pair: Callable[..., Pair] = _pair
+    costs: Callable[..., MachineCosts] = _pair_costs
+    acceptance: Callable[..., Acceptance] = _acceptance
+    grid: Grid | None = None
+    rates: Sequence[float] = tuple(eighth / 8 for eighth in range(9))
+
+
+PAIR_MEASUREMENT: ContextVar[PairMeasurement | None] = ContextVar("pair_measurement", default=None)
+"""In place of the default, for tests."""
+
+
+def pair_measurement() -> PairMeasurement:
+    """The measurement that commands use."""
+    return PAIR_MEASUREMENT.get() or PairMeasurement()
+
+
+def chat_class() -> Callable[..., ChatLookahead]:
+    """The class of the chat models that commands make."""
+    return CHAT_CLASS.get() or ChatLookahead
 
 
 def policy_of(name: str, depth: int | None) -> VerifierPolicy:
@@ -156,7 +225,7 @@ def chat_model(
         LookaheadError: Options that cannot work.
     """
     arguments = engine_arguments(engine_args)
-    made: ChatLookahead = (CHAT_CLASS.get() or ChatLookahead)(
+    return chat_class()(
         model=model,
         draft_model=draft,
         engine_args=arguments,
@@ -165,4 +234,3 @@ def chat_model(
         draft_url=draft_url or None,
         **fields,
     )
-    return made

@@ -1,65 +1,44 @@
-"""Where the borders lie: which way of writing is fastest, by c and by what of the draft's steps and tokens is right."""
+"""The break-even map: the fastest mode by cost ratio and by acceptance rates of steps and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from lookahead_agent.bench.plots import new_figure
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts
-from lookahead_agent.cost_model.estimator import Acceptance, ModeName, best_settings
+from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, ModeName, best_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS: dict[ModeName, str] = {
-    "off": "#bbbbbb",
-    "sd": "#9ecae1",
-    "shared_draft": "#3182bd",
-    "lr": "#fdae6b",
-    "lr+sd": "#a1d99b",
-    "lr+shared_draft": "#31a354",
+RATIOS = (0.1, 0.3, 0.5)
+
+_TIE = 1.02
+"""A simpler mode is taken within this factor."""
+_MODES: dict[ModeName, tuple[str, str]] = {
+    "off": ("#bbbbbb", "the target alone"),
+    "sd": ("#9ecae1", "draft tokens, in turn"),
+    "shared_draft": ("#3182bd", "draft tokens, shared draft"),
+    "lr": ("#fdae6b", "steps"),
+    "lr+sd": ("#a1d99b", "steps, and draft tokens in turn"),
+    "lr+shared_draft": ("#31a354", "steps, and draft tokens of the shared draft"),
 }
-_NAMES: dict[ModeName, str] = {
-    "off": "nothing: the target alone",
-    "sd": "tokens, guessed by the draft in turn",
-    "shared_draft": "tokens from the shared draft",
-    "lr": "steps",
-    "lr+sd": "steps, tokens in turn",
-    "lr+shared_draft": "steps and tokens from the shared draft",
-}
-_SIMPLER = 1.02
-"""A way that needs less is taken within this factor."""
-_BY_NEEDS: tuple[ModeName, ...] = ("off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft")
-
-
-@dataclass(frozen=True)
-class MeasuredPoint:
-    """Where a pair of models was found to be.
-
-    Attributes:
-        steps: α.
-        tokens: α₂.
-        c: The cost ratio.
-        label: What was measured.
-    """
-
-    steps: float
-    tokens: float
-    c: float
-    label: str
+"""Colour and legend, the simplest first."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The fastest way at one place.
+    """The fastest mode at one place of the map.
 
     Attributes:
         steps: α.
         tokens: α₂.
         c: The cost ratio.
-        mode: The way.
+        mode: The mode.
         speedup: Against the target alone.
     """
 
@@ -70,25 +49,26 @@ class Cell:
     speedup: float
 
 
-def break_even_map(costs: MachineCosts, ratios: Iterable[float], rates: Sequence[float]) -> list[Cell]:
-    """The fastest way at every α and α₂ of a grid, for each cost ratio.
+def break_even_map(
+    costs: MachineCosts, ratios: Iterable[float], rates: Sequence[float], grid: Grid = EVERY
+) -> list[Cell]:
+    """The fastest mode at every α and α₂, for each cost ratio.
 
     Args:
-        costs: Of batches, on this machine. The draft's are scaled to each cost ratio.
+        costs: Of the pair on this machine; the draft's are scaled to each cost ratio.
         ratios: Cost ratios c.
         rates: Acceptance rates, of steps and of tokens.
+        grid: The settings to try.
     """
     cells = []
     for c in ratios:
         scaled = _with_ratio(costs, c)
         for steps in rates:
             for tokens in rates:
-                settings = {
-                    setting.mode: setting.speedup for setting in best_settings(scaled, Acceptance(steps, tokens))
-                }
-                best = max(settings.values())
-                mode = next(mode for mode in _BY_NEEDS if settings[mode] * _SIMPLER >= best)
-                cells.append(Cell(steps, tokens, c, mode, settings[mode]))
+                found = best_settings(scaled, Acceptance(steps, tokens), grid=grid)
+                speed = {setting.mode: setting.speedup for setting in found}
+                mode = next(mode for mode in _MODES if speed[mode] * _TIE >= found[0].speedup)
+                cells.append(Cell(steps, tokens, c, mode, speed[mode]))
     return cells
 
 
@@ -101,44 +81,47 @@ def _with_ratio(costs: MachineCosts, c: float) -> MachineCosts:
     return costs.model_copy(update={"draft": draft, "draft_alone": alone})
 
 
-def picture(cells: Sequence[Cell], points: Sequence[MeasuredPoint] = ()) -> Figure:
-    """A picture of `break_even_map`: one square of α × α₂ for each c, with measured points in the nearest.
+def picture(cells: Sequence[Cell], c: float = 0.0, points: Mapping[str, Acceptance] | None = None) -> Figure:
+    """A picture of `break_even_map`: a square of α × α₂ for each cost ratio.
+
+    Args:
+        cells: The map.
+        c: The cost ratio at which the points were measured; they are drawn into the nearest square.
+        points: Measured acceptance, by label.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
     """
     ratios = sorted({cell.c for cell in cells})
     rates = sorted({cell.steps for cell in cells})
-    size = rates[1] - rates[0] if len(rates) > 1 else 1.0
+    half = (rates[1] - rates[0] if len(rates) > 1 else 1.0) / 2
+    ends = rates[0] - half, rates[-1] + half
+    modes = list(_MODES)
     figure, (squares,) = new_figure(3.6 * len(ratios), 4.4, columns=len(ratios))
-    from matplotlib.patches import Patch  # it is there, or there were no figure
+    from matplotlib.colors import ListedColormap  # it is there, or there were no figure
+    from matplotlib.patches import Patch
 
-    for c, axes in zip(ratios, squares, strict=True):
-        for cell in cells:
-            if cell.c == c:
-                corner = cell.steps - size / 2, cell.tokens - size / 2
-                axes.add_patch(_square(corner, size, COLOURS[cell.mode]))
-                axes.text(cell.steps, cell.tokens, f"{cell.speedup:.1f}", ha="center", va="center", fontsize=6)
-        for place, point in enumerate(points):
-            beside = (6, -14 if place % 2 else 6)  # two that are close do not hide each other's names
-            if min(ratios, key=lambda ratio: abs(ratio - point.c)) == c:
-                axes.plot(point.steps, point.tokens, "k*", markersize=11)
-                axes.annotate(point.label, (point.steps, point.tokens), beside, textcoords="offset points", fontsize=7)
-        axes.set(title=f"c = {c:.2g}", xlabel="α: steps accepted", aspect="equal")
-        axes.set(xlim=(rates[0] - size / 2, rates[-1] + size / 2), ylim=(rates[0] - size / 2, rates[-1] + size / 2))
+    for ratio, axes in zip(ratios, squares, strict=True):
+        of_ratio = [cell for cell in cells if cell.c == ratio]
+        colours = np.empty((len(rates), len(rates)))
+        for cell in of_ratio:
+            colours[rates.index(cell.tokens), rates.index(cell.steps)] = modes.index(cell.mode)
+            axes.text(cell.steps, cell.tokens, f"{cell.speedup:.1f}", ha="center", va="center", fontsize=6)
+        colour_map = ListedColormap([colour for colour, _ in _MODES.values()])
+        axes.imshow(colours, cmap=colour_map, vmin=-0.5, vmax=len(modes) - 0.5, origin="lower", extent=(*ends, *ends))
+        axes.set(title=f"c = {ratio:.2g}", xlabel="α: steps accepted")
+    axes = min(zip(ratios, squares, strict=True), key=lambda each: abs(each[0] - c))[1]
+    for place, (label, point) in enumerate((points or {}).items()):
+        offset = (6, -14 if place % 2 else 6)  # two that are close do not hide each other's labels
+        axes.plot(point.steps, point.tokens, "k*", markersize=11)
+        axes.annotate(label, (point.steps, point.tokens), offset, textcoords="offset points", fontsize=7)
     squares[0].set_ylabel("α₂: draft tokens accepted")
-    used = [mode for mode in _BY_NEEDS if any(cell.mode == mode for cell in cells)]
+    used = [mode for mode in modes if any(cell.mode == mode for cell in cells)]
     figure.legend(
-        handles=[Patch(color=COLOURS[mode], label=_NAMES[mode]) for mode in used],
+        handles=[Patch(color=_MODES[mode][0], label=_MODES[mode][1]) for mode in used],
         loc="outside lower center",
         ncols=3,
         frameon=False,
         fontsize=8,
     )
     return figure
-
-
-def _square(corner: tuple[float, float], size: float, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, size, size, facecolor=colour, edgecolor="white", linewidth=0.4)

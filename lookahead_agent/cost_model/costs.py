@@ -1,4 +1,4 @@
-"""What writing costs on this machine: seconds per token, by how many replies are written at once."""
+"""Costs of a pair of models on a machine: seconds per token, by the number of replies at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lookahead_agent.engines.pass_costs import cost_at
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import writable, write_whole
 
 BATCHES = (1, 2, 4, 8, 16)
 
@@ -54,18 +56,18 @@ class BatchCosts(BaseModel):
         return size
 
     def shared_by(self, replies: int) -> BatchCosts:
-        """What a batch of each of so many replies costs that are written at once."""
+        """The costs for one of so many replies at once."""
         return BatchCosts(seconds={size: self.at(size * replies) for size in self.seconds})
 
 
 class MachineCosts(BaseModel):
-    """What a pair of models costs on a machine.
+    """Costs of a pair of models on a machine.
 
     Attributes:
-        target: The target by itself, with all cores.
+        target: The target alone, with all cores.
         beside: The target beside a draft that writes, on its share of the cores.
         draft: The draft beside the target.
-        draft_alone: The draft with all cores, as it guesses tokens for the target.
+        draft_alone: The draft with all cores, as it writes draft tokens for the target.
         environment: Versions and hardware.
         models: The models' names.
         precision: Of their weights, where it was given or chosen.
@@ -89,12 +91,12 @@ class MachineCosts(BaseModel):
         return self.draft.at(1) / self.beside.at(1)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows: milliseconds per token by how many are written at once."""
+        """Headings and rows: milliseconds per token by the number of replies at once."""
         rows = {
-            "target by itself": self.target,
+            "target alone": self.target,
             "target beside the draft": self.beside,
             "draft beside the target": self.draft,
-            "draft by itself": self.draft_alone,
+            "draft alone": self.draft_alone,
         }
         sizes = list(self.target.seconds)
         cells = [[name, *(f"{1000 * costs.at(size):.1f}" for size in sizes)] for name, costs in rows.items()]
@@ -202,3 +204,27 @@ def always_the_same(engine: Engine, tokens: int) -> Sampling:
     """One token is allowed, which does not end a reply: all are as long as they should be."""
     allowed = next(token for token in range(engine.tokenizer.size) if token not in engine.tokenizer.eos_ids)
     return Sampling(max_tokens=tokens, temperature=0.0, allowed_token_ids=(allowed,))
+
+
+def read_costs(file: Path | None) -> MachineCosts | None:
+    """Measured costs; None if there is no file yet.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if file is None or not file.exists():
+        return None
+    try:
+        return MachineCosts.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise ConfigurationError(f"{file} has no measured costs: choose another --costs, or delete it") from error
+
+
+def write_costs(file: Path, measured: MachineCosts) -> None:
+    """Keep measured costs.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    with writable(file):
+        write_whole(file, measured.model_dump_json(indent=1) + "\n")

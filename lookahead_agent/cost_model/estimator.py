@@ -1,4 +1,4 @@
-"""Which mode, depth, width and token-level setting are predicted to be fastest, from costs and acceptance."""
+"""Predicts the fastest mode, depth, width and token speculation from costs and acceptance."""
 
 from __future__ import annotations
 
@@ -12,24 +12,42 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.theory.shared_draft_simulation import simulate_shared_draft
 from lookahead_agent.theory.simulation import Durations, always, simulate
 
-DEPTHS = (1, 2, 4, 6, 8)
-WIDTHS = (1, 2)
-TOKEN_DEPTHS = (2, 3, 5, 7)
-SHARED_DRAFT_DEPTHS = (3, 5, 9, 17)
-
 _STEPS = 200
 _TOKENS = 3000
 
 ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
+TokenMethod = Literal["draft_model", "ngram"]
+Speed = Callable[[int], float]
+"""Tokens per second of each of so many target steps at once, over those of the target by itself."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The settings that are tried.
+
+    Attributes:
+        depths: γ₁.
+        widths: w.
+        token_depths: γ₂, of token speculation by `TokenMethod`.
+        shared_draft_depths: γ₂, with a shared draft.
+    """
+
+    depths: tuple[int, ...] = (1, 2, 4, 6, 8)
+    widths: tuple[int, ...] = (1, 2)
+    token_depths: tuple[int, ...] = (2, 3, 5, 7)
+    shared_draft_depths: tuple[int, ...] = (3, 5, 9, 17)
+
+
+EVERY = Grid()
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How much of what is guessed is right, and what it is that is guessed.
+    """Acceptance rates, and the steps that they are of.
 
     Attributes:
         steps: Probability that a draft step is accepted (α), in [0, 1].
-        tokens: Probability that a draft token is (α₂), in [0, 1].
+        tokens: Probability that a draft token is accepted (α₂), in [0, 1].
         step_tokens: Tokens of a step, on average.
         verifier: Seconds of a verdict.
 
@@ -52,14 +70,14 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Setting:
-    """A way to write replies, and how fast it is predicted to be.
+    """A setting and its predicted speed.
 
     Attributes:
-        mode: "off", "sd", "shared_draft", "lr", "lr+sd" or "lr+shared_draft".
+        mode: The mode.
         speedup: Against the target by itself.
-        depth: γ₁; 0 without lookahead.
-        width: w; 0 without lookahead.
-        token_depth: γ₂: tokens that the target looks at in one pass; 1 without token-level speculation.
+        depth: γ₁; 0 without lookahead, as for `width`.
+        width: w.
+        token_depth: γ₂: tokens of a step that one forward pass looks at; 1 without token speculation.
     """
 
     mode: ModeName
@@ -70,72 +88,75 @@ class Setting:
 
 
 def best_settings(
-    costs: MachineCosts, acceptance: Acceptance, *, tokens_by: Literal["draft_model", "ngram"] = "draft_model"
+    costs: MachineCosts, acceptance: Acceptance, *, tokens_by: TokenMethod = "draft_model", grid: Grid = EVERY
 ) -> list[Setting]:
     """The best setting of each mode, the fastest mode first.
 
-    Steps are simulated on the decoder's own machine, with the measured cost of as many target steps at once as there
-    are at each moment. With token-level speculation a pass of the target looks at γ₂ tokens for each step that is
-    written, which costs what a batch of so many replies costs, and gains (1-α₂^γ₂)/(1-α₂) tokens. The passes
-    of a target with a shared draft are simulated too: they look at what the draft, which has cores of its own, has
-    written by then.
+    The simulation runs steps on the decoder's own scheduler, with the measured cost of as many target steps at once as
+    there are at each moment. With token speculation a forward pass of the target looks at γ₂ tokens of each step. It
+    costs as much as a batch of so many replies, and gains (1-α₂^γ₂)/(1-α₂) tokens. With a shared draft it looks at the
+    tokens that the draft, on cores of its own, has written by then.
 
     Args:
-        costs: What the pair costs here.
-        acceptance: What is guessed right.
-        tokens_by: Who guesses tokens: the draft model on the target's cores, or the text so far ("ngram", for nothing).
+        costs: Of the pair on this machine.
+        acceptance: Of steps and tokens.
+        tokens_by: The draft model on the target's cores writes draft tokens, or n-grams of the text, at no cost.
+        grid: The settings to try.
     """
     speed = partial(_token_speed, costs, acceptance, tokens_by)
-    shared_draft = partial(_shared_draft_speed, costs, acceptance)
-    best = [Setting("off", 1.0)]
-    best.append(_best(Setting("sd", speed(alone=True, depth=depth)(1), token_depth=depth) for depth in TOKEN_DEPTHS))
-    best.append(_best(_lookahead(costs, acceptance, speed(alone=False, depth=1), "lr", 1)))
-    best.append(
-        _best(
-            setting
-            for depth in TOKEN_DEPTHS
-            for setting in _lookahead(costs, acceptance, speed(alone=False, depth=depth), "lr+sd", depth)
-        )
-    )
-    best.append(
-        _best(Setting("shared_draft", shared_draft(depth)(1), token_depth=depth) for depth in SHARED_DRAFT_DEPTHS)
-    )
-    best.append(
-        _best(
-            setting
-            for depth in SHARED_DRAFT_DEPTHS
-            for setting in _lookahead(costs, acceptance, shared_draft(depth), "lr+shared_draft", depth)
-        )
-    )
+    shared = partial(_shared_draft_speed, costs, acceptance)
+    ahead = partial(_lookahead, costs, acceptance, grid)
+    modes: list[Iterable[Setting]] = [
+        [Setting("off", 1.0)],
+        (Setting("sd", speed(alone=True, depth=depth)(1), token_depth=depth) for depth in grid.token_depths),
+        ahead(speed(alone=False, depth=1), "lr", 1),
+        (each for depth in grid.token_depths for each in ahead(speed(alone=False, depth=depth), "lr+sd", depth)),
+        (Setting("shared_draft", shared(depth)(1), token_depth=depth) for depth in grid.shared_draft_depths),
+        (each for depth in grid.shared_draft_depths for each in ahead(shared(depth), "lr+shared_draft", depth)),
+    ]
+    best = [
+        max(settings, key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width))
+        for settings in modes
+    ]
     return sorted(best, key=lambda setting: -setting.speedup)
 
 
-def _best(settings: Iterable[Setting]) -> Setting:
-    return max(settings, key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width))
+def predicted_speed(
+    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
+) -> float:
+    """Predicted speed of one setting, against the target by itself with as many replies at once.
+
+    Args:
+        costs: Of the pair on this machine.
+        acceptance: Of steps and tokens.
+        mode: The mode.
+        depth: γ₁, where steps are speculated on.
+        token_depth: γ₂, where tokens are.
+        replies: At once; each has a share of every batch.
+    """
+    if mode == "off":
+        return 1.0
+    if replies > 1:
+        costs = costs.shared_by(replies)
+    if mode in ("shared_draft", "lr+shared_draft"):
+        speed = _shared_draft_speed(costs, acceptance, token_depth)
+    else:
+        by_tokens = token_depth if mode != "lr" else 1
+        speed = _token_speed(costs, acceptance, "draft_model", alone=mode == "sd", depth=by_tokens)
+    return speed(1) if mode in ("sd", "shared_draft") else _steps_speed(costs, acceptance, speed, depth, 1)
 
 
 def _lookahead(
-    costs: MachineCosts, acceptance: Acceptance, speed: Callable[[int], float], mode: ModeName, token_depth: int
+    costs: MachineCosts, acceptance: Acceptance, grid: Grid, speed: Speed, mode: ModeName, token_depth: int
 ) -> Iterable[Setting]:
-    """Every depth and width of a mode.
-
-    Args:
-        costs: What the pair costs here.
-        acceptance: What is guessed right.
-        speed: Tokens per second of each of so many target steps at once, over those of the target by itself.
-        mode: The mode.
-        token_depth: γ₂.
-    """
-    for depth in DEPTHS:
+    """Every depth and width of a mode."""
+    for depth in grid.depths:
         # A second candidate and draft tokens want the same room in a batch.
-        for width in WIDTHS if token_depth == 1 else (1,):
+        for width in grid.widths if token_depth == 1 else (1,):
             yield Setting(mode, _steps_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)
 
 
-def _steps_speed(
-    costs: MachineCosts, acceptance: Acceptance, speed: Callable[[int], float], depth: int, width: int
-) -> float:
-    """Speed with steps ahead, simulated."""
+def _steps_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, depth: int, width: int) -> float:
     alone = costs.target.at(1) * acceptance.step_tokens
     durations = Durations(
         always(alone / speed(1)),
@@ -147,57 +168,23 @@ def _steps_speed(
     return found.steps * alone / found.seconds
 
 
-def predicted_speed(
-    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
-) -> float:
-    """Predicted speed of one way to write replies, against the target by itself with as many at once.
-
-    Args:
-        costs: What the pair costs here.
-        acceptance: What is guessed right.
-        mode: The way.
-        depth: γ₁, where steps are speculated on.
-        token_depth: γ₂, where tokens are.
-        replies: How many are written at once, each of which has a share of every batch.
-    """
-    if replies > 1:
-        costs = costs.shared_by(replies)
-    if mode == "off":
-        return 1.0
-    if mode in ("shared_draft", "lr+shared_draft"):
-        speed = _shared_draft_speed(costs, acceptance, token_depth)
-    else:
-        by_tokens = token_depth if mode != "lr" else 1
-        speed = _token_speed(costs, acceptance, "draft_model", alone=mode == "sd", depth=by_tokens)
-    return speed(1) if mode in ("sd", "shared_draft") else _steps_speed(costs, acceptance, speed, depth, 1)
-
-
 def _token_speed(
-    costs: MachineCosts, acceptance: Acceptance, tokens_by: str, *, alone: bool, depth: int
-) -> Callable[[int], float]:
-    """Tokens per second of each of so many replies at once, over those of the target by itself."""
+    costs: MachineCosts, acceptance: Acceptance, tokens_by: TokenMethod, *, alone: bool, depth: int
+) -> Speed:
     target = costs.target if alone else costs.beside
-    share = costs.target.at(1) / target.at(1)  # the guessing model runs where the target does
-    guess = costs.draft_alone.at(1) / share if tokens_by == "draft_model" else 0.0
+    share = costs.target.at(1) / target.at(1)  # the draft model runs where the target does
+    draft_token = costs.draft_alone.at(1) / share if tokens_by == "draft_model" else 0.0
     committed = sum(acceptance.tokens**position for position in range(depth))
 
     @cache
     def speed(steps: int) -> float:
-        seconds = target.at(steps * depth) + guess * (depth - 1)
+        seconds = target.at(steps * depth) + draft_token * (depth - 1)
         return committed * costs.target.at(1) / seconds
 
     return speed
 
 
-def _shared_draft_speed(costs: MachineCosts, acceptance: Acceptance, depth: int) -> Callable[[int], float]:
-    """The same of a target with a shared draft.
-
-    Args:
-        costs: What the pair costs here.
-        acceptance: What is guessed right.
-        depth: γ₂: tokens of a step that a pass looks at, at most.
-    """
-
+def _shared_draft_speed(costs: MachineCosts, acceptance: Acceptance, depth: int) -> Speed:
     @cache
     def speed(steps: int) -> float:
         alone = costs.beside.at(steps)

@@ -20,7 +20,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lookahead_agent.bench.environment import environment
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.cost_model.costs import MachineCosts, always_the_same, meaningless_prompt
 from lookahead_agent.cost_model.estimator import Acceptance, ModeName, predicted_speed
 from lookahead_agent.cost_model.pair import Pair
@@ -30,6 +29,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.token_speculation import speculative_config
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import RowFile
 from lookahead_agent.progress import Progress
 from lookahead_agent.verifiers.random_accept import draw
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from lookahead_agent.bench.report import Report
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.samples import Results, read_results
+from lookahead_agent.jsonl import RowFile
 from tests.integration.command_line import command
 from tests.integration.conftest import descendants
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import dataset_file, read_problems
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.collector import Collection, Collector
 from lookahead_agent.calibration.pairs import HarmRule, labelled_pairs
 from lookahead_agent.calibration.scores import MEASURES, score_pairs
+from lookahead_agent.jsonl import RowFile
 from lookahead_agent.progress import LogProgress
 
 

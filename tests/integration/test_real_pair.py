@@ -10,7 +10,6 @@ from langchain_core.messages import HumanMessage
 from graphs.plan_execute import POLICIES, build_plan_execute
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.metrics import NodeMetrics
-from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.cli.agent import EXAMPLE
 from lookahead_agent.decoding.step import Step, StepEnd
@@ -18,6 +17,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.policy import as_policy
 from lookahead_agent.verifiers import StepPair
+from tests.ties import first_difference, gap_in_nats
 from tools.calculator import calculator
 
 PROBLEMS = [

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.ties import first_difference, gap_in_nats
 from lookahead_agent.models import fetch
 from lookahead_agent.models.catalogue import SMOLLM2_135M
 from tests.integration.servers import TINY, free_port, kill, vllm_server
 from tests.integration.test_real_pair import NEAR_TIE, PROBLEMS
+from tests.ties import first_difference, gap_in_nats
 
 JUDGE_ENGINE = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 28, "dtype": "float32"}
 MIXED = "qwen2.5-coder-1.5b-smollm2"

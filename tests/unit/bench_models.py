@@ -10,7 +10,9 @@ from tests.unit.chat import scripted_chat
 REPLY = "Let me see.\n\nThere are several.\n\nAnswer: 14"
 
 
-def scripted_arm(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
-    """The chat model of an arm that says the same to everything; the first problem of the package's set is right."""
+def scripted_configuration(
+    config: BenchConfig, task: TaskConfig, configuration: Configuration, reply: str = REPLY
+) -> ChatLookahead:
+    """A chat model with one reply to everything, which is correct for the first of the packaged problems."""
     default, nodes = configuration.policies(template_policies(task))
-    return scripted_chat(REPLY, policy=default, policies=nodes, streaming=True, return_token_ids=True, temperature=0)
+    return scripted_chat(reply, policy=default, policies=nodes, streaming=True, return_token_ids=True, temperature=0)

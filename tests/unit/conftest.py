@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import lookahead_agent
+from lookahead_agent.cli.options import PAIR_MEASUREMENT, PairMeasurement
 
+MeasureWith = Callable[[PairMeasurement], object]
 ReplaceChat = Callable[[Callable[..., Any]], None]
 
 
@@ -20,3 +22,11 @@ def replace_chat(monkeypatch: pytest.MonkeyPatch) -> ReplaceChat:
         monkeypatch.setattr(lookahead_agent, "ChatLookahead", chat_class, raising=False)
 
     return replace
+
+
+@pytest.fixture
+def measure_with() -> Iterator[MeasureWith]:
+    """Has commands measure pairs of models otherwise."""
+    before = PAIR_MEASUREMENT.set(None)
+    yield PAIR_MEASUREMENT.set
+    PAIR_MEASUREMENT.reset(before)

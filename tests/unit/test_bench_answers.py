@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 import threading
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from lookahead_agent.bench import generated
-from lookahead_agent.bench.answers import AnswerKind, final_choice, final_number, is_right
+from lookahead_agent.bench.answers import AnswerKind, final_choice, final_number, is_correct
 from lookahead_agent.bench.datasets import DATASETS, Dataset, fetch_dataset
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.errors import ConfigurationError
@@ -52,13 +52,13 @@ def test_final_number(text: str, number: Fraction | None) -> None:
         ("```python\nprint('all is well')\nimport os\nos._exit(0)\n```", "assert f(1) == 2", "code", False),
     ],
 )
-def test_is_right(text: str, answer: str, kind: AnswerKind, right: bool) -> None:
-    assert is_right(text, answer, kind) is right
+def test_is_correct(text: str, answer: str, kind: AnswerKind, right: bool) -> None:
+    assert is_correct(text, answer, kind) is right
 
 
 def test_mathematics_is_compared_in_any_thread() -> None:
     found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(is_right(r"\boxed{2x + 2}", "2(x+1)", "math")))
+    thread = threading.Thread(target=lambda: found.append(is_correct(r"\boxed{2x + 2}", "2(x+1)", "math")))
     thread.start()
     thread.join()
     assert found == [True]
@@ -66,7 +66,7 @@ def test_mathematics_is_compared_in_any_thread() -> None:
 
 def test_a_kind_that_does_not_exist() -> None:
     with pytest.raises(ConfigurationError, match="number, math, choice, code"):
-        is_right("1", "1", "colour")  # type: ignore[arg-type]
+        is_correct("1", "1", "colour")  # type: ignore[arg-type]
 
 
 def test_final_choice_takes_the_last_of_the_surest_kind() -> None:
@@ -74,11 +74,24 @@ def test_final_choice_takes_the_last_of_the_surest_kind() -> None:
     assert final_choice("Option A fails; option C holds.") == "C"
 
 
-def test_the_problems_that_ship_are_those_that_the_program_makes() -> None:
-    shipped = [json.loads(line) for line in dataset_file("own").read_text(encoding="utf-8").splitlines()]
-    assert shipped == list(generated.problems())
-    assert len({row["question"] for row in shipped}) == len(shipped)
-    assert all(int(row["answer"]) > 0 for row in shipped)
+SOLUTIONS: dict[str, Callable[..., int]] = {
+    "notebooks": lambda pens, pen, books, book, paid: paid - pens * pen - books * book,
+    "crates": lambda crates, apples, sold, eaten: (crates - sold) * apples - eaten,
+    "km per hour": lambda hours, first, more, second, total: total - hours * first - more * second,
+    "earns": lambda wage, hours, extra, rent: wage * hours + 2 * wage * extra - rent,
+    "tank": lambda start, minutes, rate, leak: start + minutes * (rate - leak),
+    "theatre": lambda rows, seats, adults, price, children: (
+        rows * seats * price - adults * price - children * price // 2
+    ),
+}
+
+
+def test_the_packaged_problems_have_the_answers_of_their_numbers() -> None:
+    problems = read_problems(dataset_file("own"))
+    assert len({problem.question for problem in problems}) == len(problems) == 60
+    for problem in problems:
+        (solve,) = (solve for word, solve in SOLUTIONS.items() if word in problem.question)
+        assert problem.answer == str(solve(*map(int, re.findall(r"\d+", problem.question)))), problem.question
 
 
 def test_problems_with_and_without_ids_and_answers(tmp_path: Path) -> None:
@@ -148,7 +161,7 @@ def test_the_papers_datasets_become_problems(tmp_path: Path, name: str) -> None:
         assert problem.answer is None
     else:
         assert problem.answer is not None
-        assert is_right(right[name], problem.answer, kind)
+        assert is_correct(right[name], problem.answer, kind)
     if name == "gpqa":
         assert f"({problem.answer}) right" in problem.question
 

@@ -1,4 +1,4 @@
-"""Reports of results: of this version and of earlier ones, as tables, pages and pictures."""
+"""Reports of results, as tables, pages and pictures."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lookahead_agent.bench.comparison import changes
 from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig
-from lookahead_agent.bench.difference import changes
-from lookahead_agent.bench.plots import picture_of_tasks, pictures
+from lookahead_agent.bench.plots import as_svg, new_figure, picture_of_tasks, pictures
 from lookahead_agent.bench.prediction import predict
 from lookahead_agent.bench.report import Report
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import SCHEMA, CallRecord, Results, Sample, StepTimes, TurnRecord, read_results
-from lookahead_agent.bench.statistics import Estimate, difference, estimate, mean, median_ratio
+from lookahead_agent.bench.statistics import Estimate, estimate, mean_difference, median_ratio
 from lookahead_agent.bench.summary import nodes, summarize
 from lookahead_agent.errors import ConfigurationError
-from tests.unit.bench_models import scripted_arm
+from lookahead_agent.jsonl import RowFile
+from tests.unit.bench_models import scripted_configuration
 
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
 
 
-def sample(configuration: str, problem: int, seconds: float, right: bool = True, **changes: Any) -> Sample:
+def sample(configuration: str, problem: int, seconds: float, correct: bool = True, **changes: Any) -> Sample:
     """A sample of one call of 10 tokens in two steps."""
     off = configuration == "off"
     call = CallRecord(
@@ -50,7 +51,7 @@ def sample(configuration: str, problem: int, seconds: float, right: bool = True,
             committed=[seconds / 2, seconds],
             verdicts=[] if off else [("similarity", 0.9), ("similarity", 0.4)],
         ),
-        token_ids=[1, 2] if right else [1, 3],
+        token_ids=[1, 2] if correct else [1, 3],
     )
     fields: dict[str, Any] = {
         "task": "questions",
@@ -58,7 +59,7 @@ def sample(configuration: str, problem: int, seconds: float, right: bool = True,
         "mode": "off" if off else "lr",
         "configuration": configuration,
         "seconds": seconds,
-        "right": right,
+        "correct": correct,
         "calls": [call],
         "turn": f"{configuration}{problem}",
         "policies": [call.policy],
@@ -72,7 +73,7 @@ def turn(name: str, **changes: Any) -> TurnRecord:
 
 def made() -> Results:
     samples = [sample("off", number, 10.0) for number in range(4)]
-    samples += [sample("lr", number, 5.0, right=number != 3) for number in range(4)]
+    samples += [sample("lr", number, 5.0, correct=number != 3) for number in range(4)]
     return Results(samples, {entry.turn: turn(entry.turn) for entry in samples if entry.turn})
 
 
@@ -80,12 +81,12 @@ def test_figures_of_each_way() -> None:
     off, lr = summarize(made())
     assert (off.samples, off.seconds, off.tokens_per_second, off.acceptance) == (4, 10.0, 1.0, 0.0)
     assert off.speedup is None
-    assert off.right == Estimate(1.0, 1.0, 1.0)
-    assert lr.right is not None
-    assert lr.right.value == 0.75
-    assert lr.right_difference is not None
-    assert lr.right_difference.value == -0.25
-    assert not lr.right_difference.excludes(0), "one of four may be chance"
+    assert off.accuracy == Estimate(1.0, 1.0, 1.0)
+    assert lr.accuracy is not None
+    assert lr.accuracy.value == 0.75
+    assert lr.accuracy_difference is not None
+    assert lr.accuracy_difference.value == -0.25
+    assert not lr.accuracy_difference.excludes(0), "one of four may be chance"
     assert lr.speedup == Estimate(2.0, 2.0, 2.0)
     assert lr.speedup.excludes(1)
     assert (lr.acceptance, lr.wasted_target, lr.wasted_draft) == (0.5, 0.5, 0.2)
@@ -115,14 +116,14 @@ def test_samples_are_compared_with_the_baseline_of_their_own_block() -> None:
 
 def test_failed_samples_count_as_such_and_not_as_fast() -> None:
     results = made()
-    results.samples.append(sample("lr", 4, 0.1, right=False, error="ValueError: no"))
+    results.samples.append(sample("lr", 4, 0.1, correct=False, error="ValueError: no"))
     results.samples.append(sample("off", 4, 10.0))
     lr = summarize(results)[1]
     assert (lr.samples, lr.errors) == (5, 1)
     assert lr.speedup is not None
     assert lr.speedup.value == 2.0
-    assert lr.right is not None
-    assert lr.right.value == 0.6
+    assert lr.accuracy is not None
+    assert lr.accuracy.value == 0.6
 
 
 def test_energy_is_per_sample_where_every_turn_knows_it() -> None:
@@ -135,7 +136,10 @@ def test_energy_is_per_sample_where_every_turn_knows_it() -> None:
 
 def test_figures_of_nodes() -> None:
     results = Results(
-        [sample("off", 0, 4.0, node="planner", does="rewoo"), sample("lr", 0, 2.0, node="planner", does="rewoo")]
+        [
+            sample("off", 0, 4.0, node="planner", workload="rewoo"),
+            sample("lr", 0, 2.0, node="planner", workload="rewoo"),
+        ]
     )
     off, lr = nodes(results)
     assert (off.node, off.policy, off.speculates, off.seconds) == ("planner", "off", False, 4.0)
@@ -144,26 +148,26 @@ def test_figures_of_nodes() -> None:
 
 
 def test_intervals_are_wide_for_few_and_narrow_for_many() -> None:
-    few, many = estimate(mean, [0.0, 1.0] * 2), estimate(mean, [0.0, 1.0] * 200)
+    few, many = estimate(np.mean, [0.0, 1.0] * 2), estimate(np.mean, [0.0, 1.0] * 200)
     assert few.low is not None
     assert few.high is not None
     assert many.low is not None
     assert many.high is not None
     assert few.high - few.low > 5 * (many.high - many.low)
-    assert estimate(mean, [1.0]) == Estimate(1.0)
-    assert estimate(mean, [0.0, 1.0] * 5) == estimate(mean, [0.0, 1.0] * 5), "the same results, the same report"
+    assert estimate(np.mean, [1.0]) == Estimate(1.0)
+    assert estimate(np.mean, [0.0, 1.0] * 5) == estimate(np.mean, [0.0, 1.0] * 5), "the same results, the same report"
 
 
 def test_pairs_stay_pairs() -> None:
     slow = [float(number) for number in range(1, 30)]
     twice = estimate(median_ratio, [2 * number for number in slow], slow)
     assert twice == Estimate(2.0, 2.0, 2.0), "of any resampling of pairs"
-    assert estimate(difference, slow, slow).excludes(0) is False
+    assert estimate(mean_difference, slow, slow).excludes(0) is False
 
 
 def test_predictions_begin_with_the_formula(tmp_path: Path) -> None:
     config = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off", "lr"), depths=(1, 4)),))
-    results = Bench(config, tmp_path / "r.jsonl", scripted_arm).run()
+    results = Bench(config, tmp_path / "r.jsonl", scripted_configuration).run()
     shallow, deep = predict(results)
     assert (shallow.depth, deep.depth) == (1, 4)
     assert deep.alpha == 1
@@ -176,12 +180,12 @@ def test_predictions_begin_with_the_formula(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl.xz")), ids=lambda file: file.stem)
-def test_results_of_every_version_are_read(file: Path) -> None:
+def test_measured_results_are_read(file: Path) -> None:
     results = read_results(RowFile(file).rows)
     report = Report(results)
     off = report.configurations[0]
     assert off.mode == "off"
-    assert off.right is not None
+    assert off.accuracy is not None
     assert all(configuration.speedup for configuration in report.configurations if configuration.mode != "off")
     assert {configuration.mode for configuration in report.configurations} <= set(MODES)
     assert report.tables("questions")
@@ -192,19 +196,19 @@ def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
     thrice = Results([sample.model_copy(update={"sample": n}) for n in range(3) for sample in once.samples], once.turns)
     for one, three in zip(summarize(once), summarize(thrice), strict=True):
         assert three.samples == 3 * one.samples
-        assert (three.right, three.right_difference) == (one.right, one.right_difference)
+        assert (three.accuracy, three.accuracy_difference) == (one.accuracy, one.accuracy_difference)
         assert (three.speedup, three.rate_ratio) == (one.speedup, one.rate_ratio)
 
 
-def test_version_1_says_what_it_said() -> None:
+def test_measured_results_give_the_documented_figures() -> None:
     configurations = {
         configuration.configuration: configuration
         for configuration in Report(
             read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl.xz").rows)
         ).configurations
     }
-    assert configurations["off"].right is not None
-    assert configurations["off"].right.value == pytest.approx(23 / 30)
+    assert configurations["off"].accuracy is not None
+    assert configurations["off"].accuracy.value == pytest.approx(23 / 30)
     assert configurations["lr exact"].same_tokens == 26
     assert configurations["lr exact"].speedup is not None
     assert configurations["lr exact"].speedup.value == pytest.approx(0.58, abs=0.01)
@@ -213,7 +217,8 @@ def test_version_1_says_what_it_said() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"schema_version": SCHEMA + 1}, "newer version"),
+        ({"schema_version": SCHEMA + 1}, "another version"),
+        ({"schema_version": 2}, "another version"),
         ({"schema_version": SCHEMA, "kind": "sample"}, "no result"),
         ({"id": "x"}, "no result"),
     ],
@@ -235,8 +240,8 @@ def test_a_row_survives_being_written_and_read(tmp_path: Path) -> None:
 def test_reports_in_every_form(tmp_path: Path) -> None:
     results = made()
     results.samples += [
-        sample("off", 0, 4.0, task="rewoo", does="rewoo", node="<script>alert(1)</script>"),
-        sample("lr", 0, 2.0, task="rewoo", does="rewoo", node="<script>alert(1)</script>"),
+        sample("off", 0, 4.0, task="rewoo", workload="rewoo", node="<script>alert(1)</script>"),
+        sample("lr", 0, 2.0, task="rewoo", workload="rewoo", node="<script>alert(1)</script>"),
     ]
     report = Report(results)
     for name in ("r.html", "r.md", "r.csv"):
@@ -267,7 +272,7 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
             TaskConfig(name="questions-again", task="self_consistency", limit=1, modes=("off", "lr")),
         )
     )
-    results = Bench(config, tmp_path / "r.jsonl", scripted_arm).run()
+    results = Bench(config, tmp_path / "r.jsonl", scripted_configuration).run()
     report = Report(results)
     drawn, again = (
         pictures(task, results, report.configurations, report.nodes, report.predictions)
@@ -277,16 +282,13 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
         "questions-speedup-accuracy",
         "questions-acceptance",
         "questions-depth",
-        "questions-prediction",
         "questions-profile",
-        "questions-timeline",
     }
     assert set(again) == {
         "questions-again-speedup-accuracy",
         "questions-again-acceptance",
         "questions-again-nodes",
         "questions-again-profile",
-        "questions-again-timeline",
     }
     _, profile = drawn["questions-profile"]
     assert len(profile.axes[0].get_yticks()) == 4
@@ -294,14 +296,18 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
     _, depth = drawn["questions-depth"]
     measured = next(line for line in depth.axes[0].lines if line.get_label() == "measured")
     assert list(measured.get_xdata()) == [1, 2, 4]
-    _, timeline = drawn["questions-timeline"]
-    assert sum(len(axes.patches) for axes in timeline.axes) >= 6
-    assert len(timeline.axes) == 4
-    results.samples += [sample.model_copy(update={"block": 1}) for sample in results.samples if sample.mode == "off"]
-    _, again_off = pictures("questions", results, report.configurations, report.nodes, report.predictions)[
-        "questions-timeline"
-    ]
-    assert len(again_off.axes) == 4, "each way once, in whatever blocks it was measured"
+
+
+def test_a_figure_is_the_same_each_time() -> None:
+    def drawn() -> str:
+        figure, axes = new_figure(3, 2)
+        axes[0][0].plot([0.1, 0.2, 0.7], [1, 4, 2])
+        axes[0][0].set_xlabel("share of $0.25$")
+        return as_svg(figure)
+
+    assert drawn() == drawn()
+    assert drawn().startswith("<svg")
+    assert "share of $0.25$" in drawn(), "names are no formulas"
 
 
 def test_several_tasks_are_seen_together() -> None:
@@ -337,17 +343,17 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
 
 def test_what_changed_and_whether_it_is_more_than_noise() -> None:
     before = Results([sample("off", number, 10.0 + number % 2) for number in range(12)])
-    faster = Results([sample("off", number, 5.0 + number % 2, right=number != 0) for number in range(12)])
+    faster = Results([sample("off", number, 5.0 + number % 2, correct=number != 0) for number in range(12)])
     (change,) = changes(before, faster)
     assert change.samples == 12
     assert change.speed.value > 1.5
     assert change.verdicts() == ["faster"]
-    assert change.right is not None
-    assert change.right.value < 0, "one answer less, which may be chance"
+    assert change.accuracy is not None
+    assert change.accuracy.value < 0, "one answer less, which may be chance"
     (same,) = changes(before, before)
     assert same.verdicts() == []
-    worse = Results([sample("off", number, 10.0 + number % 2, right=False) for number in range(12)])
-    assert changes(before, worse)[0].verdicts() == ["fewer right answers"]
+    worse = Results([sample("off", number, 10.0 + number % 2, correct=False) for number in range(12)])
+    assert changes(before, worse)[0].verdicts() == ["fewer correct answers"]
     with pytest.raises(ConfigurationError, match="no problem in common"):
         changes(before, Results([sample("off", 99, 1.0)]))
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,18 @@ import pytest
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig, load_config, make_config, packaged_configs
 from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of, template_policies
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
-from lookahead_agent.bench.ties import first_difference
-from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError, PolicyError
-from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit import bench_models
-from tests.unit.bench_models import scripted_arm
+from lookahead_agent.jsonl import RowFile
+from tests.unit.bench_models import scripted_configuration
 from tests.unit.chat import scripted_chat
 
 TWO = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off", "lr"), concurrency=2),))
 
 
 def bench(config: BenchConfig, out: Path, **options: Any) -> Bench:
-    return Bench(config, out, options.pop("make_model", scripted_arm), **options)
+    return Bench(config, out, options.pop("make_model", scripted_configuration), **options)
 
 
 def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_path: Path) -> None:
@@ -54,7 +51,7 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
     }
     assert set(Counter(sample.key for sample in results.samples).values()) == {1}
     sample = next(sample for sample in results.samples if sample.configuration == "lr" and sample.problem == "own-0")
-    assert sample.right is True
+    assert sample.correct is True
     assert sample.seed == 5
     assert sample.settings["max_tokens"] == 512
     assert sample.environment["packages"]["langgraph"]
@@ -69,8 +66,6 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
     assert call.times.committed == sorted(call.times.committed)
     assert len(call.times.draft) == 3
     assert {reason for reason, _ in call.times.verdicts} == {"same text"}
-    assert sample.timeline is not None
-    assert {entry["kind"] for entry in sample.timeline} >= {"accepted", "judged"}
     assert sample.turn is not None
     turn = results.turns[sample.turn]
     assert turn.seconds > 0
@@ -81,15 +76,18 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
     assert voted[0].policies == ["balanced"]
 
 
-def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path) -> None:
     """A shared draft proposes nothing for a sampled reply with a seed, so that one would measure something else."""
     seeds: list[int | None] = []
-    monkeypatch.setattr(
-        "lookahead_agent.bench.runner.do", lambda task, llm, question, seed, config, **how: seeds.append(seed) or "1"
-    )
+
+    def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: Any, **how: bool) -> str:
+        seeds.append(seed)
+        return "1"
+
     for seed in (None, 5):
         task = TaskConfig(limit=1, modes=("off",), samples=2)
-        done = bench(BenchConfig(seed=seed, temperature=0.7, tasks=(task,)), tmp_path / f"{seed}.jsonl").run()
+        config = BenchConfig(seed=seed, temperature=0.7, tasks=(task,))
+        done = bench(config, tmp_path / f"{seed}.jsonl", solve_problem=solve).run()
         assert sorted(sample.sample for sample in done.samples) == [0, 1]
         assert {sample.seed for sample in done.samples} == ({None} if seed is None else {5, 6})
     assert seeds == [None, None, 5, 6]
@@ -101,8 +99,8 @@ def test_the_modes_take_turns_and_another_begins_each_time(tmp_path: Path) -> No
     assert [configuration for configuration, _ in asked] == ["off", "off", "lr", "lr", "lr", "off"]
 
 
-def test_of_three_ways_each_comes_as_often_before_another_as_after_it(tmp_path: Path) -> None:
-    task = TaskConfig(limit=6, besides=("off int8",))
+def test_of_three_configurations_each_comes_as_often_before_another_as_after_it(tmp_path: Path) -> None:
+    task = TaskConfig(limit=6, variants=("off int8",))
     asked: list[str] = []
     bench(BenchConfig(tasks=(task,)), tmp_path / "r.jsonl").run(
         on_sample=lambda sample: asked.append(sample.configuration)
@@ -151,11 +149,10 @@ import sys
 from pathlib import Path
 from lookahead_agent.bench.config import BenchConfig, TaskConfig
 from lookahead_agent.bench.runner import Bench
-from tests.unit import bench_models
-from tests.unit.bench_models import scripted_arm
+from tests.unit.bench_models import scripted_configuration
 
 config = BenchConfig(tasks=(TaskConfig(limit=4, modes=("off", "lr"), concurrency=2),))
-Bench(config, Path(sys.argv[1]), scripted_arm).run(on_sample=lambda sample: print(*sample.key, flush=True))
+Bench(config, Path(sys.argv[1]), scripted_configuration).run(on_sample=lambda sample: print(*sample.key, flush=True))
 """
 
 
@@ -249,16 +246,16 @@ def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_p
     assert len(results.samples) == 4
 
 
-def test_a_graph_that_fails_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def do(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any, **how: bool) -> str:
+def test_a_graph_that_fails_is_a_result(tmp_path: Path) -> None:
+    def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any, **how: bool) -> str:
         if "farmer" in question:
             raise RecursionError("the graph went in circles")
         return "It is 14."
 
-    monkeypatch.setattr("lookahead_agent.bench.runner.do", do)
-    results = bench(BenchConfig(tasks=(TaskConfig(limit=3, modes=("off",)),)), tmp_path / "r.jsonl").run()
+    config = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off",)),))
+    results = bench(config, tmp_path / "r.jsonl", solve_problem=solve).run()
     assert [sample.error for sample in results.samples] == [None, "RecursionError: the graph went in circles", None]
-    assert [sample.right for sample in results.samples] == [True, False, False]
+    assert [sample.correct for sample in results.samples] == [True, False, False]
 
 
 def test_an_engine_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:
@@ -278,34 +275,7 @@ def test_an_engine_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -
     assert len(bench(config, out).run().samples) == 3
 
 
-def test_an_exact_reply_that_differs_is_traced_to_the_targets_log_probabilities(tmp_path: Path) -> None:
-    tokenizer = ScriptedTokenizer()
-
-    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
-        text = "yes it is" if configuration.mode == "off" else "no it is"
-        engine = ScriptedEngine(tokenizer, [ScriptedStep(text)], logprobs={"yes": -0.7, "no": -0.75})
-        engines = EngineSet(
-            engine, None if configuration.mode == "off" else ScriptedEngine(tokenizer, [ScriptedStep(text)])
-        )
-        default, _ = configuration.policies({})
-        return ChatLookahead(engines=engines, policy=default, return_token_ids=True, temperature=0, streaming=True)
-
-    config = BenchConfig(tasks=(TaskConfig(limit=1, modes=("off", "lr"), policies=("exact",)),))
-    out = tmp_path / "r.jsonl"
-    results = bench(config, out, make_model=make).run()
-    (tie,) = results.ties
-    assert (tie.configuration, tie.problem, tie.at) == ("lr exact", "own-0", 0)
-    assert tie.gap == pytest.approx(0.05)
-    assert len(bench(config, out, make_model=make).run().ties) == 1, "traced once"
-
-
-def test_first_difference() -> None:
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2, 3], [1, 2]) == 2
-
-
-def test_arms_of_a_task() -> None:
+def test_configurations_of_a_task() -> None:
     task = TaskConfig(
         modes=("lr", "sd"), policies=("balanced", "exact"), depths=(1, 4), widths=(2,), schedules=("async", "sync")
     )
@@ -356,11 +326,11 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
         "specreason": "none",
         "random": "none",
     }
-    assert {mode: str(llm.policy) for mode, llm in fields.items()}["specreason"] == "specreason"
+    assert str(fields["specreason"].policy) == "specreason"
     assert all(llm.max_tokens == 77 for llm in fields.values())
     assert {(llm.temperature, llm.top_p, llm.top_k) for llm in fields.values()} == {(0.7, 0.8, 20)}
-    commanded = {mode for mode, llm in fields.items() if llm.policy_for().forces_speculation}
-    assert commanded == {"lr", "lr+sd", "lr+shared_draft", "specreason", "random"}
+    forced = {mode for mode, llm in fields.items() if llm.policy_for().forces_speculation}
+    assert forced == {"lr", "lr+sd", "lr+shared_draft", "specreason", "random"}
     fixed = BenchConfig(precision="bf16")
     precisions = {
         configuration.mode: chat_model(fixed, task, configuration).precision
@@ -368,10 +338,10 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
     }
     assert precisions.pop("auto") == "auto", "it chooses for itself"
     assert set(precisions.values()) == {"bf16"}
-    besides = task.model_copy(update={"modes": ("off", "auto"), "besides": ("off int8", "off fp32")})
-    configurations = configurations_of(besides)
+    with_variants = task.model_copy(update={"modes": ("off", "auto"), "variants": ("off int8", "off fp32")})
+    configurations = configurations_of(with_variants)
     assert [configuration.name for configuration in configurations] == ["off", "off int8", "off fp32", "auto"]
-    assert [chat_model(fixed, besides, configuration).precision for configuration in configurations] == [
+    assert [chat_model(fixed, with_variants, configuration).precision for configuration in configurations] == [
         "bf16",
         "int8",
         "fp32",
@@ -379,9 +349,9 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
     ]
 
 
-def test_calls_of_a_template_one_by_one(tmp_path: Path) -> None:
-    """What is won by doing things at once can be measured: one arm does without."""
-    task = TaskConfig(task="self_consistency", limit=1, modes=("off",), besides=("off bf16 one by one",))
+def test_sequential_calls_of_a_template(tmp_path: Path) -> None:
+    """The gain of parallel calls can be measured: a variant does without."""
+    task = TaskConfig(task="self_consistency", limit=1, modes=("off",), variants=("off bf16 sequential",))
     results = bench(BenchConfig(temperature=0.7, tasks=(task,)), tmp_path / "r.jsonl").run()
     calls = {sample.configuration: sorted(sample.calls, key=lambda call: call.started) for sample in results.samples}
     overlaps = {
@@ -389,51 +359,57 @@ def test_calls_of_a_template_one_by_one(tmp_path: Path) -> None:
         for configuration, found in calls.items()
     }
     assert any(overlaps["off"])
-    assert len(calls["off bf16 one by one"]) == 3, "which decide the vote"
-    assert not any(overlaps["off bf16 one by one"])
+    assert len(calls["off bf16 sequential"]) == 3, "which decide the vote"
+    assert not any(overlaps["off bf16 sequential"])
 
 
-def test_calculations_that_a_model_puts_into_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is won by carrying calculations out as they stand can be measured: arms do without."""
-    monkeypatch.setattr(bench_models, "REPLY", "1. Pens: 2 * 7")
-    ways = ("off int8 one by one", "off bf16 asked", "off int8 asked one by one", "auto asked", "auto one by one")
-    task = TaskConfig(task="plan_execute", limit=1, besides=ways)
-    results = bench(BenchConfig(temperature=0.0, tasks=(task,)), tmp_path / "r.jsonl").run()
+def test_calculations_that_a_model_writes_as_calls(tmp_path: Path) -> None:
+    """The gain of `calculate` can be measured: variants do without."""
+    variants = (
+        "off int8 sequential",
+        "off bf16 calculate=false",
+        "off int8 calculate=false sequential",
+        "auto calculate=false",
+        "auto sequential",
+    )
+    task = TaskConfig(task="plan_execute", limit=1, variants=variants)
+    make = partial(scripted_configuration, reply="1. Pens: 2 * 7")
+    results = bench(BenchConfig(temperature=0.0, tasks=(task,)), tmp_path / "r.jsonl", make_model=make).run()
     nodes = {sample.configuration: {call.node for call in sample.calls} for sample in results.samples}
-    assert nodes.keys() == {"off", "auto", *ways}
+    assert nodes.keys() == {"off", "auto", *variants}
     assert {configuration for configuration, found in nodes.items() if "executor" in found} == {
-        configuration for configuration in nodes if "asked" in configuration
+        configuration for configuration in nodes if "calculate=false" in configuration
     }
 
 
-def test_the_papers_arrangement_leaves_the_baseline_the_targets_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lookahead_agent.bench.configurations.available_cores", lambda: [0, 1, 2, 3])
+def test_the_papers_setup_leaves_the_baseline_the_targets_cores_alone() -> None:
     config = BenchConfig(extra_device_for_draft=True)
     task = TaskConfig()
-    assert {chat_model(config, task, configuration).cores for configuration in configurations_of(task)} == {
-        ("0-2", "3")
-    }
-    assert {chat_model(BenchConfig(), task, configuration).cores for configuration in configurations_of(task)} == {None}
-    monkeypatch.setattr("lookahead_agent.bench.configurations.runs_on_cpu", lambda: False)
+    assert {
+        chat_model(config, task, configuration, on_cpu=True, cores=[0, 1, 2, 3]).cores
+        for configuration in configurations_of(task)
+    } == {("0-2", "3")}
+    assert {
+        chat_model(BenchConfig(), task, configuration, on_cpu=True).cores for configuration in configurations_of(task)
+    } == {None}
     with pytest.raises(ConfigurationError, match="draft_url"):
-        chat_model(config, task, configurations_of(task)[0])
+        chat_model(config, task, configurations_of(task)[0], on_cpu=False)
 
 
-def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine() -> None:
     task = TaskConfig(modes=("off", "sd", "lr", "specreason"))
 
-    def runtimes(config: BenchConfig) -> dict[str, Any]:
+    def runtimes(config: BenchConfig, on_cpu: bool) -> dict[str, Any]:
         return {
-            configuration.mode: chat_model(config, task, configuration)._runtime
+            configuration.mode: chat_model(config, task, configuration, on_cpu=on_cpu)._runtime
             for configuration in configurations_of(task)
         }
 
-    on_cpu = runtimes(BenchConfig())
+    on_cpu = runtimes(BenchConfig(), True)
     assert on_cpu["lr"] is on_cpu["specreason"]
     assert on_cpu["off"] is not on_cpu["lr"], "it has all cores"
-    monkeypatch.setattr("lookahead_agent.bench.configurations.runs_on_cpu", lambda: False)
     for config in (BenchConfig(), BenchConfig(model="Qwen/Qwen3-32B", draft_model="Qwen/Qwen3-1.7B")):
-        on_gpu = runtimes(config)
+        on_gpu = runtimes(config, False)
         assert on_gpu["off"] is on_gpu["lr"]
         assert on_gpu["sd"] is not on_gpu["lr"]
 
@@ -469,12 +445,12 @@ def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) ->
         ({"blocks": [["lr"]], "tasks": [{"modes": ["lr", "sd"]}]}, "each mode that is measured once"),
         ({"draft_url": "http://x/v1"}, "extra_device_for_draft"),
         ({"tasks": []}, "tasks"),
-        ({"tasks": [{"besides": ["off bf16 one by one"]}]}, "a question is one call"),
-        ({"tasks": [{"task": "reflection", "besides": ["off asked"]}]}, "that calculate: plan_execute"),
-        ({"tasks": [{"besides": ["auto int8"]}]}, "auto chooses its precision"),
-        ({"tasks": [{"modes": ["off"], "task": "react", "besides": ["auto asked"]}]}, "auto is not among the modes"),
-        ({"tasks": [{"besides": ["off"]}]}, "besides has no way 'off'"),
-        ({"tasks": [{"besides": ["int8"]}]}, "besides has no way 'int8'"),
+        ({"tasks": [{"variants": ["off bf16 sequential"]}]}, "a question is one call"),
+        ({"tasks": [{"task": "reflection", "variants": ["off calculate=false"]}]}, "that calculate: plan_execute"),
+        ({"tasks": [{"variants": ["auto int8"]}]}, "auto chooses its own"),
+        ({"tasks": [{"modes": ["off"], "task": "react", "variants": ["auto calculate=false"]}]}, "needs the mode auto"),
+        ({"tasks": [{"variants": ["off"]}]}, "'off' is no variant"),
+        ({"tasks": [{"variants": ["int8"]}]}, "'int8' is no variant"),
     ],
 )
 def test_benchmarks_that_cannot_be(fields: dict[str, Any], message: str) -> None:

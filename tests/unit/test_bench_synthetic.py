@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from lookahead_agent.cli import bench_synthetic
 from lookahead_agent.cli.app import app
-from lookahead_agent.cost_model import synthetic as synthetic_module
+from lookahead_agent.cli.options import PairMeasurement
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
 from lookahead_agent.cost_model.synthetic import (
@@ -36,6 +36,7 @@ from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.progress import LogProgress
+from tests.unit.conftest import MeasureWith
 
 STEP = Step((1,), "x", StepEnd.DELIMITER)
 SMALL = Synthetic(modes=("off", "lr"), alphas=(0.5,), depths=(2,), step_tokens=4, steps=9, repeats=2)
@@ -317,10 +318,9 @@ def test_predictions() -> None:
     assert predicted_speed(full, everything, "lr", 4, 3, replies=2) < predicted_speed(COSTS, everything, "lr", 4, 3)
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = ScriptedPair()
-    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: pair)
-    monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: COSTS)
+def test_the_command(tmp_path: Path, measure_with: MeasureWith) -> None:
+    pair: Any = ScriptedPair()
+    measure_with(PairMeasurement(lambda *_, **__: pair, lambda *_, **__: COSTS))
     costs, out = tmp_path / "costs.json", tmp_path / "rows.jsonl"
     command = ["bench", "synthetic", "--modes", "lr", "--alphas", "0.5", "--depths", "2", "--step-tokens", "4"]
     command += ["--steps", "9", "--repeats", "1", "--out", str(out)]
@@ -338,15 +338,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = report.read_text()
     assert "big with small" in written
     assert "| lr | 1 | 2 | 0.5 |" in written
-    assert "| target by itself | 1000.0 |" in written
+    assert "| target alone | 1000.0 |" in written
     assert "![speed by depth](cpu.svg)" in written
     assert report.with_suffix(".svg").read_text().startswith("<svg")
     misnamed = CliRunner().invoke(app, [*command, "--report", "cpu.pdf"])
     assert "cpu.pdf" in str(misnamed.exception)
-    monkeypatch.setattr(synthetic_module.SyntheticBench, "run", lambda *_: False)
-    unfinished = CliRunner().invoke(app, command)
+    command[-1] = str(tmp_path / "more.jsonl")
+    unfinished = CliRunner().invoke(app, [*command, "--repeats", "1000", "--seconds", "1"])
     assert unfinished.exit_code == 75
-    assert "2 of 2 rows" in unfinished.output
+    assert re.search(r"\b\d{1,3} of 2000 rows are in", unfinished.output), unfinished.output
     for option, value in (("--precision", "int3"), ("--depths", "2.5"), ("--replies", ","), ("--alphas", "half")):
         wrong = CliRunner().invoke(app, [*command, option, value])
         assert wrong.exit_code == 2

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.calibration.collector import Collection, Collector
 from lookahead_agent.calibration.fit import Fit, best, disputed, fit, kept, split_results
 from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
@@ -24,12 +24,12 @@ from lookahead_agent.calibration.scores import CANDIDATES, score_pairs
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.cli import options
-from lookahead_agent.cli.app import app
+from lookahead_agent.cli.app import CHAT_CLASS, app
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.jsonl import RowFile
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
@@ -159,7 +159,8 @@ def test_what_cannot_be_collected(tmp_path: Path) -> None:
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "ChatLookahead", lambda **fields: scripted())
+    context = copy_context()
+    context.run(CHAT_CLASS.set, lambda **fields: scripted())
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
     dataset, out = tmp_path / "problems.jsonl", tmp_path / "pairs.jsonl"
     dataset.write_text(
@@ -171,7 +172,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(read_problems(dataset)) == 160
 
     def call(*arguments: str, code: int = 0, **more: Any) -> str:
-        done = CliRunner().invoke(app, ["calibrate", *arguments], **more)
+        done = context.run(CliRunner().invoke, app, ["calibrate", *arguments], **more)
         assert done.exit_code == code, done.output
         return done.output
 

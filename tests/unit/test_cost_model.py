@@ -1,23 +1,22 @@
-"""What things cost, and which way of writing is predicted to be fastest."""
+"""Measured costs, and the settings that are predicted to be fastest."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.plots import as_svg
 from lookahead_agent.bench.problems import Problem
-from lookahead_agent.cli import estimate as estimate_command
-from lookahead_agent.cost_model import estimator
-from lookahead_agent.cost_model.break_even_map import MeasuredPoint, break_even_map, picture
+from lookahead_agent.cli.options import PairMeasurement
+from lookahead_agent.cost_model.break_even_map import break_even_map, picture
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
-from lookahead_agent.cost_model.estimator import Acceptance, best_settings
+from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, Setting, best_settings
 from lookahead_agent.cost_model.measuring import measure_acceptance
 from lookahead_agent.cost_model.pair import Pair as PairOfModels
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
@@ -25,28 +24,22 @@ from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_selection import EngineSetup
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.theory.formulas import shared_draft_speedup
 from tests.unit.chat import replying, scripted_engines
+from tests.unit.conftest import MeasureWith
 from tests.unit.test_cli import run
 
-EVERY = {name: getattr(estimator, name) for name in ("DEPTHS", "TOKEN_DEPTHS", "SHARED_DRAFT_DEPTHS")}
+COARSE = Grid(*((each[0], each[-1]) for each in astuple(EVERY)))
+"""The smallest and the largest of each setting: a fifth of the work."""
 
 
-@pytest.fixture(autouse=True)
-def _fewer_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, settings in coarse().items():
-        monkeypatch.setattr(estimator, name, settings)
+def by_mode(costs: MachineCosts, acceptance: Acceptance, grid: Grid = COARSE, **how: Any) -> dict[str, Setting]:
+    return {setting.mode: setting for setting in best_settings(costs, acceptance, grid=grid, **how)}
 
 
-@pytest.fixture
-def every_setting(_fewer_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, settings in EVERY.items():
-        monkeypatch.setattr(estimator, name, settings)
-
-
-def coarse() -> dict[str, tuple[int, ...]]:
-    """The smallest and the largest of each: a fifth of the work."""
-    return {name: (settings[0], settings[-1]) for name, settings in EVERY.items()}
+def speeds(costs: MachineCosts, acceptance: Acceptance, **how: Any) -> dict[str, float]:
+    return {mode: setting.speedup for mode, setting in by_mode(costs, acceptance, **how).items()}
 
 
 class MeteredEngine:
@@ -133,72 +126,59 @@ SMALL = MachineCosts(
 """Two cores: the target loses one of them to the draft."""
 
 
-@pytest.mark.usefixtures("every_setting")
 def test_under_the_papers_assumptions_both_levels_win() -> None:
-    best = best_settings(FREE, Acceptance(0.8, 0.7))
-    assert best[0].mode == "lr+sd"
-    by_mode = {setting.mode: setting for setting in best}
-    assert by_mode["off"].speedup == 1
-    assert by_mode["lr"].speedup > 2.5
-    assert by_mode["lr"].depth >= 4
+    assert best_settings(FREE, Acceptance(0.8, 0.7))[0].mode == "lr+sd"
+    found = by_mode(FREE, Acceptance(0.8, 0.7), EVERY)
+    assert found["off"].speedup == 1
+    assert found["lr"].speedup > 2.5
+    assert found["lr"].depth >= 4
 
 
-@pytest.mark.usefixtures("every_setting")
-def test_on_two_cores_token_level_speculation_wins() -> None:
-    by_mode = {setting.mode: setting for setting in best_settings(SMALL, Acceptance(0.6, 0.8))}
-    assert by_mode["sd"].speedup > 1.3
-    assert by_mode["lr"].speedup < 1
-    assert max(by_mode.values(), key=lambda setting: setting.speedup).mode == "sd"
+def test_on_two_cores_token_speculation_wins() -> None:
+    found = speeds(SMALL, Acceptance(0.6, 0.8), grid=EVERY)
+    assert found["sd"] > 1.3
+    assert found["lr"] < 1
+    assert max(found, key=lambda mode: found[mode]) == "sd"
 
 
 def test_a_shared_draft_pays_where_the_draft_costs_it_nothing() -> None:
-    free = {setting.mode: setting for setting in best_settings(FREE, Acceptance(0.0, 0.8))}
-    assert free["shared_draft"].speedup > free["sd"].speedup > 1
-    assert free["shared_draft"].speedup <= shared_draft_speedup(0.8, FREE.c)
-    assert free["lr+shared_draft"].speedup <= 1.05 * free["shared_draft"].speedup, "no step is accepted"
-    small = {setting.mode: setting for setting in best_settings(SMALL, Acceptance(0.0, 0.8))}
-    assert small["shared_draft"].speedup < small["sd"].speedup, "a core for the draft is missing to the target"
-    paraphrased = {setting.mode: setting.speedup for setting in best_settings(FREE, Acceptance(0.9, 0.3))}
+    free = speeds(FREE, Acceptance(0.0, 0.8))
+    assert free["shared_draft"] > free["sd"] > 1
+    assert free["shared_draft"] <= shared_draft_speedup(0.8, FREE.c)
+    assert free["lr+shared_draft"] <= 1.05 * free["shared_draft"], "no step is accepted"
+    small = speeds(SMALL, Acceptance(0.0, 0.8))
+    assert small["shared_draft"] < small["sd"], "a core for the draft is missing to the target"
+    paraphrased = speeds(FREE, Acceptance(0.9, 0.3))
     assert paraphrased["lr+shared_draft"] > 1.5 * paraphrased["shared_draft"]
 
 
-def test_borders_say_which_way_is_fastest_where() -> None:
-    cells = {(cell.steps, cell.tokens): cell for cell in break_even_map(FREE, [0.2], [0.0, 1.0])}
+def test_the_break_even_map_has_the_fastest_mode_of_each_place() -> None:
+    cells = {(cell.steps, cell.tokens): cell for cell in break_even_map(FREE, [0.2], [0.0, 1.0], COARSE)}
     assert cells[0.0, 0.0].mode == "off"
     assert cells[0.0, 1.0].mode == "shared_draft"
     assert cells[1.0, 0.0].mode == "lr"
     assert cells[0.0, 0.0].speedup == 1
-    assert cells[0.0, 1.0].speedup == pytest.approx(5, rel=0.05), "no guided target is faster than its draft"
-    drawn = as_svg(picture(list(cells.values()), [MeasuredPoint(0.5, 0.5, 0.25, "a pair")]))
-    assert "<svg" in drawn
-    assert len(drawn) > 5000
+    assert cells[0.0, 1.0].speedup == pytest.approx(5, rel=0.05), "no target is faster than its shared draft"
+    figure = picture(list(cells.values()), 0.25, {"a pair": Acceptance(0.5, 0.5)})
+    (axes,) = figure.axes
+    assert {text.get_text() for text in axes.texts} >= {"1.0", "a pair"}
+    assert axes.images[0].get_array().tolist() == [[0, 3], [2, axes.images[0].get_array()[1, 1]]]
+    assert axes.images[0].get_extent() == [-0.5, 1.5, -0.5, 1.5]
 
 
-def test_guesses_that_cost_nothing_are_worth_more() -> None:
+def test_draft_tokens_that_cost_nothing_are_worth_more() -> None:
     acceptance = Acceptance(0.6, 0.6)
-    ngram = {setting.mode: setting.speedup for setting in best_settings(SMALL, acceptance, tokens_by="ngram")}
-    drafted = {setting.mode: setting.speedup for setting in best_settings(SMALL, acceptance)}
-    assert ngram["sd"] > drafted["sd"]
+    assert speeds(SMALL, acceptance, tokens_by="ngram")["sd"] > speeds(SMALL, acceptance)["sd"]
 
 
 def test_slow_verdicts_cost_speed() -> None:
-    quick, slow = (
-        next(
-            setting.speedup
-            for setting in best_settings(FREE, Acceptance(0.8, 0.0, 40, seconds))
-            if setting.mode == "lr"
-        )
-        for seconds in (0.0, 3.0)
-    )
+    quick, slow = (speeds(FREE, Acceptance(0.8, 0.0, 40, seconds))["lr"] for seconds in (0.0, 3.0))
     assert slow < quick
 
 
 @pytest.mark.parametrize("token_alpha", [0.0, 0.7])
 def test_more_tokens_that_are_accepted_are_never_slower(token_alpha: float) -> None:
-    less, more = (
-        {setting.mode: setting.speedup for setting in best_settings(FREE, Acceptance(0.0, accepted))}
-        for accepted in (token_alpha, token_alpha + 0.1)
-    )
+    less, more = (speeds(FREE, Acceptance(0.0, accepted)) for accepted in (token_alpha, token_alpha + 0.1))
     assert more["sd"] >= less["sd"] - 1e-9
     assert less["lr"] <= 1.05, "no step is accepted"
 
@@ -209,13 +189,18 @@ def test_acceptance_that_cannot_be() -> None:
             Acceptance(*fields)
 
 
-def test_acceptance_is_measured_on_problems() -> None:
+def with_logprobs() -> EngineSet:
+    """Engines whose draft finds the first two of three steps likely."""
     engines = scripted_engines(lambda _: "One.\n\nTwo.\n\nThree.")
     tokenizer = engines.target.tokenizer
     assert isinstance(tokenizer, ScriptedTokenizer)
     sure = {"One": -0.1, "Two": -0.6, "Three": -0.8}  # the last has less than half
     engines.draft = ScriptedEngine(tokenizer, replying(lambda _: "One.\n\nTwo.\n\nThree."), logprobs=sure)
-    llm = ChatLookahead(engines=engines, policy="balanced", streaming=True, return_token_ids=True)
+    return engines
+
+
+def test_acceptance_is_measured_on_problems() -> None:
+    llm = ChatLookahead(engines=with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
     reply = llm.invoke("What?").response_metadata["token_ids"]
     found = measure_acceptance(llm, [Problem("a", "What?", None), Problem("b", "Which?", None)])
     assert found.steps == 1
@@ -225,35 +210,35 @@ def test_acceptance_is_measured_on_problems() -> None:
 
 
 def test_the_command_reads_costs_that_were_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "costs.json"
     file.write_text(SMALL.model_dump_json())
     arguments = ["estimate", "--costs", str(file), "--alpha", "0.6", "--token-alpha", "0.8"]
-    assert run(*arguments, "--json", monkeypatch=monkeypatch) == 0
+    measure_with(PairMeasurement(grid=COARSE))
+    assert run(*arguments, "--json") == 0
     result = json.loads(capsys.readouterr().out)
+    assert run(*arguments) == 0
     assert result["settings"][0]["mode"] == "sd"
     assert result["c"] == pytest.approx(1 / 3)
-    assert run(*arguments, monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert "--token-speculation draft_model" in said
-    assert "c = 0.33" in said
+    printed = capsys.readouterr().out
+    assert "--token-speculation draft_model" in printed
+    assert "c = 0.33" in printed
 
 
 def test_the_command_measures_and_keeps_what_it_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
 
-    def measured(model: str, draft: str | None, **options: Any) -> MachineCosts:
+    def pair(model: str, draft: str | None, **options: Any) -> Any:
         asked.append({"model": model, "draft": draft, **options})
-        return FREE
 
-    monkeypatch.setattr(estimate_command, "measure_machine", measured)
     file = tmp_path / "deep" / "costs.json"
     arguments = ["estimate", "--dummy-weights", "--alpha", "0.6", "--token-alpha", "0.8", "--costs", str(file)]
+    measure_with(PairMeasurement(pair=pair, costs=lambda *_, **__: FREE, grid=COARSE))
     for _ in range(2):
-        assert run(*arguments, "--engine-arg", "max_model_len=2048", monkeypatch=monkeypatch) == 0
+        assert run(*arguments, "--engine-arg", "max_model_len=2048") == 0
     assert len(asked) == 1, "the second time from the file"
     assert asked[0]["dummy_weights"] is True
     assert asked[0]["engine_args"] == {"max_model_len": 2048}
@@ -304,57 +289,37 @@ def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
 
 
 def test_points_measured_elsewhere_are_in_the_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawn: list[MeasuredPoint] = []
-
-    def draw(cells: Any, points: Any) -> Any:
-        drawn.extend(points)
-        return picture(cells, points)
-
-    monkeypatch.setattr(
-        estimate_command, "find_break_even_map", lambda costs, *_: break_even_map(costs, [0.3], [0.0, 1.0])
-    )
-    monkeypatch.setattr(estimate_command, "picture", draw)
-    costs, file = tmp_path / "costs.json", tmp_path / "borders.svg"
+    costs, file = tmp_path / "costs.json", tmp_path / "map.svg"
     costs.write_text(SMALL.model_dump_json())
-    arguments = [
-        "estimate",
-        "--costs",
-        str(costs),
-        "--alpha",
-        "0.6",
-        "--token-alpha",
-        "0.8",
-        "--break-even-map",
-        str(file),
-    ]
-    assert run(*arguments, "--point", "a=b=0.4,0.7", monkeypatch=monkeypatch) == 0
-    assert [(point.label, point.steps, point.tokens) for point in drawn] == [
-        ("this pair, c = 0.33", 0.6, 0.8),
-        ("a=b", 0.4, 0.7),
-    ]
-    assert file.read_text().startswith("<svg")
+    arguments = ["estimate", "--costs", str(costs), "--alpha", "0.6", "--token-alpha", "0.8"]
+    arguments += ["--break-even-map", str(file), "--point", "a=b=0.4,0.7"]
+    measure_with(PairMeasurement(grid=COARSE, rates=(0.5,)))
+    assert run(*arguments) == 0
+    drawn = file.read_text()
+    assert drawn.startswith("<svg")
+    assert "this pair, c = 0.33" in drawn
+    assert ">a=b<" in drawn
     capsys.readouterr()
 
 
 def test_acceptance_is_measured_at_the_temperature_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
 
     def chat(**fields: Any) -> ChatLookahead:
         asked.append(fields)
-        return ChatLookahead(engines=scripted_engines(lambda _: "One."), temperature=fields["temperature"])
+        return ChatLookahead(engines=with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
 
-    monkeypatch.setattr(estimate_command.options, "chat_model", chat)
-    monkeypatch.setattr(estimate_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
     costs = tmp_path / "costs.json"
     costs.write_text(SMALL.model_dump_json())
-    assert run("estimate", "--costs", str(costs), "--temperature", "0.7", monkeypatch=monkeypatch) == 0
+    measure_with(PairMeasurement(grid=COARSE))
+    assert run("estimate", "--costs", str(costs), "--temperature", "0.7", chat_class=chat) == 0
     assert [fields["temperature"] for fields in asked] == [0.7]
     assert all(fields["policy"].forces_speculation for fields in asked), "or the draft would have no engine to be asked"
-    capsys.readouterr()
+    assert "α = 1.00, of tokens 0.22; 3 tokens a step" in capsys.readouterr().out.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -374,8 +339,6 @@ def test_acceptance_is_measured_at_the_temperature_that_is_asked_for(
         (["--costs", __file__, "--alpha", "0.5", "--token-alpha", "0.5"], "no measured costs"),
     ],
 )
-def test_plans_that_cannot_be(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("estimate", *arguments, monkeypatch=monkeypatch) == 2
+def test_estimates_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("estimate", *arguments) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")

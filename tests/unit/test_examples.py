@@ -18,7 +18,7 @@ ORDER = '<tool_call>{"name": "order", "arguments": {"item": "pen", "number": 12}
 
 SEARCH = '<tool_call>{"name": "search_documents", "arguments": {"question": "exact lossless"}}</tool_call>'
 SQL = (
-    '<tool_call>{"name": "sql", "arguments": {"statement": "SELECT sum(is_right) FROM replies WHERE policy = '
+    '<tool_call>{"name": "sql", "arguments": {"statement": "SELECT sum(is_correct) FROM replies WHERE policy = '
     "'exact'\"}}</tool_call>"
 )
 

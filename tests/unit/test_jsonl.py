@@ -20,14 +20,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lookahead_agent.bench.precision import Solution, read_solutions
 from lookahead_agent.bench.problems import Problem, read_problems
-from lookahead_agent.bench.row_file import RowFile
 from lookahead_agent.certificates.certificate import digest
 from lookahead_agent.engines.server_sent_events import events
 from lookahead_agent.engines.servers import RemoteModel, Servers
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import append_line, end_at_whole_line, line_of, read_lines, read_value
+from lookahead_agent.jsonl import RowFile, append_line, end_at_whole_line, line_of, read_lines, read_value
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.running.frames import receive, send
 from lookahead_agent.testing import scripted_chat
@@ -63,14 +61,13 @@ def test_problems_that_others_wrote(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         return
-    row = {"question": f"q{text}", "answer": text, "solution": f"s{text}"}
+    row = {"question": f"q{text}", "answer": text}
     raw = json.dumps(row, ensure_ascii=False)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "problems.jsonl"
         for content in (f"{raw}\n", f"\ufeff{raw}\r\n\r\n", raw):
             file.write_bytes(content.encode())
             assert read_problems(file) == [Problem("1", f"q{text}", text)]
-            assert read_solutions(file) == [Solution("1", f"q{text}", f"s{text}")]
 
 
 @given(TEXTS)

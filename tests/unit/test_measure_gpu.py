@@ -6,10 +6,12 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lookahead_agent.cli import bench_synthetic
+from lookahead_agent.cli.options import PairMeasurement
+from tests.unit.conftest import MeasureWith
 from tests.unit.test_bench_synthetic import COSTS, ScriptedPair
 from tests.unit.test_cli import run
 
@@ -35,7 +37,11 @@ def calls(folder: Path) -> list[list[str]]:
     return [file.read_text().splitlines() for file in files]
 
 
-def test_everything_is_measured_by_commands_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_measured_by_commands_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure_with: MeasureWith
+) -> None:
+    pair: Any = ScriptedPair(divided=False)
+    measure_with(PairMeasurement(lambda *_, **__: pair, lambda *_, **__: COSTS))
     done = measured(tmp_path, DATASET="problems.jsonl")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "all measured: results/gpu\n"
@@ -43,12 +49,10 @@ def test_everything_is_measured_by_commands_that_there_are(tmp_path: Path, monke
     problems = [["bench", "--dataset"], ["bench", "report"]]
     assert [call[:2] for call in made] == [["bench", "synthetic"]] * 4 + problems * 3
     assert len({call[call.index("--out") + 1] for call in made if "--out" in call}) == 7, "a file each"
-    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: ScriptedPair(divided=False))
-    monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: COSTS)
     monkeypatch.chdir(tmp_path)
     quick = ["--steps", "2", "--step-tokens", "2", "--replies", "1", "--repeats", "1"]
     for call in made[:4]:
-        assert run(*call, *quick, monkeypatch=monkeypatch) == 0, shlex.join(call)
+        assert run(*call, *quick) == 0, shlex.join(call)
 
 
 def test_engines_of_all_modes_share_the_gpu_and_modes_can_be_chosen(tmp_path: Path) -> None:

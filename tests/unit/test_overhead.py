@@ -11,12 +11,12 @@ from tests.unit.test_cli import run
 
 
 @pytest.mark.parametrize("requests", [1, 3])
-@pytest.mark.parametrize(("refused", "depth"), [(0.0, 4), (0.5, 4), (0.0, 0)])
-def test_all_replies_are_written_to_their_ends(requests: int, refused: float, depth: int) -> None:
-    found = measure(requests, 320, 20, refused=refused, depth=depth)
+@pytest.mark.parametrize(("rejected", "depth"), [(0.0, 4), (0.5, 4), (0.0, 0)])
+def test_all_replies_are_written_to_their_ends(requests: int, rejected: float, depth: int) -> None:
+    found = measure(requests, 320, 20, rejected=rejected, depth=depth)
     assert found.requests == requests
     if depth:
-        assert found.accepted == pytest.approx(1 - refused, abs=0.1)
+        assert found.accepted == pytest.approx(1 - rejected, abs=0.1)
     else:
         assert found.accepted == 0
 

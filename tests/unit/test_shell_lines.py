@@ -6,25 +6,24 @@ import json
 import re
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
-from lookahead_agent.cli import bench_synthetic, options
-from lookahead_agent.cli import estimate as estimate_command
 from lookahead_agent.cli import running as running_commands
 from lookahead_agent.cli import up as up_command
-from lookahead_agent.cost_model import estimator
-from lookahead_agent.cost_model.break_even_map import break_even_map
+from lookahead_agent.cli.options import PairMeasurement
 from lookahead_agent.cost_model.estimator import Acceptance
 from lookahead_agent.jsonl import read_content
 from lookahead_agent.testing import scripted_chat
+from tests.unit.conftest import MeasureWith
 from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
-from tests.unit.test_cost_model import SMALL, coarse
+from tests.unit.test_cost_model import COARSE, SMALL
 from tests.unit.test_examples import reply_to
 
 ROOT = Path(__file__).parents[2]
@@ -41,24 +40,11 @@ def lines(program: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def chat(**fields: Any) -> Any:
-        return scripted_chat(reply_to, **fields)
+def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: MeasureWith) -> None:
+    def pair(*_: Any, **__: Any) -> Any:
+        return ScriptedPair()
 
-    class Scripted:
-        model_validate = staticmethod(lambda fields: scripted_chat(reply_to, **fields))
-
-    monkeypatch.setattr(options, "ChatLookahead", chat)
-    monkeypatch.setattr("lookahead_agent.bench.configurations.ChatLookahead", Scripted)
-    monkeypatch.setattr(estimate_command, "measure_machine", lambda *_, **__: SMALL)
-    for name, settings in coarse().items():
-        monkeypatch.setattr(estimator, name, settings)
-    monkeypatch.setattr(bench_synthetic, "Pair", lambda *_, **__: ScriptedPair())
-    monkeypatch.setattr(bench_synthetic, "measure_pair", lambda *_, **__: SMALL)
-    monkeypatch.setattr(estimate_command, "measure_acceptance", lambda *_: Acceptance(0.6, 0.8))
-    monkeypatch.setattr(
-        estimate_command, "find_break_even_map", lambda costs, *_: break_even_map(costs, [0.3], [0.0, 1.0])
-    )
+    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8), COARSE, (0.5,)))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
     monkeypatch.setattr(up_command, "_start", lambda _: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -95,7 +81,7 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         arguments += ["--steps", "2", "--step-tokens", "2", "--repeats", "1"]
     if arguments[0] == "bench" and arguments[1].startswith("--") and "--dataset" not in arguments:
         arguments += ["--limit", "1"]  # of the 60 problems that ship
-    assert run(*arguments, monkeypatch=monkeypatch) == 0, capsys.readouterr().err
+    assert run(*arguments, chat_class=partial(scripted_chat, reply_to)) == 0, capsys.readouterr().err
 
 
 def test_the_documented_targets_of_make_exist() -> None:
