@@ -40,8 +40,8 @@ from typing_extensions import TypedDict
 from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
-    calculator_among,
     calculator_arguments,
+    find_calculator,
     with_placeholders,
 )
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
@@ -146,7 +146,7 @@ def build_llm_compiler(
     check_ask_before(ask_before, by_name, checkpointer)
     budget = budget or Budget()
     later = sorted(ask_before)
-    calculator = calculator_among(tools) if calculate else None
+    calculator = find_calculator(tools) if calculate else None
     if calculator and len(tools) == 1:
         told = worked_plans()
     else:

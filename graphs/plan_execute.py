@@ -39,9 +39,9 @@ from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculation,
-    calculator_among,
     calculator_arguments,
-    filled,
+    fill_results,
+    find_calculator,
     named_results,
 )
 from lookahead_agent.agents.few_shot import worked_plans
@@ -162,7 +162,7 @@ def build_plan_execute(
     budget = budget or Budget()
     by_name = {tool.name: tool for tool in tools}
     caller = llm.bind_tools(list(tools), tool_choice="any")
-    calculator = calculator_among(tools) if calculate else None
+    calculator = find_calculator(tools) if calculate else None
     # Which tools there are besides, a planner has to think about.
     alone = calculator is not None and len(tools) == 1
     told = worked_plans() if alone else [SystemMessage(PLANNER)]
@@ -183,7 +183,7 @@ def build_plan_execute(
     def calculation_of(state: ExecutorState) -> ToolCall | None:
         """The call of a step that is a calculation; None: the executor is to find out what to do."""
         known = {result["number"]: result["output"] for result in state["results"] if result["plan"] == state["plan"]}
-        expression = filled(state["step"], known)
+        expression = fill_results(state["step"], known)
         if calculator is None or expression is None:
             return None
         arguments = calculator_arguments(calculator, expression)

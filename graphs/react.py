@@ -42,7 +42,7 @@ from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
 from lookahead_agent.agents.budget import Budget, Usage, add_usage
-from lookahead_agent.agents.calculations import calculator_among, calculator_arguments, filled
+from lookahead_agent.agents.calculations import calculator_arguments, fill_results, find_calculator
 from lookahead_agent.agents.few_shot import DONE, short_thoughts, worked_thoughts
 from lookahead_agent.agents.nodes import model_node, tool_node
 from lookahead_agent.agents.templates import default_llm, template
@@ -116,7 +116,7 @@ def build_react(
     check_ask_before(ask_before, by_name, checkpointer)
     budget = budget or Budget()
     caller = llm.bind_tools(list(tools))
-    calculator = calculator_among(tools) if calculate and "calculator" not in ask_before else None
+    calculator = find_calculator(tools) if calculate and "calculator" not in ask_before else None
     # Which tools there are besides, a thinker has to think about.
     one_line = calculator is not None and len(tools) == 1
 
@@ -126,7 +126,7 @@ def build_react(
 
     def thinker_prompt(state: ReactState) -> list[BaseMessage] | AIMessage:
         question, so_far = state["question"].strip(), state.get("messages", [])
-        if calculator is not None and filled(question, {}) is not None and not _thought(question, so_far):
+        if calculator is not None and fill_results(question, {}) is not None and not _thought(question, so_far):
             return AIMessage(question)
         if calculator is not None and _came_of(question, so_far):
             return AIMessage(DONE)
@@ -141,7 +141,7 @@ def build_react(
         if calculate and so_far and thought == DONE:
             return {"ends": "solved"}
         said: list[AnyMessage] = [AIMessage(f"Thought: {thought}")]
-        expression = filled(thought, {})
+        expression = fill_results(thought, {})
         if calculator is not None and expression is not None and "\n" not in expression:
             if one_line and _thought(thought, so_far):
                 return {"ends": "circles"}

@@ -35,8 +35,8 @@ from typing_extensions import TypedDict
 from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
-    calculator_among,
     calculator_arguments,
+    find_calculator,
     with_placeholders,
 )
 from lookahead_agent.agents.few_shot import worked_plans
@@ -128,7 +128,7 @@ def build_rewoo(
     by_name = {tool.name: tool for tool in tools}
     budget = budget or Budget()
     described = "\n".join(_described(tool) for tool in tools)
-    calculator = calculator_among(tools) if calculate else None
+    calculator = find_calculator(tools) if calculate else None
     # Which tools there are besides, a planner has to think about.
     alone = calculator is not None and len(tools) == 1
     told = worked_plans() if alone else [SystemMessage(PLANNER.format(tools=described))]

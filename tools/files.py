@@ -47,7 +47,7 @@ def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200, firs
         try:
             data = read_regular(last, _LARGEST, parent)
         except IsADirectoryError:
-            with folders.opened(last, parent) as descriptor:
+            with folders.open_folder(last, parent) as descriptor:
                 raise ValueError(f"{name!r} is a folder; it has {_listing(descriptor)}") from None
         except FileNotFoundError:
             raise ValueError(f"there is no file {name!r}; its folder has {_listing(parent)}") from None

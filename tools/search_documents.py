@@ -225,7 +225,7 @@ def _pages(data: bytes, name: str, seconds: float) -> Iterator[Passage]:
         logger.warning("%s is left out: it cannot be read now: %s", name, error.strerror)
         return
     problem: str | None = f"its process ended with status {finished.status}"
-    for result in finished.results():
+    for result in finished.json_lines():
         match result:
             case {"page": int(number), "text": str(text)}:
                 # A font may say that its letters are lone surrogates, which no message can carry.

@@ -111,7 +111,7 @@ def _asked(database: Path, statement: str | None, limits: SqlLimits) -> str:
         raise ValueError(f"the database cannot be asked now: {error.strerror}") from error
     if finished.stopped == "time" or finished.status == -signal.SIGALRM:
         raise ValueError(f"the statement took more than {limits.seconds:g} s")
-    match next(finished.results(), None):
+    match next(finished.json_lines(), None):
         case {"text": str(text), "problem": None}:
             return text
         case {"problem": str(problem)}:

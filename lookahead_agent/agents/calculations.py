@@ -19,7 +19,7 @@ _AMOUNT = re.compile(r"[$€£]?-?\d[\d.,]*%?\s+[^\W\d_][^\d+*/()]*")
 _TIMES = re.compile(r"(?<=[\d)])\s*x\s*(?=[\d(]|result)")
 
 
-def calculator_among(tools: Sequence[BaseTool]) -> BaseTool | None:
+def find_calculator(tools: Sequence[BaseTool]) -> BaseTool | None:
     """The tool named "calculator", if there is one, and it takes one argument: an expression."""
     return next((tool for tool in tools if tool.name == "calculator" and len(tool.args) == 1), None)
 
@@ -131,7 +131,7 @@ def with_placeholders(expression: str, placeholder: str) -> str:
     return with_results(re.sub("[$€£]", "", expression), lambda number: name % number)
 
 
-def filled(line: str, results: Mapping[int, str]) -> str | None:
+def fill_results(line: str, results: Mapping[int, str]) -> str | None:
     """The calculation that a line is, with the results that it names.
 
     Args:

@@ -13,7 +13,7 @@ from types import TracebackType
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.planned_calls import PlannedCall, filled, needed
+from lookahead_agent.agents.planned_calls import PlannedCall, fill_references, references
 from lookahead_agent.agents.tool_use import ToolOutcome
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ class CallResult(TypedDict):
 
 def ready_call(call: PlannedCall, results: Mapping[int, CallResult]) -> PlannedCall | None:
     """The call with what it needs, if all of that is there and well; else None."""
-    numbers = needed(call)
+    numbers = references(call)
     if not numbers <= results.keys() or any(results[number]["failed"] for number in numbers):
         return None
-    return filled(call, {number: results[number]["output"] for number in numbers})
+    return fill_references(call, {number: results[number]["output"] for number in numbers})
 
 
 class EarlyCalls:

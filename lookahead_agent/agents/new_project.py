@@ -15,109 +15,80 @@ from lookahead_agent.agents.templates import template_path
 _QUESTION = "A bakery sells 24 trays of 18 rolls at $0.45 each. How much does it earn?"
 
 
+_EARNS = "It earns $194.40."
+_CALCULATE = '{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}'
+_CALL = f"<tool_call>{_CALCULATE}</tool_call>"
+_PLANNED = '{"calls": [{"tool": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}]}'
+
+
 @dataclass(frozen=True)
 class _Project:
     """What is particular about the project of a template.
 
     Attributes:
         build: The call that builds the graph, from `llm`.
-        tools: Files of tools that it needs.
-        imports: Lines that import them.
+        script: A scripted model's replies in the test, by the beginning of a prompt with "_" for spaces.
         given: The name of the graph's input.
-        script: What a scripted model says to which prompts, for the test.
-        answer: What the graph then answers.
+        answer: The graph's answer in the test.
     """
 
     build: str
-    tools: tuple[str, ...]
-    imports: str
-    given: str
     script: dict[str, Any]
-    answer: str
+    given: str = "question"
+    answer: str = _EARNS
 
+    @property
+    def imports(self) -> str:
+        """The lines that import the builder's tools."""
+        return "from tools.calculator import calculator\n" if "calculator" in self.build else ""
 
-_CALCULATOR = "from tools.calculator import calculator"
-_CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}</tool_call>'
-_CONSTRAINED = '{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}'
-_PLANNED = '{"calls": [{"tool": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}]}'
+    @property
+    def builder(self) -> str:
+        """The name of the function that builds the graph."""
+        return self.build.partition("(")[0]
+
 
 PROJECTS: dict[str, _Project] = {
     "plan_execute": _Project(
         "build_plan_execute(llm, [calculator])",
-        ("calculator",),
-        _CALCULATOR,
-        "question",
         {
             "You_plan_how_to_solve": "1. Earnings: 24 * 18 * 0.45",
-            "You_carry_out": _CONSTRAINED,
-            "You_write_the_answer": "It earns $194.40.",
+            "You_carry_out": _CALCULATE,
+            "You_write_the_answer": _EARNS,
         },
-        "It earns $194.40.",
     ),
-    "react": _Project(
-        "build_react(llm, [calculator])",
-        ("calculator",),
-        _CALCULATOR,
-        "question",
-        {"You_think": "I multiply.", "You_solve": [_CALL, "It earns $194.40."]},
-        "It earns $194.40.",
-    ),
+    "react": _Project("build_react(llm, [calculator])", {"You_think": "I multiply.", "You_solve": [_CALL, _EARNS]}),
     "rewoo": _Project(
         "build_rewoo(llm, [calculator])",
-        ("calculator",),
-        _CALCULATOR,
-        "question",
-        {
-            "You_plan": "1. Earnings: 24 * 18 * 0.45",
-            "You_put": _PLANNED,
-            "You_answer": "It earns $194.40.",
-        },
-        "It earns $194.40.",
+        {"You_plan": "1. Earnings: 24 * 18 * 0.45", "You_put": _PLANNED, "You_answer": _EARNS},
     ),
     "llm_compiler": _Project(
         "build_llm_compiler(llm, [calculator])",
-        ("calculator",),
-        _CALCULATOR,
-        "question",
-        {
-            "You_plan": 'Plan:\n1. calculator("24 * 18")\n2. calculator("$1 * 0.45")',
-            "You_finish": "It earns $194.40.",
-        },
-        "It earns $194.40.",
+        {"You_plan": 'Plan:\n1. calculator("24 * 18")\n2. calculator("$1 * 0.45")', "You_finish": _EARNS},
     ),
     "reflection": _Project(
         "build_reflection(llm)",
-        (),
-        "",
-        "task",
         {
             "You_carry_out": "It earns 194.40.",
             "strict_but_fair": ["The currency is missing.", "Nothing has to change."],
             "You_read_what": ['{"verdict": "revise"}', '{"verdict": "good"}'],
-            "You_improve": "It earns $194.40.",
+            "You_improve": _EARNS,
         },
-        "It earns $194.40.",
+        given="task",
     ),
     "supervisor": _Project(
         'build_supervisor(llm, {"calculator": [calculator]})',
-        ("calculator",),
-        _CALCULATOR,
-        "question",
         {
             "You_give_work": '{"calculator": "What is 24 * 18 * 0.45?"}',
             "You_think": "I multiply.",
             "You_solve": [_CALL, "It is 194.4."],
-            "You_answer": "It earns $194.40.",
+            "You_answer": _EARNS,
         },
-        "It earns $194.40.",
     ),
     "self_consistency": _Project(
         "build_self_consistency(llm, samples=3)",
-        (),
-        "",
-        "question",
         {"You_solve": "24 trays of 18 rolls.\n\nAnswer: $194.40"},
-        "194.4",
+        answer="194.4",
     ),
 }
 
@@ -156,18 +127,10 @@ def project_files(name: str, template: str) -> dict[str, str]:
         "README.md": _readme(name, template),
         ".gitignore": ".venv/\n__pycache__/\n*.sqlite\n*.html\n",
     }
-    for tool in project.tools:
-        files[f"tools/{tool}.py"] = template_path("tools", tool).read_text(encoding="utf-8")
+    if project.imports:
+        files["tools/calculator.py"] = template_path("tools", "calculator").read_text(encoding="utf-8")
         files["tools/__init__.py"] = ""
     return files
-
-
-def _imports(project: _Project) -> str:
-    return f"{project.imports}\n" if project.imports else ""
-
-
-def _builder(project: _Project) -> str:
-    return project.build.partition("(")[0]
 
 
 def _main(template: str, project: _Project) -> str:
@@ -175,8 +138,8 @@ def _main(template: str, project: _Project) -> str:
 
 import sys
 
-from agent import POLICIES, {_builder(project)}
-{_imports(project)}
+from agent import POLICIES, {project.builder}
+{project.imports}
 from lookahead_agent import ChatLookahead
 
 QUESTION = "{_QUESTION}"
@@ -198,8 +161,8 @@ def _test(project: _Project) -> str:
     script = "".join(f"        {prompt}={reply!r},\n" for prompt, reply in project.script.items())
     return f'''"""The graph on a model that follows a script: no engine, no waiting."""
 
-from agent import POLICIES, {_builder(project)}
-{_imports(project)}
+from agent import POLICIES, {project.builder}
+{project.imports}
 from lookahead_agent.testing import in_turn, scripted_chat
 
 

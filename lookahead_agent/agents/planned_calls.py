@@ -84,18 +84,18 @@ def _value(code: str, node: ast.expr) -> Any:
         return ast.get_source_segment(code, node)
 
 
-def needed(call: PlannedCall) -> set[int]:
+def references(call: PlannedCall) -> set[int]:
     """The numbers of the calls whose results a call needs: earlier ones; a higher number is taken for dollars."""
     named = {int(number) for text in _texts(call["arguments"]) for number in _REFERENCE.findall(text)}
     return {number for number in named if 0 < number < call["number"]}
 
 
-def filled(call: PlannedCall, results: Mapping[int, str]) -> PlannedCall:
+def fill_references(call: PlannedCall, results: Mapping[int, str]) -> PlannedCall:
     """The call with results in the place of their numbers.
 
     Args:
         call: The call.
-        results: By number, of the calls that it `needed` and of no others.
+        results: By number, of the calls that it `references` and of no others.
     """
 
     def fill(text: str) -> str:

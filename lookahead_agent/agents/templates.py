@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from lookahead_agent.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -62,17 +64,10 @@ def template(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> Module
         return module
 
 
-_FROM_ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "LOOKAHEAD_MODEL": ("model", str),
-    "LOOKAHEAD_DRAFT_MODEL": ("draft_model", str),
-    "LOOKAHEAD_BASE_URL": ("base_url", str),
-    "LOOKAHEAD_DRAFT_URL": ("draft_url", str),
-    "LOOKAHEAD_TOKENIZER": ("tokenizer", str),
-    "LOOKAHEAD_POLICY": ("policy", str),
-    "LOOKAHEAD_MAX_TOKENS": ("max_tokens", int),
-    "LOOKAHEAD_TEMPERATURE": ("temperature", float),
-}
-"""The field of each variable, and what reads it."""
+_FROM_ENVIRONMENT = (
+    "model", "draft_model", "base_url", "draft_url", "tokenizer", "policy", "max_tokens", "temperature",
+)  # fmt: skip
+"""Fields of the chat model that `LOOKAHEAD_MODEL` and so on may set."""
 
 
 def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
@@ -89,16 +84,17 @@ def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
     """
     from lookahead_agent import ChatLookahead
 
-    chosen: dict[str, Any] = {}
-    for name, (field, read) in _FROM_ENVIRONMENT.items():
-        if given := os.environ.get(name):
-            try:
-                chosen[field] = read(given)
-            except ValueError:
-                raise ConfigurationError(f"{name}: {given!r} is no number") from None
+    chosen: dict[str, Any] = {
+        field: given for field in _FROM_ENVIRONMENT if (given := os.environ.get(f"LOOKAHEAD_{field.upper()}"))
+    }
     if "policy" not in chosen:
         chosen["policies"] = dict(policies)
-    return ChatLookahead.model_validate(chosen)
+    try:
+        return ChatLookahead.model_validate(chosen)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = "_".join(["LOOKAHEAD", *map(str, problem["loc"])]).upper()
+        raise ConfigurationError(f"{name}: {problem['msg']}, not {problem['input']!r}") from None
 
 
 def _builder(name: str) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -16,7 +15,6 @@ import platformdirs
 import typer
 from langchain_core.runnables import RunnableConfig
 from rich.table import Table
-from rich.text import Text
 
 from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.metrics import NodeMetrics
@@ -26,7 +24,7 @@ from lookahead_agent.cli.live import live as live_view
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import user_folder
+from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.trace import TraceRecorder, timeline, write_page
@@ -111,8 +109,10 @@ def agent(
         max_tokens=max_tokens,
         temperature=temperature,
     )
-    place = checkpoints or _state_folder() / "checkpoints.sqlite"
-    with checkpointer(place) as saver, _recorded(trace, live) as recorder:
+    if checkpoints is None:
+        state = user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
+        checkpoints = str(state / "checkpoints.sqlite")
+    with checkpointer(checkpoints) as saver, _recorded(trace, live) as recorder:
         graph = build_plan_execute(
             llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
         )
@@ -121,7 +121,7 @@ def agent(
         config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [metrics, *recorder]}
         asked, start = _start_of(graph, config, question, thread)
         show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
-        show.rule(Text("question", "bold"), align="left")
+        show.heading("question")
         show.print(asked, soft_wrap=True)
         with llm:
             begun = time.monotonic()
@@ -164,35 +164,24 @@ def _policies(given: dict[str, str], depth: int | None) -> dict[str, VerifierPol
     }
 
 
-def _state_folder() -> Path:
-    return user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
-
-
 @contextmanager
 def _recorded(file: Path | None, live: bool) -> Iterator[list[TraceRecorder]]:
     """What records the run, if something does; a run that is interrupted leaves what there was."""
     if file is None:
         yield [TraceRecorder()] if live else []
         return
-
-    def refused(error: OSError) -> ConfigurationError:
-        return ConfigurationError(f"{file} cannot be written: {error.strerror or error}")
-
-    if file.suffix == ".html" and not os.access(file.parent, os.W_OK):  # found out before a model is loaded
-        raise refused(OSError(errno.EACCES, f"{file.parent} is no folder that may be written to"))
-    try:
-        recorder = TraceRecorder(file if file.suffix == ".jsonl" else None)
-    except OSError as error:
-        raise refused(error) from error
+    page = file.suffix == ".html"
+    with writable(file):  # found out before a model is loaded
+        if page and not os.access(file.parent, os.W_OK):
+            raise OSError(f"{file.parent} is no folder that may be written to")
+        recorder = TraceRecorder(None if page else file)
     with recorder:
         try:
             yield [recorder]
         finally:
-            if file.suffix == ".html":
-                try:
+            if page:
+                with writable(file):
                     write_page(timeline(recorder.rows), file)
-                except OSError as error:
-                    raise refused(error) from error
 
 
 def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, str] | None]:
@@ -215,33 +204,28 @@ def _start_of(graph: Any, config: Any, question: str | None, thread: str | None)
 
 
 def _show_run(events: Iterator[tuple[str, Any]], show: Terminal) -> None:
-    writing = None
-    pieces = PlainTextStream()
+    pieces: PlainTextStream | None = None
     for mode, event in events:
         if mode == "messages":
             chunk, metadata = event
-            node = metadata["langgraph_node"]
-            if node != "planner" or not chunk.text:
-                continue
-            if writing != node:
-                show.rule(Text(node, "bold"), align="left")
-                writing = node
-                pieces = PlainTextStream()
-            show.print(pieces.feed(chunk.text), end="", soft_wrap=True)
+            if metadata["langgraph_node"] == "planner" and chunk.text:
+                if pieces is None:
+                    show.heading("planner")
+                    pieces = PlainTextStream()
+                show.print(pieces.feed(chunk.text), end="", soft_wrap=True)
             continue
         for node, update in event.items():
-            writing = None
             if node == "planner":
-                show.print(pieces.end(), soft_wrap=True)
-                show.rule(Text("plan", "bold"), align="left")
+                show.print(pieces.end() if pieces else "", soft_wrap=True)
+                pieces = None
+                show.heading("plan")
                 for number, step in enumerate(update["plan"], 1):
                     show.print(f"{number}. {step}", soft_wrap=True)
-                show.rule(Text("executor", "bold"), align="left")
+                show.heading("executor")
             for result in update["results"] if node == "executor" else ():
                 arguments = ", ".join(str(value) for value in result["input"].values())
-                sign = "failed:" if result["failed"] else "="
                 call = f"{result['tool']}({arguments})" if result["tool"] else "no call"
-                show.print(f"{call} {sign} {result['output']}", soft_wrap=True)
+                show.print(f"{call} {'failed:' if result['failed'] else '='} {result['output']}", soft_wrap=True)
 
 
 def _table(nodes: list[dict[str, Any]]) -> Table:

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import writable
 
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 """A name that a package may have, and of which the names of its files when it is installed are not too long."""
@@ -36,29 +37,21 @@ def new(
         raise typer.BadParameter(
             f"{folder.name!r} is the name of a package that the project needs: choose another", param_hint="FOLDER"
         )
+    if "\0" in str(folder):
+        raise ConfigurationError(f"{folder} cannot be written: no name has a null byte")
     if os.path.lexists(folder):
         raise ConfigurationError(f"{folder} is there already: choose another folder")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    with writable(folder):
         folder.mkdir()
-    except (OSError, ValueError) as error:
-        raise _refused(folder, error) from error
-    try:
-        for name, text in project_files(folder.name, template).items():
-            path = folder / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    except BaseException as error:  # half a project is none
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise _refused(folder, error) from error
-        raise
+        try:
+            for name, text in project_files(folder.name, template).items():
+                path = folder / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+        except BaseException:  # half a project is none
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     echo(
         f"{folder}: agent.py is the graph, main.py runs it, test_agent.py tests it without a model.\n\n"
         f"    cd {folder}\n    pip install -e '.[dev]'\n    pytest\n    python main.py\n"
     )
-
-
-def _refused(folder: Path, error: OSError | ValueError) -> ConfigurationError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return ConfigurationError(f"{folder} cannot be written: {reason}")

@@ -46,6 +46,10 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
+    def heading(self, title: str) -> None:
+        """Begin a part of the output."""
+        self.rule(Text(title, "bold"), align="left")
+
     def error(self, message: object) -> None:
         """Tell what went wrong, on a line."""
         self.print("Error:", style="red", end="")

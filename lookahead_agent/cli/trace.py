@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lookahead_agent.cli.terminal import echo
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.cache import writable
 from lookahead_agent.trace import read_trace, timeline, write_page
 
 
@@ -21,8 +21,6 @@ def trace(
     """Write a recorded run as one HTML page."""
     page = output or run.with_suffix(".html")
     calls = timeline(read_trace(run))
-    try:
+    with writable(page):
         write_page(calls, page)
-    except OSError as error:
-        raise ConfigurationError(f"{page} cannot be written: {error.strerror}") from error
     echo(page)

@@ -2,11 +2,11 @@
 
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.sandbox.backends import available, choose, run_isolated
-from lookahead_agent.sandbox.child import Finished, program_text, run_child
+from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.launch import Isolation, PythonLimits
 
 __all__ = [
-    "Finished",
+    "ChildResult",
     "Isolation",
     "IsolationError",
     "PythonLimits",

@@ -24,11 +24,8 @@ _LIMITS = {
 
 
 @contextmanager
-def limited(memory: int) -> Iterator[int | None]:
-    """A cgroup while the context lasts.
-
-    Args:
-        memory: Bytes that its processes may have together, with the kernel's own for them. More, and they are killed.
+def memory_cgroup(memory: int) -> Iterator[int | None]:
+    """A cgroup whose processes, with the kernel's memory for them, may have so many bytes.
 
     Yields:
         A descriptor: a process that writes 0 to it is in the cgroup. None where none can be made.
@@ -59,9 +56,6 @@ def place(root: Path = _ROOT, memberships: str | None = None) -> Path | None:
     Args:
         root: Where cgroups are mounted.
         memberships: This process's cgroups; None: as /proc says them.
-
-    Raises:
-        OSError: They cannot be read.
     """
     memberships = _MEMBERSHIPS.read_text() if memberships is None else memberships
     for line in memberships.splitlines():
@@ -88,10 +82,8 @@ def _remove(group: Path) -> None:
     """Killed processes may be there for a moment; what is left then is removed by a later run."""
     for _ in range(100):
         try:
-            group.rmdir()
+            return group.rmdir()
         except OSError as error:
             if error.errno != errno.EBUSY:
-                return
+                return None
             time.sleep(0.01)
-        else:
-            return

@@ -24,7 +24,7 @@ _OFTEN = 0.05
 
 
 @dataclass(frozen=True)
-class Finished:
+class ChildResult:
     """How a program ended.
 
     Attributes:
@@ -37,7 +37,7 @@ class Finished:
     status: int
     stopped: str | None = None
 
-    def results(self) -> Iterator[Any]:
+    def json_lines(self) -> Iterator[Any]:
         """The results of a program of ours: a JSON value on each line. A line that the program did not end is none."""
         for line in self.output.split(b"\n")[:-1]:
             try:
@@ -67,7 +67,7 @@ def run_child(
     folder: Path | None = None,
     files: int | None = None,
     descriptors: Sequence[int] = (),
-) -> Finished:
+) -> ChildResult:
     """Run a program, and end it and all that it started when its time is over.
 
     Processes that leave its process group are not ended: a sandbox has to refuse that.
@@ -113,7 +113,7 @@ def run_child(
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-    return Finished(written[:output], process.returncode, stopped)
+    return ChildResult(written[:output], process.returncode, stopped)
 
 
 def _read(

@@ -24,13 +24,13 @@ def size(folder: Path, enough: int) -> int:
         enough: Counting ends once there is more. Folders that are nested deeper than a name can tell count as more.
     """
     total = 0
-    with suppress(FileNotFoundError), opened(folder) as base:
+    with suppress(FileNotFoundError), open_folder(folder) as base:
         left = ["."]
         while left and total <= enough:
             name = left.pop()
             if len(os.fsencode(name)) > _LONGEST_NAME:
                 return enough + 1
-            with suppress(OSError), opened(name, base) as descriptor, os.scandir(descriptor) as entries:
+            with suppress(OSError), open_folder(name, base) as descriptor, os.scandir(descriptor) as entries:
                 for entry in entries:
                     found = entry.stat(follow_symlinks=False)
                     total += max(_ENTRY, found.st_blocks * 512)
@@ -51,12 +51,12 @@ def remove(folder: Path) -> None:
         os.rmdir(folder)  # which needs no descriptor, where there is none left
         return
     os.chmod(folder, 0o700)  # its owner may have closed it
-    with opened(folder) as base:
+    with open_folder(folder) as base:
         names = itertools.filterfalse(set(os.listdir(base)).__contains__, map(str, itertools.count()))
         left = _emptied(base)
         while left:
             name = left.pop()
-            with opened(name, base) as descriptor:
+            with open_folder(name, base) as descriptor:
                 for inner in _emptied(descriptor):
                     # Moved up, so that no name grows longer and no more than two folders are open.
                     left.append(next(names))
@@ -78,7 +78,7 @@ def _emptied(folder: int) -> list[str]:
 
 
 @contextmanager
-def opened(name: str | Path, base: int | None = None) -> Iterator[int]:
+def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
     """A descriptor of a folder that is no link.
 
     Args:

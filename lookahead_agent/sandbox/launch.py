@@ -15,12 +15,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 from lookahead_agent.errors import ConfigurationError, IsolationError
 from lookahead_agent.sandbox import folders
-from lookahead_agent.sandbox.cgroup import limited
-from lookahead_agent.sandbox.child import Finished, program_text, run_child
+from lookahead_agent.sandbox.cgroup import memory_cgroup
+from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
 from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, other_users
 
@@ -74,31 +74,8 @@ class PythonLimits:
             raise ConfigurationError(f"seconds and memory have to be above 0, and output and files not below: {self}")
 
 
-class _Plan(TypedDict):
-    """The argument of `worker.py`."""
-
-    isolation: Isolation
-    agent: int
-    cgroup: int | None
-    readable: list[str]
-    folder: str
-    inside: str
-    seconds: float
-    memory: int
-    file: int
-    files: int
-    threads: int
-    filter: str
-
-
-def start(code: str, limits: PythonLimits, isolation: Isolation, scratch: Path | None = None) -> Finished:
-    """Run code behind a backend that is known to work.
-
-    Args:
-        code: Python.
-        limits: What it may use.
-        isolation: Not "auto".
-        scratch: Where a folder is made for the time of the run; None: among the system's temporary files.
+def start(code: str, limits: PythonLimits, isolation: Isolation, scratch: Path | None = None) -> ChildResult:
+    """As `run_isolated`, behind a backend that is known to work (not "auto").
 
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
@@ -111,7 +88,7 @@ def start(code: str, limits: PythonLimits, isolation: Isolation, scratch: Path |
                 stack.callback(_remove, Path(folder))
             cgroup = None
             if isolation != "none":
-                cgroup = stack.enter_context(limited(limits.memory + limits.files + _KERNEL_MEMORY))
+                cgroup = stack.enter_context(memory_cgroup(limits.memory + limits.files + _KERNEL_MEMORY))
             return _run(code, limits, isolation, folder, cgroup)
     except OSError as error:
         raise IsolationError(f"the code could not be run: {error}") from error
@@ -122,24 +99,24 @@ def _remove(folder: Path) -> None:
         folders.remove(folder)
 
 
-def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgroup: int | None) -> Finished:
+def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgroup: int | None) -> ChildResult:
     home = {"none": folder, "landlock": "/"}.get(isolation, _INSIDE)
-    plan = _Plan(
-        isolation=isolation,
-        agent=os.getpid(),
-        cgroup=cgroup,
-        readable=list(_readable()),
-        folder=folder,
-        inside=home,
-        seconds=limits.seconds,
-        memory=limits.memory,
-        file=min(_LARGEST_FILE, limits.files),
-        files=limits.files,
-        threads=_threads(isolation),
-        filter=_filter(isolation),
-    )
+    plan = {
+        "isolation": isolation,
+        "agent": os.getpid(),
+        "cgroup": cgroup,
+        "readable": _readable(),
+        "folder": folder,
+        "inside": home,
+        "seconds": limits.seconds,
+        "memory": limits.memory,
+        "file": min(_LARGEST_FILE, limits.files),
+        "files": limits.files,
+        "threads": _threads(isolation),
+        "filter": _filter(isolation),
+    }
     finished = run_child(
-        [*_bubblewrap(plan), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
+        [*_bubblewrap(isolation), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
         code.encode(errors="replace"),
         seconds=limits.seconds,
         output=len(BEGUN) + limits.output,
@@ -155,9 +132,9 @@ def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgr
     return replace(finished, output=finished.output.removeprefix(BEGUN), status=status)
 
 
-def _bubblewrap(plan: _Plan) -> list[str]:
+def _bubblewrap(isolation: Isolation) -> list[str]:
     """The beginning of the command, for that backend."""
-    if plan["isolation"] != "bubblewrap":
+    if isolation != "bubblewrap":
         return []
     program = shutil.which("bwrap")
     if program is None:
@@ -170,17 +147,17 @@ def _bubblewrap(plan: _Plan) -> list[str]:
     else:
         who += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     who += ["--hostname", HOST.decode(), "--die-with-parent"]
-    bound = [("--ro-bind", path) for path in plan["readable"]]
+    bound = [("--ro-bind", path) for path in _readable()]
     bound += [("--dev-bind", path) for path in ("/dev/null", "/dev/urandom")]
     # By itself, bwrap makes folders above them that are closed to others.
     there = [word for kind, path in bound for word in ("--dir", os.path.dirname(path), kind, path, path)]
     # It mounts the folder itself, for bwrap sets no limit to the number of files, and then gives that up.
-    own = ["--dir", plan["inside"], "--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name))]
+    own = ["--dir", _INSIDE, "--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name))]
     return [program, *who, *there, *own, "--remount-ro", "/", "--"]
 
 
 def _filter(isolation: Isolation) -> str:
-    """The filter of system calls, in base64; "" for none."""
+    """The filter of system calls in base64; empty for none."""
     if isolation == "none":
         return ""
     program = system_call_filter(landlock=isolation == "landlock")

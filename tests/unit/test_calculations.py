@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 
-from lookahead_agent.agents.calculations import PlanReader, calculation, calculator_among, filled
+from lookahead_agent.agents.calculations import PlanReader, calculation, fill_results, find_calculator
 from lookahead_agent.agents.few_shot import DONE, worked_plans, worked_thoughts
 from tools.calculator import calculate, calculator
 
@@ -60,11 +60,11 @@ def test_what_says_more_than_a_calculation_is_none(line: str) -> None:
 
 def test_results_are_put_in() -> None:
     results = {1: "6", 2: "-2.5", 3: "found", 12: "7"}
-    assert filled("All: result 1 + result 12", results) == "6 + 7"
-    assert filled("All: 3 * result 2", results) == "3 * (-2.5)"
-    assert filled("All: 3 * result 3", results) is None, "no number"
-    assert filled("All: 3 * result 4", results) is None, "not there"
-    assert filled("All: the sum", results) is None
+    assert fill_results("All: result 1 + result 12", results) == "6 + 7"
+    assert fill_results("All: 3 * result 2", results) == "3 * (-2.5)"
+    assert fill_results("All: 3 * result 3", results) is None, "no number"
+    assert fill_results("All: 3 * result 4", results) is None, "not there"
+    assert fill_results("All: the sum", results) is None
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_a_line_that_is_read_names_only_lines_before_it(words: list[str]) -> Non
         read = reader.calculation(f"{number}. {line}")
         if read is not None:
             results = {earlier: str(earlier) for earlier in range(1, number)}
-            assert filled(read[1], results) is not None
+            assert fill_results(read[1], results) is not None
 
 
 @given(st.integers(-999, 999), st.integers(1, 999), st.sampled_from(["+", "-", "*", "/", "x", "×", "÷"]))
 def test_what_is_put_in_is_calculated_as_one_number(first: int, second: int, sign: str) -> None:
-    expression = filled(f"All: result 1 {sign} result 2", {1: str(first), 2: str(second)})
+    expression = fill_results(f"All: result 1 {sign} result 2", {1: str(first), 2: str(second)})
     assert expression is not None
     exact = {"+": Fraction(first + second), "-": Fraction(first - second), "/": Fraction(first, second)}
     value = exact.get(sign.replace("÷", "/"), Fraction(first * second))
@@ -119,15 +119,15 @@ def two_numbers(first: float, second: float) -> float:
 
 
 def test_which_tool_is_a_calculator() -> None:
-    assert calculator_among([two_numbers, calculator]) is calculator
-    assert calculator_among([two_numbers]) is None
+    assert find_calculator([two_numbers, calculator]) is calculator
+    assert find_calculator([two_numbers]) is None
 
 
 def test_the_examples_of_a_thinker_are_calculations_that_come_out() -> None:
     shown = worked_thoughts("How much?", [])
     assert shown[-1].text == "How much?"
     for thought, result in pairwise(shown[2:-1]):
-        expression = filled(thought.text, {}) if isinstance(thought, AIMessage) else None
+        expression = fill_results(thought.text, {}) if isinstance(thought, AIMessage) else None
         if expression is not None:
             assert calculate(expression) == result.text, thought.text
     assert [message.text for message in shown].count(DONE) == 3
@@ -147,7 +147,7 @@ def test_the_examples_of_a_planner_are_plans_of_calculations_that_come_out() -> 
         results: dict[int, str] = {}
         for line in message.text.splitlines():
             number, _, step = line.partition(". ")
-            expression = filled(step, results)
+            expression = fill_results(step, results)
             assert expression is not None, step
             results[int(number)] = calculate(expression)
         comes_to.append(results[max(results)])

@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from langgraph.errors import GraphInterrupt
 
 from lookahead_agent.agents.early_calls import EarlyCalls
-from lookahead_agent.agents.planned_calls import PlannedCall, filled, needed, read_call
+from lookahead_agent.agents.planned_calls import PlannedCall, fill_references, read_call, references
 from lookahead_agent.agents.tool_use import ToolOutcome
 from tools.calculator import calculator
 
@@ -62,11 +62,11 @@ def planned(number: int, text: Any, name: str = "calculator") -> PlannedCall:
 
 def test_results_take_the_place_of_earlier_numbers_and_of_nothing_else() -> None:
     call = planned(3, "$1 + ${2} + $3 + $12 + $1.50 + $2,000")
-    assert needed(call) == {1, 2}
-    assert filled(call, {1: "5", 2: "$1"})["arguments"] == {"expression": "5 + $1 + $3 + $12 + $1.50 + $2,000"}
+    assert references(call) == {1, 2}
+    assert fill_references(call, {1: "5", 2: "$1"})["arguments"] == {"expression": "5 + $1 + $3 + $12 + $1.50 + $2,000"}
     nested = planned(2, {"a": ["$1", 7], "b": None})
-    assert needed(nested) == {1}
-    assert filled(nested, {1: "x"})["arguments"] == {"expression": {"a": ["x", 7], "b": None}}
+    assert references(nested) == {1}
+    assert fill_references(nested, {1: "x"})["arguments"] == {"expression": {"a": ["x", 7], "b": None}}
 
 
 @given(st.text(max_size=80), st.integers(1, 99))
@@ -74,8 +74,8 @@ def test_whatever_a_model_writes_is_read_or_left(text: str, number: int) -> None
     for line in (text, f"{number}. calculator({text})"):
         call = read_call(line, TOOLS)
         if call is not None:
-            assert all(1 <= earlier < call["number"] for earlier in needed(call))
-            filled(call, dict.fromkeys(needed(call), "0"))
+            assert all(1 <= earlier < call["number"] for earlier in references(call))
+            fill_references(call, dict.fromkeys(references(call), "0"))
 
 
 async def test_a_call_starts_while_the_plan_is_written_and_as_soon_as_what_it_needs_is_there() -> None:

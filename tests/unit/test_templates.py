@@ -107,7 +107,7 @@ def test_numbers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = default_llm({"planner": "fast"})
     assert (llm.max_tokens, llm.temperature) == (20, 0.5)
     monkeypatch.setenv("LOOKAHEAD_MAX_TOKENS", "many")
-    with pytest.raises(ConfigurationError, match="LOOKAHEAD_MAX_TOKENS: 'many' is no number"):
+    with pytest.raises(ConfigurationError, match=r"LOOKAHEAD_MAX_TOKENS: .* not 'many'"):
         default_llm({})
 
 

@@ -35,7 +35,7 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, Str
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, make_tool
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.sandbox import Finished, program_text, run_child
+from lookahead_agent.sandbox import ChildResult, program_text, run_child
 from tools.calculator import calculate, calculator
 from tools.files import make_file_tools, read_text, write_text
 from tools.http_get import HttpLimits, fetch, make_http_tool
@@ -899,16 +899,16 @@ def test_results_are_read_as_they_were_written(values: list[object], missing: in
     ends = list(itertools.accumulate(map(len, lines)))
     whole = b"".join(lines)
     kept = len(whole) - min(missing, len(whole))
-    assert list(Finished(whole, 0).results()) == values
-    assert list(Finished(whole[:kept], 0).results()) == values[: sum(end <= kept for end in ends)]
+    assert list(ChildResult(whole, 0).json_lines()) == values
+    assert list(ChildResult(whole[:kept], 0).json_lines()) == values[: sum(end <= kept for end in ends)]
 
 
 @given(st.binary(max_size=200))
 def test_whatever_else_comes_ends_the_results(data: bytes) -> None:
-    list(Finished(data, 0).results())
-    assert next(Finished(b"{}\n" + data, 0).results()) == {}
-    assert list(Finished(b"{}\nno result\n{}\n" + data, 0).results()) == [{}]
-    assert list(Finished(data.replace(b"\n", b""), 0).results()) == []
+    list(ChildResult(data, 0).json_lines())
+    assert next(ChildResult(b"{}\n" + data, 0).json_lines()) == {}
+    assert list(ChildResult(b"{}\nno result\n{}\n" + data, 0).json_lines()) == [{}]
+    assert list(ChildResult(data.replace(b"\n", b""), 0).json_lines()) == []
 
 
 def test_what_a_library_prints_is_no_result() -> None:
@@ -922,7 +922,7 @@ def test_what_a_library_prints_is_no_result() -> None:
         "print('\"mine\"', file=results)\n"
     )
     finished = run_child([sys.executable, "-I", "-c", program], seconds=60, output=10_000, results=True)
-    assert (finished.output, list(finished.results()), finished.status) == (b'"mine"\n', ["mine"], 0)
+    assert (finished.output, list(finished.json_lines()), finished.status) == (b'"mine"\n', ["mine"], 0)
 
 
 # --- how long results are, and what they raise ---

@@ -108,7 +108,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.strip() == str(tmp_path / "run.html")
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
     with pytest.raises(ConfigurationError, match="cannot be written"):
-        trace(tmp_path / "run.jsonl", tmp_path / "nowhere" / "run.html")
+        trace(tmp_path / "run.jsonl", tmp_path / "run.jsonl" / "run.html")
+    trace(tmp_path / "run.jsonl", tmp_path / "new" / "run.html")
+    assert (tmp_path / "new" / "run.html").is_file()
     write_page([], tmp_path / "empty.html")
 
 
