@@ -4,7 +4,7 @@
 
 The answers share one batch of the engine, and those that can no longer change the vote are stopped. Each is a long
 thought with a short answer, which may be put in other words: the sampler may be lenient ("balanced"). A wrong answer is
-outvoted by the others, but not where most of them are wrong: with "fast" a third fewer are right (docs/risk.md).
+outvoted by the others, but not where most of them are wrong: "fast" costs a third of the correct answers.
 
     from lookahead_agent import ChatLookahead
     llm = ChatLookahead(policies={"sampler": "balanced"}, temperature=0.7)

@@ -9,7 +9,7 @@ Every risk of a ladder is tested so, and a threshold that keeps a smaller risk a
 P(Bin(n, ρ) ≤ k) is a survival function of a beta distribution, so it is log-concave, and P(Bin(n, cρ) ≤ k) is at most
 P(Bin(n, ρ) ≤ k)^c for c ≥ 1: where each risk ρ is tested at the level δ', a threshold taken for the risk r is wrong
 with a probability of at most Σ δ'^(r/ρ) over the ladder's ρ ≤ r. δ' is what makes that δ. So no threshold of a larger
-risk is stricter than that of a smaller one. What this assumes is in docs/risk.md.
+risk is stricter than that of a smaller one. What this assumes is in docs/explanation/risk.md.
 """
 
 from __future__ import annotations

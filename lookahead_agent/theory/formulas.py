@@ -164,7 +164,7 @@ def combining_wins(alpha: float, c: float, token_alpha: float, token_c: float, p
     """Whether the best use of M is both levels at once: γ₁ ≥ 2 and γ₂ ≥ 2 beats either alone; see `best_split`.
 
     It is so where both acceptance rates are middling: at α near 1 steps alone use all of M, near 0 tokens do, and with
-    a small M there is nothing to divide. `docs/theory.md` shows the region.
+    a small M there is nothing to divide. `docs/explanation/theory.md` shows the region.
     """
     steps, tokens, _ = best_split(alpha, c, token_alpha, token_c, parallel)
     return steps > 1 and tokens > 1

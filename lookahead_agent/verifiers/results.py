@@ -24,7 +24,7 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-# pint, quantulum3 and math-verify are no better at this: the figures are in docs/decoder.md, with their script.
+# pint, quantulum3 and math-verify are no better at this: docs/results/verifiers.md has the figures.
 _UNITS = {
     alias: unit
     for unit, aliases in {

@@ -38,7 +38,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty one, but for what was measured of the machine."""
     folder = tmp_path_factory.mktemp("cache")
     if (cache_dir() / "hardware").is_dir():
-        shutil.copytree(cache_dir() / "machine", folder / "hardware")
+        shutil.copytree(cache_dir() / "hardware", folder / "hardware")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKAHEAD_AGENT_CACHE", str(folder))
         yield folder

@@ -10,35 +10,40 @@ import pytest
 
 import lookahead_agent
 from tests.unit.chat import scripted_chat
-from tests.unit.conftest import ReplaceChat
 from tests.unit.serving import serving
 
 DOCS = Path(__file__).parents[2] / "docs"
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
+SERVER = "reference/server.md"
 
 
-def snippets(name: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_langchain(replace_chat: ReplaceChat, capsys: pytest.CaptureFixture[str]) -> None:
-    real = lookahead_agent.ChatLookahead
-
-    def scripted(**fields: Any) -> Any:
-        return real(**fields) if "base_url" in fields else scripted_chat(REPLY, **fields)
-
-    replace_chat(scripted)
-    names: dict[str, Any] = {}
-    for code in snippets("langchain.md"):
-        exec(code, names)
-    said = capsys.readouterr().out
-    documented = " ".join(re.findall(r"^# (.*)$", "\n".join(snippets("langchain.md")), re.MULTILINE))
-    assert said.strip() == documented
-    assert names["thoughts"] == []
+PAGES = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.rglob("*.md")) if snippets(page)]
 
 
-def test_server(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = snippets("server.md")
+def scripted(**fields: Any) -> Any:
+    """A chat model as the page describes it, on scripted engines where it names no server."""
+    engines = {"model", "draft_model", "precision", "draft_precision", "engine_args", "draft_engine_args"}
+    if "base_url" in fields:
+        return lookahead_agent.ChatLookahead(**fields)
+    lookahead_agent.ChatLookahead.model_validate(fields | {"model": "qwen2.5-coder-1.5b", "draft_model": None})
+    return scripted_chat(REPLY, **{name: value for name, value in fields.items() if name not in engines})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != SERVER])
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piece after piece, with the names of those before it."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"ChatLookahead": scripted}
+    for code in snippets(DOCS / page):
+        exec(re.sub(r"^from lookahead_agent import ChatLookahead$", "", code, flags=re.MULTILINE), names)
+
+
+def test_the_python_of_the_server_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = snippets(DOCS / SERVER)
     with serving(scripted_chat(REPLY, policies={"planner": "exact"})) as (url, _):
         exec(code.replace("http://127.0.0.1:8000", url), {})
     assert capsys.readouterr().out == f"{REPLY} 1.0\n"

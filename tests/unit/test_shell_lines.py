@@ -27,7 +27,7 @@ from tests.unit.test_cost_model import COARSE, SMALL
 from tests.unit.test_examples import reply_to
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def lines(program: str) -> list[str]:

@@ -154,7 +154,7 @@ def test_both_levels_against_the_machine(alpha: float, token_alpha: float) -> No
 @pytest.mark.parametrize("c", [0.1, 0.2, 1 / 3, 0.5])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 0.8, 0.9, 1.0])
 def test_a_shared_draft_against_its_simulation(alpha: float, c: float) -> None:
-    """docs/theory.md gives the share of the bound that passes, which cannot be divided, leave."""
+    """docs/explanation/theory.md gives the share of the bound that passes, which cannot be divided, leave."""
     found, bound = simulate_shared_draft(alpha, c, 64).speedup, shared_draft_speedup(alpha, c)
     assert 0.7 * bound <= found <= 1.01 * bound
     if alpha in (0.0, 1.0):
@@ -210,7 +210,7 @@ def test_the_best_split_is_the_best_of_all(parallel: int) -> None:
 
 
 def test_the_table_of_the_documentation() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "theory.md").read_text(encoding="utf-8")
     cells = re.findall(r"(\d+) × (\d+): ([\d.]+)", text)
     rates = [0.2, 0.4, 0.6, 0.8, 0.9]
     splits = [best_split(alpha, 0.1, token_alpha, 0.05, 16) for alpha in rates for token_alpha in rates]

@@ -1,0 +1,82 @@
+"""README and documentation speak the glossary's language (docs/reference/glossary.md), in short active sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GONE = {
+    r"guided (?:targets?|pairs?|steps?|tokens?|speculation)": "shared draft",
+    r"guess(?:es|ed|ing)?": "draft tokens, proposed",
+    r"(?:may|might|can) stand(?! for)|steps? stands?|what stood": "is accepted",
+    r"as (?:it|they) comes?": "by default",
+    r"by (?:itself|themselves)": "automatically, alone",
+    r"(?:un)?commanded|commands? (?:draft )?steps|a command to": "forced, forces step speculation",
+    r"permissions?": "a policy sets which draft steps may be accepted",
+    r"rooms|borders?": "layers, break-even map",
+    r"arms|fixed ways|ways of writing": "configurations",
+    r"right answers?|(?:more|less) often right|answers right": "accuracy, correct answers",
+    r"[Tt]he page of a run": "trace page",
+    r"speculation_off|tokens_right|chosen_by|judged_by|commands_steps": "the name that replaced it",
+    r"lookahead-agent (?:plan|machine)\b": "lookahead-agent estimate, lookahead-agent hardware",
+}
+"""Words that are gone, with those in their place."""
+BEGINNING = re.compile(r"(?:What|Which|Whoever|Whatever|Of (?:those|these|two))\b")
+"""Subjects that hide who does something."""
+WORDS = 25
+"""Of a sentence, at most."""
+OTHERS = {"docs/gpu.md", "docs/benchmarks/cpu.md", "docs/benchmarks/depth.md", "docs/benchmarks/templates.md"}
+PAGES = [
+    page
+    for page in ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+    if page not in OTHERS
+]
+
+_CODE = re.compile(r"^(`{3,}|~{3,})[\s\S]*?^\1$|^(?: {4}|\t).*$", re.MULTILINE)
+_ITEM = re.compile(r"^\s*(?:[-*>#|]|\d+\.|!\[)")
+
+
+def prose(text: str) -> Iterator[str]:
+    """The sentences of a page's paragraphs and items: no code, no tables, no headings."""
+    paragraph: list[str] = []
+    for line in [*_CODE.sub("", text).splitlines(), ""]:
+        if paragraph and (not line.strip() or _ITEM.match(line)):
+            yield from sentences(" ".join(paragraph))
+            paragraph = []
+        if line.strip() and not line.lstrip().startswith(("|", "#", "![", ":::", "<!--")):
+            paragraph.append(re.sub(r"^\s*(?:[-*>]|\d+\.)\s+", "", line).strip())
+
+
+def sentences(paragraph: str) -> Iterator[str]:
+    """Of one paragraph, without marks of emphasis and targets of links; a piece of code is one word."""
+    plain = re.sub(r"\]\([^)]*\)", "", re.sub(r"`[^`]*`", "`code`", paragraph)).replace("[", "").replace("**", "")
+    yield from filter(None, re.split(r"(?<=[.!?])\s+(?=vLLM|[^a-z])", plain))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_words_that_are_gone(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = [
+        f"{match[0]!r} (say: {better})"
+        for pattern, better in GONE.items()
+        for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sentences_are_short_and_have_a_subject(page: str) -> None:
+    found = list(prose((ROOT / page).read_text(encoding="utf-8")))
+    assert [each for each in found if BEGINNING.match(each) and not each.endswith("?")] == []
+    assert [each for each in found if len(each.split()) > WORDS] == []
+
+
+def test_what_is_held_against_the_rule() -> None:
+    page = (
+        "# What is it\n\nWhat it is, nobody knows. It\nis `a b c`.\n\n    What runs\n\n| What | is |\n\n- Which one?\n"
+    )
+    assert list(prose(page)) == ["What it is, nobody knows.", "It is `code`.", "Which one?"]
