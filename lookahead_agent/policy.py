@@ -7,7 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from lookahead_agent.decoding.segmenter import delimiter_finder
 from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable, in_words
@@ -33,6 +42,23 @@ _OF_VERIFIERS = frozenset().union(*_READS.values())
 DEFAULT_DEPTH = 4
 """Steps in flight where steps are speculated on and nothing says how many."""
 
+
+def _pattern_to_json(delimiter: str | re.Pattern[str]) -> str | dict[str, Any]:
+    if isinstance(delimiter, str):
+        return delimiter
+    return {"pattern": delimiter.pattern, "flags": delimiter.flags}
+
+
+def _pattern_from_json(value: Any) -> Any:
+    match value:
+        case {"pattern": str() as pattern, "flags": int() as flags, **rest} if not rest:
+            return re.compile(pattern, flags)
+    return value
+
+
+Delimiter = Annotated[
+    str | re.Pattern[str], PlainSerializer(_pattern_to_json, when_used="json"), BeforeValidator(_pattern_from_json)
+]
 _PAIRWISE = frozenset({"hedge", "synchronous", "early"})
 
 
@@ -92,7 +118,7 @@ class VerifierPolicy(BaseModel):
     depth: Literal["auto"] | Annotated[int, Field(ge=1, le=16)] = "auto"
     width: int = Field(1, ge=1, le=8)
     draft_temperature: float = Field(0.7, gt=0)
-    delimiter: str | re.Pattern[str] = "\n\n"
+    delimiter: Delimiter = "\n\n"
     max_step_tokens: int = Field(256, ge=1)
     hedge: bool = True
     synchronous: bool = False

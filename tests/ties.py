@@ -48,7 +48,7 @@ async def _gap(model: ChatLookahead, question: str, first: Sequence[int], second
     at = first_difference(first, second)
     if at is None or at >= min(len(first), len(second)):
         return float("inf")
-    async with model.access.engines(as_policy("off")) as engines:
+    async with model.backend.engines(as_policy("off")) as engines:
         messages = template_messages([HumanMessage(question)])
         prompt = await asyncio.to_thread(engines.target.tokenizer.chat_prompt, messages)
         values = await top_logprobs(engines.target, [*prompt, *first[:at]])

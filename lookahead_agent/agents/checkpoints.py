@@ -19,7 +19,7 @@ from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
 _SQLITE = b"SQLite format 3\0"
 # Named, for agents import no chat model.
-_REPLY_CHUNK = ("lookahead_agent.chat.reply_message", "ReplyChunk")
+_REPLY_CHUNK = ("lookahead_agent.chat.events", "ReplyChunk")
 _POSTGRES = ("postgresql://", "postgres://")
 
 

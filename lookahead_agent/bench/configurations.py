@@ -165,7 +165,7 @@ def chat_model(
         "precision": "auto" if configuration.mode == "auto" else configuration.precision or config.precision,
         "max_tokens": task.max_tokens,
         "return_token_ids": True,
-        "use_running": False,  # the engines of this run are measured
+        "use_daemon": False,  # the engines of this run are measured
         "streaming": True,  # or callbacks are not told of the first token
     }
     if config.base_url is not None:

@@ -14,7 +14,7 @@ from langchain_core.outputs import LLMResult
 
 from lookahead_agent.agents.metrics import replies
 from lookahead_agent.bench.samples import CallRecord, StepTimes
-from lookahead_agent.chat.step_callbacks import STEP_EVENT
+from lookahead_agent.chat.events import STEP_EVENT
 
 
 class CallRecorder(BaseCallbackHandler):

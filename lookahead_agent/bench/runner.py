@@ -26,9 +26,9 @@ from lookahead_agent.bench.resources import TurnMeter, energy_counter, gpu_load
 from lookahead_agent.bench.samples import Results, Sample, SampleKey, read_results
 from lookahead_agent.bench.tasks import solve
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.chat.requests import POLICY_KEY
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.generation.policy_choice import POLICY_KEY
 from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress
@@ -267,7 +267,7 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
 
 async def _engines(llm: ChatLookahead) -> tuple[dict[str, Any], list[psutil.Process]]:
     """Descriptions of a model's engines, and their processes."""
-    async with llm.access.engines(as_policy(llm.policy)) as engines:
+    async with llm.backend.engines(as_policy(llm.policy)) as engines:
         found = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
         described = {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}
         processes = [process for engine in found.values() for process in getattr(engine, "processes", ())]

@@ -82,7 +82,7 @@ class Collector:
         self._problems = problems
         self._how = how
         self._file = RowFile(out)
-        self._sampling = llm.calls.request("", CallOptions()).sampling
+        self._sampling = llm.request("", CallOptions()).sampling
         if how.answer != "number" and (open_ := next((each for each in problems if each.answer is None), None)):
             raise ConfigurationError(
                 f"the problem {open_.id!r} has no answer, and replies can be held against each other only as numbers"
@@ -143,7 +143,7 @@ class Collector:
 
     async def _turn(self, problems: Sequence[Problem]) -> None:
         policy = as_policy(self._llm.policy)
-        async with self._llm.access.engines(policy) as engines:
+        async with self._llm.backend.engines(policy) as engines:
             if engines.draft is None:
                 raise ConfigurationError(engines.problem or "there is no draft model to collect steps of")
             work = _Work(engines, engines.draft, self._how, self._sampling, self._rules)

@@ -68,7 +68,7 @@ def score_pairs(file: Path, measures: Sequence[Measure], make: Callable[[], Chat
 async def _score(
     llm: ChatLookahead, missing: Sequence[tuple[LabelledPair, list[Measure]]], judges: set[str | None], rows: RowFile
 ) -> None:
-    async with llm.access.engines(as_policy(llm.policy)) as engines:
+    async with llm.backend.engines(as_policy(llm.policy)) as engines:
         if engines.problem is not None or engines.embedder is None:
             raise ConfigurationError(engines.problem or "there is no embedding model to measure similarity with")
         judge = engines.names.get("judge")

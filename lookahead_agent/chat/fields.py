@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, Field, SecretStr
 
 from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.token_speculation import check_token_speculation
+from lookahead_agent.engines.token_speculation import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, MaxTokens, SamplingArguments
 from lookahead_agent.hardware.choice import Precision
+from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
 
 _SERVERS = (
-    ("target", "base_url", "api_key"),
-    ("draft", "draft_url", "draft_api_key"),
-    ("judge", "judge_url", "judge_api_key"),
-    ("embedding", "embedding_url", "embedding_api_key"),
+    ("target", "model", "base_url", "api_key"),
+    ("draft", "draft_model", "draft_url", "draft_api_key"),
+    ("judge", "judge_model", "judge_url", "judge_api_key"),
+    ("embedding", "embedding_model", "embedding_url", "embedding_api_key"),
 )
-"""Role, and the names of the fields for address and key."""
+"""Role, and the names of the fields for model, address and key."""
 
 
-class SamplingFields(SamplingArguments):
-    """How tokens are chosen, and where a reply ends; arguments of a call go before these."""
+class ModelFields(BaseModel):
+    """Which models, in this process or behind servers."""
 
-    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
-    """Most tokens of a reply."""
-
-
-class ServerFields(BaseModel):
-    """Which models are behind servers."""
-
+    model: str = DEFAULT_SET
+    """Target model: a name of the catalogue, a folder, or a Hugging Face id."""
+    draft_model: str | None = None
+    """Draft model: a folder or a Hugging Face id; None: the catalogue's draft for the target."""
+    judge_model: str | None = None
+    """Judge of step pairs: a catalogue name, a folder or a Hugging Face id, or with `judge_url` its name there; None:
+    the target judges."""
+    embedding_model: str | None = None
+    """A sentence-transformers model: a folder or a Hugging Face id, or with `embedding_url` its name there; None: the
+    catalogue's."""
     base_url: str | list[str] | None = None
     """Address of an OpenAI-compatible server for the target, up to and with `/v1`, or of several that are replicas;
     `model` is its name there. None: the target runs in this process."""
@@ -60,19 +65,16 @@ class ServerFields(BaseModel):
     max_retries: int = Field(2, ge=0)
     """Times that a request to a server is repeated that failed before it was answered."""
 
-    def remote_models(self, models: Mapping[str, str | None]) -> dict[str, RemoteModel]:
+    def _remote_models(self) -> dict[str, RemoteModel]:
         """The models behind servers, by role.
-
-        Args:
-            models: Their names, by role; None: it has none.
 
         Raises:
             ConfigurationError: An address that is none, a key or a tokenizer without an address, or a model without a
                 name.
         """
         found: dict[str, RemoteModel] = {}
-        for role, url_field, key_field in _SERVERS:
-            model = models[role]
+        for role, model_field, url_field, key_field in _SERVERS:
+            model: str | None = getattr(self, model_field)
             urls = getattr(self, url_field)
             key = getattr(self, key_field)
             if urls is None:
@@ -97,8 +99,8 @@ class ServerFields(BaseModel):
         return found
 
 
-class EngineFields(BaseModel):
-    """How engines in this process are arranged."""
+class EngineFields(ModelFields):
+    """How engines in this process are chosen."""
 
     token_speculation: str | dict[str, Any] = "auto"
     """Token-level speculation inside the target's steps, which changes no reply: "auto" (whatever is fastest here),
@@ -117,9 +119,46 @@ class EngineFields(BaseModel):
     """Arguments of the judge's vLLM engine, if it has one of its own."""
     cores: tuple[str, str] | None = None
     """CPU cores of target and draft ("0-5", "6,7"); None: chosen so that they do not share any."""
-    use_running: bool = True
-    """Whether replies come from the engines that `lookahead-agent up` keeps running, where those are the same; else
-    engines are started in this process."""
+    use_daemon: bool = True
+    """Whether the server that `lookahead-agent up` runs generates the replies, where it has the same engines."""
+
+    def _find_runtime(self, policies: Sequence[VerifierPolicy]) -> Runtime:
+        """The runtime of the engines that the fields describe.
+
+        Raises:
+            ConfigurationError: Fields that do not go together.
+            ModelNotFoundError: A model that is neither in the catalogue, nor a folder, nor a Hugging Face id.
+            MissingExtraError: vLLM is not installed.
+        """
+        remote = self._remote_models()
+        self._check_engine_settings(remote)
+        wants_draft = (
+            any(policy.speculates for policy in policies)
+            or self.draft_model is not None
+            or speculates_by_draft_model(self.token_speculation)
+            or (self.token_speculation == "auto" and has_draft(self.model))
+        )
+        models = choose_models(
+            self.model if self.tokenizer is None else self.tokenizer,
+            self.draft_model if self.draft_tokenizer is None else self.draft_tokenizer,
+            draft_wanted=wants_draft,
+            judge=self.judge_model if "judge" not in remote else None,
+            embedding=self.embedding_model if "embedding" not in remote else None,
+        )
+        spec = RuntimeSpec(
+            models,
+            self.engine_args,
+            self.draft_engine_args,
+            self.judge_engine_args,
+            remote,
+            self.token_speculation if "target" not in remote else "none",
+            self.precision,
+            self.draft_precision,
+            self.cores,
+        )
+        # Behind a server, what the target costs is not known here: steps are the only way to win something.
+        steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]
+        return Runtime.shared(spec, expects_draft=any(steps))
 
     def _check_engine_settings(self, remote: Mapping[str, RemoteModel]) -> None:
         if "target" not in remote:

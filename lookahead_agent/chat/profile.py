@@ -8,19 +8,19 @@ from typing import Any
 
 from langchain_core.language_models.model_profile import ModelProfile
 
-from lookahead_agent.chat.engine_access import EngineAccess
 from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.models import configured
 
 
-def profile_of(access: EngineAccess, max_tokens: int) -> ModelProfile:
+def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
     """The profile of a model, from what is known without loading it.
 
     Args:
-        access: The model's engines.
+        backend: The model's engines.
         max_tokens: Most tokens of a reply.
     """
-    template, thinks = _template(access)
+    template, thinks = _template(backend)
     profile = ModelProfile(
         max_output_tokens=max_tokens,
         text_inputs=True,
@@ -44,23 +44,23 @@ def profile_of(access: EngineAccess, max_tokens: int) -> ModelProfile:
         attachment=False,
         temperature=True,
     )
-    if (name := access.target_name) is not None:
-        profile["name"] = name
-    if (context := access.known_context_length()) is not None:
+    if backend.runtime is not None:
+        profile["name"] = backend.runtime.models.target.name
+    if (context := backend.known_context_length()) is not None:
         profile["max_input_tokens"] = context
     return profile
 
 
-def _template(access: EngineAccess) -> tuple[str | None, bool]:
+def _template(backend: LocalBackend) -> tuple[str | None, bool]:
     """The target's chat template, None where it is not at hand, and whether the model thinks apart."""
-    if (engines := access.running) is not None:
+    if (engines := backend.running) is not None:
         tokenizer = engines.target.tokenizer
         template = tokenizer.chat_template if isinstance(tokenizer, HFTokenizer) else None
-        return template, access.thinking(engines) is not None
-    assert access.runtime is not None
-    if (catalogued := access.runtime.models.catalogued) is not None:
+        return template, backend.thinking(engines) is not None
+    assert backend.runtime is not None
+    if (catalogued := backend.runtime.models.catalogued) is not None:
         return None, catalogued.thinking is not None
-    folder = configured(access.runtime.models.target)
+    folder = configured(backend.runtime.models.target)
     template = _read(folder) if folder is not None else None
     return template, "</think>" in (template or "")
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
 
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy
 
 
-class Saving(BaseChatModel):
-    """What `langchain_core.load` asks of a class."""
+class SerializableModel(BaseChatModel):
+    """A chat model that `langchain_core.load` and `pickle` can write down and make again."""
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -40,6 +42,25 @@ class Saving(BaseChatModel):
             "judge_api_key": "LOOKAHEAD_JUDGE_API_KEY",
             "embedding_api_key": "LOOKAHEAD_EMBEDDING_API_KEY",
         }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The fields say which engines are meant; another process finds or starts them.
+        fields = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
+        for name, value in fields.items():
+            try:
+                if value is not None and name == "engines":
+                    raise TypeError("engines belong to their process")
+                pickle.dumps(value)
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise ConfigurationError(
+                    f"{name} cannot be pickled ({error}): pickle a model without it, and give it where it is read again"
+                ) from error
+        return _made_of, (type(self), fields)
+
+
+def _made_of(kind: type[SerializableModel], fields: dict[str, Any]) -> SerializableModel:
+    """A model from its fields; what `pickle` calls."""
+    return kind(**fields)
 
 
 def _as_fields(value: Any) -> Any:

@@ -97,7 +97,7 @@ def collect(
         cores=(cores, cores),  # they write one after the other
         max_tokens=max_tokens,
         temperature=temperature,
-        use_running=False,
+        use_daemon=False,
     ) as llm:
         collector = Collector(llm, read_problems(dataset_file(dataset), limit, skip), how, out)
         collector.run(ProgressBars())
@@ -133,7 +133,7 @@ def score(
             policy="cascade:depth=1",  # for embedder and judge
             token_speculation="none",
             precision=precision,
-            use_running=False,
+            use_daemon=False,
         )
 
     done = score_pairs(pairs, chosen, chat_model, ProgressBars())

@@ -123,7 +123,7 @@ def estimate(
             "streaming": True,
             "return_token_ids": True,
         }
-        with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_running=False, **fields) as llm:
+        with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_daemon=False, **fields) as llm:
             llm.start(ProgressBars())
             found = measurement.acceptance(llm, problems, ProgressBars())
     acceptance = Acceptance(

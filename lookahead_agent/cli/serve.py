@@ -112,7 +112,7 @@ def serve(
         base_url=base_url,
         draft_url=draft_url,
         policy=options.policy_of(policy, None),
-        use_running=False,
+        use_daemon=False,
         policies=dict(_pair(entry) for entry in node_policy or ()),
         token_speculation=token_speculation,
         precision=precision,

@@ -56,7 +56,7 @@ def up(
         token_speculation=token_speculation,
         precision=precision,
         draft_precision=draft_precision,
-        use_running=False,
+        use_daemon=False,
     )
     folder = private_folder()
     if (status := background.run(ask_keeper("status"))) is not None:
@@ -79,7 +79,7 @@ def up(
 
 
 def _already(status: dict[str, Any], llm: ChatLookahead) -> None:
-    if status["engines"] != llm.access.digest:
+    if llm.backend.runtime is None or status["engines"] != llm.backend.runtime.spec.digest:
         raise ConfigurationError(
             f"other engines run in the background ({status['models']}): end them with `lookahead-agent down` first"
         )
@@ -132,18 +132,19 @@ def _only_one(folder: Path) -> Iterator[None]:
 def _keep(llm: ChatLookahead, report: StartReport, grace: int) -> None:
     with llm:
         llm.start(report)
-        context_length = llm.access.context_length()
+        assert llm.backend.runtime is not None
+        spec, context_length = llm.backend.runtime.spec, llm.backend.context_length()
 
         def about() -> dict[str, Any]:
             return {
-                "engines": llm.access.digest,
-                "models": llm.access.described,
+                "engines": spec.digest,
+                "models": " with ".join(spec.names[role] for role in ("target", "draft") if role in spec.names),
                 "reason": llm.explain(),
                 "context_length": context_length,
             }
 
         async def serve(listener: socket.socket) -> None:
-            keeper = Keeper(llm.calls.carry_out, llm.access.digest, about, grace=grace)
+            keeper = Keeper(llm.backend, spec.digest, about, grace=grace)
             await keeper.serve(listener, ready=lambda: report.ready(os.getpid()))
 
         with listening() as listener:

@@ -102,7 +102,7 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
 
 
 async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]) -> list[bool]:
-    async with llm.access.engines(as_policy(llm.policy)) as engines:
+    async with llm.backend.engines(as_policy(llm.policy)) as engines:
         draft = engines.draft
         if draft is None or draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint:
             raise ConfigurationError("target and draft have different tokenizers: give --token-alpha")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from lookahead_agent.decoding.accounting import ReplyReport
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 
 PROMPT_TAIL = 32
 """Tokens at a prompt's end in which a chat template may have opened the thinking."""

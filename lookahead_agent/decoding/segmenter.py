@@ -11,9 +11,9 @@ from typing import Any
 import regex
 
 from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.thinking_tags import ThinkingTags
 
 _SEARCH_SECONDS = 0.02
 """Longest search for a delimiter, of a pattern: a step has a few kilobytes, and a search of it takes microseconds."""

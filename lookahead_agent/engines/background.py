@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -64,41 +65,61 @@ class _End:
     """Follows the last item of a stream."""
 
 
-def stream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> Iterator[S | T]:
-    """Run `work(emit)` in the background loop; yields what it emits, and at last its result.
+async def emitted(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
+    """Run `work(emit)`; yields what it emits as it comes, and at last its result.
 
-    Closing the iterator cancels the work.
+    Closing the generator cancels the work and waits for its end.
     """
-    items: SimpleQueue[S | _End] = SimpleQueue()
-    future = submit(work(items.put))
-    future.add_done_callback(lambda _: items.put(_End()))
-    try:
-        while not isinstance(item := items.get(), _End):
-            yield item
-        yield future.result()
-    finally:
-        future.cancel()
-
-
-async def astream(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
-    """`stream` for callers in another event loop."""
-    caller = asyncio.get_running_loop()
     items: asyncio.Queue[S | _End] = asyncio.Queue()
-
-    def put(item: S | _End) -> None:
-        try:
-            caller.call_soon_threadsafe(items.put_nowait, item)
-        except RuntimeError:  # the caller's loop has ended, and nobody wants the rest
-            future.cancel()
-
-    future = submit(work(put))
-    future.add_done_callback(lambda _: put(_End()))
+    task = asyncio.ensure_future(work(items.put_nowait))
+    task.add_done_callback(lambda _: items.put_nowait(_End()))
     try:
         while not isinstance(item := await items.get(), _End):
             yield item
-        yield future.result()  # it is done: the end of the stream followed it
+        yield task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def stream(items: AsyncGenerator[T, None]) -> Iterator[T]:
+    """The items of a generator that runs in the background loop; closing the iterator closes the generator."""
+    queue: SimpleQueue[T | _End] = SimpleQueue()
+    future = submit(_read(items, queue.put))
+    future.add_done_callback(lambda _: queue.put(_End()))
+    try:
+        while not isinstance(item := queue.get(), _End):
+            yield item
+        future.result()
     finally:
         future.cancel()
+
+
+async def astream(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """`stream` for callers in another event loop."""
+    caller = asyncio.get_running_loop()
+    queue: asyncio.Queue[T | _End] = asyncio.Queue()
+
+    def put(item: T | _End) -> None:
+        try:
+            caller.call_soon_threadsafe(queue.put_nowait, item)
+        except RuntimeError:  # the caller's loop has ended, and nobody wants the rest
+            future.cancel()
+
+    future = submit(_read(items, put))
+    future.add_done_callback(lambda _: put(_End()))
+    try:
+        while not isinstance(item := await queue.get(), _End):
+            yield item
+        future.result()  # it is done: the end of the stream followed it
+    finally:
+        future.cancel()
+
+
+async def _read(items: AsyncGenerator[T, None], put: Callable[[T], None]) -> None:
+    async with aclosing(items):
+        async for item in items:
+            put(item)
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
-from lookahead_agent.models.thinking_tags import ThinkingTags
 
 
 class TextStream(Protocol):

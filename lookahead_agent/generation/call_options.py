@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -19,8 +20,8 @@ from pydantic import (
 
 from lookahead_agent.engines.json_schema import check_schema
 from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.generation.constraints import call_constraint, call_or_form_constraint, constraint
 from lookahead_agent.generation.offered_tools import chosen_tools, forced, openai_tools
-from lookahead_agent.generation.structured_output import call_constraint, call_or_form_constraint, constraint
 
 
 def _number(value: Any) -> Any:
@@ -117,6 +118,25 @@ class CallOptions(SamplingArguments):
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     node: str | None = None
 
+    _form: dict[str, Any] | None = PrivateAttr(None)
+    _structured: dict[str, Any] | None = PrivateAttr(None)
+
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """The constraint of the `response_format`; None: free text."""
+        return self._form
+
+    @property
+    def structured(self) -> dict[str, Any] | None:
+        """The constraint on the reply, for `Sampling.structured`: a call, the form, or either; None: free text."""
+        return self._structured
+
+    @field_validator("tools", "response_format", "template_arguments", "node")
+    @classmethod
+    def _encodable(cls, value: Any, info: ValidationInfo) -> Any:
+        check_encodable(value, str(info.field_name))
+        return value
+
     @field_validator("response_format")
     @classmethod
     def _known_format(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -126,39 +146,26 @@ class CallOptions(SamplingArguments):
             raise ValueError(str(error)) from None
         return value
 
-    @property
-    def structured(self) -> dict[str, Any] | None:
-        """The constraint on the reply, for `Sampling.structured`: a call, the form, or either; None: free text."""
-        several = self.parallel_tool_calls is True
-        if self.tool_choice is not None:
-            return call_constraint(self.tools, several=several)
-        form = constraint(self.response_format)
-        return call_or_form_constraint(self.tools, form, several=several) if form is not None and self.tools else form
-
-    @field_validator("tools", "response_format", "template_arguments", "node")
-    @classmethod
-    def _encodable(cls, value: Any, info: ValidationInfo) -> Any:
-        check_encodable(value, str(info.field_name))
-        return value
-
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         if "tool_choice" in self.model_fields_set:
             self.tools, self.tool_choice = chosen_tools(self.tools, self.tool_choice), forced(self.tool_choice)
-        if self.tool_choice is not None and constraint(self.response_format) is not None:
+        form, several = constraint(self.response_format), self.parallel_tool_calls is True
+        if self.tool_choice is not None and form is not None:
             raise ConfigurationError("a reply cannot be a tool call and in a response_format at once")
         if self.tool_choice is not None and not self.tools:
             raise ConfigurationError("a tool call is required, but there are no tools")
-        self._check_sizes()
+        if form is None and self.tool_choice is None:
+            return self
+        # What is too large for a grammar is refused before it is copied, and all together.
+        for schema in (form or {}, *({"json": tool["function"].get("parameters") or {}} for tool in self.tools)):
+            if "json" in schema:
+                check_schema(schema["json"])
+        self._form = self._structured = form
+        if form is None:
+            self._structured = call_constraint(self.tools, several=several)
+        elif self.tools:
+            self._structured = call_or_form_constraint(self.tools, form, several=several)
+        if self.tools and self._structured is not None and "json" in self._structured:
+            check_schema(self._structured["json"])
         return self
-
-    def _check_sizes(self) -> None:
-        """Raises ConfigurationError: A schema is too large for a grammar; before one is copied, and of all together."""
-        form = constraint(self.response_format)
-        if form is not None and "json" in form:
-            check_schema(form["json"])
-        if form is not None or self.tool_choice is not None:
-            for tool in self.tools:
-                check_schema(tool["function"].get("parameters") or {})
-            if self.tools and (structured := self.structured) is not None and "json" in structured:
-                check_schema(structured["json"])

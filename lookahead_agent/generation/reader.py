@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lookahead_agent.generation.request import TextDelta
+from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.generation.backend import TextDelta
 from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_space
 from lookahead_agent.generation.tool_parsers import ToolParser
-from lookahead_agent.models.thinking_tags import ThinkingTags
 
 _NOWHERE = re.compile(r"(?!)")
 _FENCE = re.compile(r"`{3,}|~{3,}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ModelNotFoundError
-from lookahead_agent.models.thinking_tags import ThinkingTags
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def send(writer: asyncio.StreamWriter, frame: Frame) -> None:
     try:
         content = json.dumps(frame).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{error}: use_running=False takes engines of this process") from None
+        raise ConfigurationError(f"{error}: use_daemon=False takes engines of this process") from None
     if len(content) > LONGEST:
-        raise ConfigurationError(f"{len(content)} bytes are too long: use_running=False takes engines of this process")
+        raise ConfigurationError(f"{len(content)} bytes are too long: use_daemon=False takes engines of this process")
     writer.write(len(content).to_bytes(4, "big") + content)

@@ -8,49 +8,39 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any, Protocol
-
-from langchain_core.messages import AIMessage
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from lookahead_agent import __version__
 from lookahead_agent.errors import LookaheadError
-from lookahead_agent.generation.request import Emit
+from lookahead_agent.generation.backend import Backend, event_to_json, request_from_json
 from lookahead_agent.running.address import same_user
 from lookahead_agent.running.frames import Frame, receive, send
-from lookahead_agent.running.wire import ReplyOrder, error_to_frame, event_to_frame, message_to_frame, order_from_frame
+from lookahead_agent.running.wire import error_to_frame
 
 logger = logging.getLogger(__name__)
-
-
-class Writes(Protocol):
-    """Writes a reply, telling what becomes of it meanwhile."""
-
-    async def __call__(self, order: ReplyOrder, emit: Emit) -> AIMessage:
-        """Write the reply."""
-        ...
 
 
 class Keeper:
     """Answers orders for replies at a socket.
 
     Args:
-        write: Writes a reply.
+        backend: Generates the replies.
         engines: Which engines there are: `RuntimeSpec.digest`. Orders for others are refused.
         about: What `status` says of them.
         grace: Seconds that running replies have to end once it is to stop.
     """
 
     def __init__(
-        self, write: Writes, engines: str, about: Callable[[], dict[str, Any]], *, grace: float = 60.0
+        self, backend: Backend, engines: str, about: Callable[[], dict[str, Any]], *, grace: float = 60.0
     ) -> None:
-        self._write = write
+        self._backend = backend
         self._engines = engines
         self._about = about
         self._grace = grace
         self._started = time.monotonic()
         self._replies = 0
-        self._running: set[asyncio.Task[AIMessage]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -99,7 +89,6 @@ class Keeper:
                 self.stop()
                 send(writer, self._status())
             case "reply" if frame.get("engines") == self._engines and not self._stopping.is_set():
-                send(writer, {"accepted": True})
                 await self._reply(frame, reader, writer)
             case "reply":
                 send(writer, {"refused": self._about()["models"]})
@@ -118,17 +107,22 @@ class Keeper:
 
     async def _reply(self, frame: Frame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            order = order_from_frame(frame)
-        except (KeyError, TypeError, ValueError) as error:
+            request = request_from_json(frame["request"])
+        except (KeyError, ValueError) as error:
             send(writer, {"error": {"type": "EngineError", "text": f"an order that cannot be read: {error!r}"}})
             return
-        writing = asyncio.ensure_future(self._write(order, lambda event: send(writer, event_to_frame(event))))
+
+        async def generate() -> None:
+            async with aclosing(self._backend.generate(request)) as events:
+                async for event in events:
+                    send(writer, event_to_json(event))
+
+        writing = asyncio.ensure_future(generate())
         self._running.add(writing)
         try:
             async with _cancelled_when_gone(reader, writing):
-                message = await writing
+                await writing
             self._replies += 1
-            send(writer, message_to_frame(message))
         except LookaheadError as error:
             send(writer, error_to_frame(error))
         except asyncio.CancelledError:
@@ -140,7 +134,7 @@ class Keeper:
 
 
 @asynccontextmanager
-async def _cancelled_when_gone(reader: asyncio.StreamReader, writing: asyncio.Task[AIMessage]) -> AsyncIterator[None]:
+async def _cancelled_when_gone(reader: asyncio.StreamReader, writing: asyncio.Task[None]) -> AsyncIterator[None]:
     """Cancel the work when whoever ordered it closes the connection."""
 
     async def wait_for_the_end() -> None:

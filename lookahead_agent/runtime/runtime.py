@@ -150,7 +150,7 @@ class Runtime:
         self._restarting: dict[str, asyncio.Task[None]] = {}
         self._calls = 0
         self._changed = asyncio.Condition()
-        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._leases: weakref.WeakSet[EngineLease] = weakref.WeakSet()
         self._held: list[VLLMConfig] = []
         self._holding = threading.Lock()
         self._tokenizing = threading.Lock()
@@ -173,14 +173,16 @@ class Runtime:
                 runtime = cls._registry[key] = cls(spec, expects_draft=expects_draft)
             return runtime
 
-    def use(self, user: Any) -> None:
-        """Say that somebody uses the engines; forgotten when `user` is collected."""
-        self._users.add(user)
+    def lease(self) -> EngineLease:
+        """A claim on the engines; it ends when it is released or collected."""
+        lease = EngineLease(self)
+        self._leases.add(lease)
+        return lease
 
-    def leave(self, user: Any) -> None:
-        """Say that somebody no longer does; the last one's leaving shuts the engines down."""
-        self._users.discard(user)
-        if not self._users:
+    def release(self, lease: EngineLease) -> None:
+        """End a lease; the end of the last one shuts the engines down."""
+        self._leases.discard(lease)
+        if not self._leases:
             self.close()
 
     @property
@@ -542,6 +544,17 @@ class Runtime:
         _release(self._held)
         _disconnect(self._connections)
         self._engines = None
+
+
+class EngineLease:
+    """One chat model's claim on the engines of a runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def release(self) -> None:
+        """End the claim; the end of the last one shuts the engines down."""
+        self._runtime.release(self)
 
 
 def _begin_anew() -> None:

@@ -139,7 +139,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
 
     async def health(response: Response) -> Health:
         """Whether replies can be generated."""
-        healthy = llm.access.healthy()
+        healthy = llm.backend.healthy()
         response.status_code = 200 if healthy else 503
         admission = writer.admission
         return Health(status="ok" if healthy else "failing", running=admission.running, waiting=admission.waiting)

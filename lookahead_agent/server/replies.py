@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from lookahead_agent.chat.messages import thinking_of
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.generation.request import TextDelta
+from lookahead_agent.generation.backend import TextDelta
 from lookahead_agent.generation.tool_calls import as_unreadable
 from lookahead_agent.server.protocol import (
     ChatChoice,

@@ -14,8 +14,8 @@ from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
+from lookahead_agent.generation.backend import GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions
-from lookahead_agent.generation.request import ChatRequest, TextDelta
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
 from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
@@ -48,7 +48,7 @@ class ReplyWriter:
     async def context_length(self) -> int:
         """Most tokens of prompt and reply together."""
         if self._context_length is None:
-            self._context_length = await asyncio.to_thread(self.llm.access.context_length)
+            self._context_length = await asyncio.to_thread(self.llm.backend.context_length)
         return self._context_length
 
     def no_model(self, name: str) -> RefusedError:
@@ -58,7 +58,7 @@ class ReplyWriter:
 
     def requests(
         self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
-    ) -> list[ChatRequest]:
+    ) -> list[GenerateRequest]:
         """What a body asks for, a request for each of its replies.
 
         Args:
@@ -104,7 +104,7 @@ class ReplyWriter:
         # Replies to one request differ, and are the same for the same request.
         seeds = [None if body.seed is None else _wrapped(body.seed + choice) for choice in range(body.n)]
         return [
-            self.llm.calls.request(
+            self.llm.request(
                 prompt, CallOptions.read({**options, "seed": seed}), longest_prompt=limits.max_prompt_tokens
             )
             for prompt in prompts
@@ -123,7 +123,7 @@ class ReplyWriter:
             param="policy",
         )
 
-    async def generate(self, request: ChatRequest) -> AsyncGenerator[TextDelta | StepEvent | AIMessage, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TextDelta | StepEvent | AIMessage, None]:
         """The text and steps of a reply, and at last the reply.
 
         Raises:
@@ -133,7 +133,7 @@ class ReplyWriter:
         async with self.admission.slot():
             started = time.monotonic()
             first: float | None = None
-            async with aclosing(background.astream(self.llm.calls.work(request))) as events:
+            async with aclosing(background.astream(self.llm.generate_events(request))) as events:
                 async for event in events:
                     if isinstance(event, AIMessage):
                         self.metrics.written(event.response_metadata, time.monotonic() - started, first)

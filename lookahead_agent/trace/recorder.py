@@ -15,7 +15,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import LLMResult
 
 from lookahead_agent.agents.metrics import replies
-from lookahead_agent.chat.step_callbacks import STEP_EVENT
+from lookahead_agent.chat.events import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import append_line, end_at_whole_line, read_lines, read_value
 

@@ -40,14 +40,14 @@ def llm(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
         draft_engine_args=TINY_ENGINE,
         judge_engine_args=TINY_ENGINE,
         return_token_ids=True,
-        use_running=False,
+        use_daemon=False,
     ) as llm:
         llm.start()
         yield llm
 
 
 def engines_of(llm: ChatLookahead) -> EngineSet:
-    engines = llm.access.running
+    engines = llm.backend.running
     assert engines is not None
     return engines
 
@@ -127,8 +127,8 @@ def test_without_its_target_the_reply_is_one_clear_error_and_the_next_call_start
     with pytest.raises(EngineError, match="killed") as raised:
         interrupted(llm, engines.target, name, "off")
     assert "kv_cache_memory_bytes" in str(raised.value)
-    assert not llm.access.healthy()
+    assert not llm.backend.healthy()
     assert tokens(llm.invoke(QUESTION, policy="off")) == alone
-    assert llm.access.healthy()
+    assert llm.backend.healthy()
     assert not any(process.is_running() for process in before), "nothing is left of the engines before"
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("lookahead-shared-draft-")]

@@ -12,11 +12,12 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.chat.structured_output import Form
 from lookahead_agent.engines import Sampling, background
 from lookahead_agent.engines.protocol import ChecksSampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.call_options import CallOptions
-from lookahead_agent.generation.structured_output import Form, is_call
+from lookahead_agent.generation.constraints import is_call
 from lookahead_agent.policy import as_policy
 from tests.integration.tiny_models import questions
 from tests.unit.test_json_schema import chain
@@ -97,8 +98,8 @@ def test_what_vllm_refuses_is_the_callers(tiny: ChatLookahead, name: str) -> Non
 
 
 async def test_a_form_is_checked_before_anything_is_written(tiny: ChatLookahead) -> None:
-    assert tiny.access.runtime is not None
-    async with tiny.access.runtime.engines(as_policy("off")) as engines:
+    assert tiny.backend.runtime is not None
+    async with tiny.backend.runtime.engines(as_policy("off")) as engines:
         target = engines.target
         assert isinstance(target, ChecksSampling)
         for schema in REFUSED.values():
@@ -127,9 +128,9 @@ def test_a_grammar_of_calls_and_a_form_is_held_to(tiny: ChatLookahead) -> None:
     options = CallOptions.read({"tools": tools, "response_format": Form.of(Small).response_format})
 
     async def written() -> list[str]:
-        assert tiny.access.runtime is not None
+        assert tiny.backend.runtime is not None
         texts: list[str] = []
-        async with tiny.access.runtime.engines(as_policy("off")) as engines:
+        async with tiny.backend.runtime.engines(as_policy("off")) as engines:
             target = engines.target
             for seed, question in enumerate(questions(12, seed=3)):
                 prompt = target.tokenizer.chat_prompt([{"role": "user", "content": question}])

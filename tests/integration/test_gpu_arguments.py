@@ -27,7 +27,7 @@ Configured = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def configured(tiny_pair: tuple[Path, Path]) -> Configured:
-    models = {"model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1]), "use_running": False}
+    models = {"model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1]), "use_daemon": False}
     asked = json.dumps([models | fields for fields in CHAT_MODELS.values()])
     command = [sys.executable, "-m", "tests.integration.cuda_platform", asked]
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}

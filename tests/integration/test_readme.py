@@ -24,5 +24,5 @@ def test_the_example_runs(by_itself: ChatLookahead, capsys: pytest.CaptureFixtur
     assert 0 <= float(rate) <= 1
     assert set(names["graph"].get_graph().nodes) >= {"planner", "executor", "finisher"}
     assert names["llm"].explain(), "what was chosen, and why"
-    assert names["llm"].access.runtime is by_itself.access.runtime, "models of one configuration share their engines"
+    assert names["llm"].backend.runtime is by_itself.backend.runtime, "models of one configuration share their engines"
     names["llm"].close()

@@ -81,7 +81,7 @@ def test_a_sampled_reply_is_in_the_targets_words(real: ChatLookahead, sampling: 
     ids, figures = message.response_metadata["token_ids"], message.response_metadata["lookahead"]
 
     async def logprobs() -> list[float]:
-        async with real.access.engines(as_policy("off")) as engines:
+        async with real.backend.engines(as_policy("off")) as engines:
             prompt = engines.target.tokenizer.chat_prompt(template_messages([HumanMessage(PROBLEMS[0])]))
             reading = engines.target.generate([*prompt, *ids], Sampling(max_tokens=1, prompt_logprobs=True))
             async with aclosing(reading) as deltas:
@@ -103,7 +103,7 @@ def test_different_numbers_never_pass(real: ChatLookahead, policy: str) -> None:
         return Step((1,), text, StepEnd.DELIMITER)
 
     async def accepted(draft: str, target: str) -> bool:
-        async with real.access.engines(as_policy(policy)) as engines:
+        async with real.backend.engines(as_policy(policy)) as engines:
             verifier = engines.verifier(as_policy(policy))
             assert verifier is not None
             pair = StepPair("What is 12 × 5/6?", "", step(draft), step(target))

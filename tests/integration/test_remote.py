@@ -115,7 +115,7 @@ def test_replies_are_those_of_engines_in_this_process(pair: Pair, tiny: ChatLook
             assert there.response_metadata["token_ids"] == here
             assert figures(there)["speculation_disabled"] is None
             assert figures(there)["tokens"]["draft"] != {"committed": 0, "rejected": 0, "aborted": 0}
-        engines = llm.access.runtime.running  # type: ignore[union-attr]
+        engines = llm.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         assert engines.draft is not None
         assert engines.draft.tokenizer.fingerprint == engines.target.tokenizer.fingerprint
@@ -125,7 +125,7 @@ def test_probabilities_and_forms_are_those_of_engines_in_this_process(pair: Pair
     with pair.llm(max_tokens=40) as llm:
         assert figures(llm.invoke(LONG, policy="likelihood:likelihood=-9"))["accepted"] > 0
         assert llm.invoke("A two?", response_format={"type": "json_object"}).text.lstrip().startswith("{")
-        here, there = (model.access.runtime.running for model in (tiny, llm))  # type: ignore[union-attr]
+        here, there = (model.backend.runtime.running for model in (tiny, llm))  # type: ignore[union-attr]
         assert here is not None
         assert there is not None
         prompt = here.target.tokenizer.encode(LONG)
@@ -137,7 +137,7 @@ def test_probabilities_and_forms_are_those_of_engines_in_this_process(pair: Pair
 async def test_a_cancelled_call_stops_the_servers(pair: Pair) -> None:
     with pair.llm(policy="exact", max_tokens=900, temperature=1.0) as llm:
         await llm.ainvoke(LONG, max_tokens=1)
-        engines = llm.access.runtime.running  # type: ignore[union-attr]
+        engines = llm.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         assert engines.draft is not None
         task = asyncio.create_task(llm.ainvoke(LONG))
@@ -194,9 +194,9 @@ def test_killing_the_target_gives_one_clear_error(pair: Pair) -> None:
     with pair.llm() as llm:
         with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
             interrupted(llm, lambda: pair.kill(pair.target_port))
-        engines = llm.access.runtime.running  # type: ignore[union-attr]
+        engines = llm.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         assert engines.target.in_flight == 0
-        assert not llm.access.healthy()
+        assert not llm.backend.healthy()
         with pytest.raises(EngineError, match="cannot be reached"):
             llm.invoke(LONG)

@@ -69,7 +69,7 @@ def unfinished(engine: Any) -> int:
 async def test_sixty_four_streams_of_which_a_third_leave(tiny: ChatLookahead) -> None:
     figures: list[tuple[float, float]] = []
     with serving(tiny, concurrent=24, queue=STREAMS) as (url, writer):
-        engines = tiny.access.runtime.running  # type: ignore[union-attr]
+        engines = tiny.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         pair = (engines.target, engines.draft)
         for seed in range(5):

@@ -36,7 +36,7 @@ def test_a_draft_with_another_tokenizer(mixed: ChatLookahead) -> None:
     assert figures["speculation_disabled"] is None
     assert figures["accepted"] > 0
     assert "\ufffd" not in message.text
-    engines = mixed.access.runtime._engines  # type: ignore[union-attr]
+    engines = mixed.backend.runtime._engines  # type: ignore[union-attr]
     assert engines is not None
     assert engines.draft is not None
     assert engines.draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint
@@ -86,7 +86,7 @@ def test_a_third_model_as_judge(real: ChatLookahead) -> None:
         figures = judged(llm)
         assert figures["speculation_disabled"] is None
         assert figures["judge_calls"] > 0  # type: ignore[operator]
-        assert len(llm.access.runtime._held) == 3  # type: ignore[union-attr]
+        assert len(llm.backend.runtime._held) == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.timeout(1200)

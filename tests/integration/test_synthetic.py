@@ -32,7 +32,7 @@ WHAT = Synthetic(
 
 
 async def _engines_of(llm: ChatLookahead) -> dict[str, Engine | None]:
-    async with llm.access.engines(as_policy("exact")) as engines:
+    async with llm.backend.engines(as_policy("exact")) as engines:
         return {"target": engines.target, "draft": engines.draft}
 
 

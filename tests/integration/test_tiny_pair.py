@@ -59,8 +59,8 @@ def test_the_stream_is_the_reply(tiny: ChatLookahead) -> None:
 
 
 async def test_cancelled_calls_leave_no_request_in_the_engines(tiny: ChatLookahead) -> None:
-    assert tiny.access.runtime is not None
-    async with tiny.access.runtime.engines(as_policy("exact")) as engines:
+    assert tiny.backend.runtime is not None
+    async with tiny.backend.runtime.engines(as_policy("exact")) as engines:
         for moment in (0.0, 0.01, 0.05, 0.1, 0.2):
             tasks = [asyncio.create_task(tiny.ainvoke(question)) for question in questions(4, seed=5)]
             await asyncio.sleep(moment)
@@ -80,17 +80,17 @@ def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead
                           token_speculation="none", temperature=0)  # fmt: skip
     assert twin.invoke("A two?").usage_metadata["output_tokens"] == 5  # type: ignore[index]
     assert other.invoke("A two?", max_tokens=5).text == twin.invoke("A two?").text
-    assert other.access.runtime is not None
-    assert tiny.access.runtime is not None
-    assert set(other.access.runtime._held) == set(tiny.access.runtime._held)
+    assert other.backend.runtime is not None
+    assert tiny.backend.runtime is not None
+    assert set(other.backend.runtime._held) == set(tiny.backend.runtime._held)
     other.close()
     assert tiny.invoke("A two?").text, "closing one leaves the other's engines running"
 
 
 def test_target_and_draft_run_on_cores_of_their_own(tiny: ChatLookahead) -> None:
     cores: list[set[int]] = []
-    assert tiny.access.runtime is not None
-    engines = tiny.access.runtime._engines
+    assert tiny.backend.runtime is not None
+    engines = tiny.backend.runtime._engines
     assert engines is not None
     for engine in (engines.target, engines.draft):
         assert isinstance(engine, VLLMEngine)

@@ -39,8 +39,8 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
             replies = [message.response_metadata for message in llm.batch(ASKED, policy=policy)]
             assert [reply["token_ids"] for reply in replies] == alone, policy
         assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
-        assert llm.access.runtime is not None
-        (target,) = (held for held in llm.access.runtime._held if held.model == tiny_pair[0])
+        assert llm.backend.runtime is not None
+        (target,) = (held for held in llm.backend.runtime._held if held.model == tiny_pair[0])
         assert dict(target.arguments)["speculative_config"]["method"] == {"shared_draft": "custom_class"}.get(
             method, method
         )
@@ -71,7 +71,7 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
     ) as llm:
 
         async def deltas(question: str, max_tokens: int) -> AsyncGenerator[Delta, None]:
-            async with llm.access.engines(as_policy("off")) as engines:
+            async with llm.backend.engines(as_policy("off")) as engines:
                 prompt = engines.target.tokenizer.chat_prompt([{"role": "user", "content": question}])
                 sampling = Sampling(max_tokens=max_tokens, temperature=0)
                 async with aclosing(engines.target.generate(prompt, sampling)) as generated:

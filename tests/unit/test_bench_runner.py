@@ -401,7 +401,7 @@ def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine() -> None:
 
     def runtimes(config: BenchConfig, on_cpu: bool) -> dict[str, Any]:
         return {
-            configuration.mode: chat_model(config, task, configuration, on_cpu=on_cpu)._runtime
+            configuration.mode: chat_model(config, task, configuration, on_cpu=on_cpu).backend.runtime
             for configuration in configurations_of(task)
         }
 

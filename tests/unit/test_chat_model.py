@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
-from lookahead_agent.generation.call import settings_of
-from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
@@ -349,7 +349,7 @@ def test_every_setting_of_the_decoder_is_the_policys() -> None:
         "verifier_timeout": 5.0,
         "draft_timeout": 6.0,
     }
-    settings = settings_of(as_policy(fields))
+    settings = decoding_settings(as_policy(fields))
     assert settings == DecodingSettings(**{name: value for name, value in fields.items() if name != "verifier"})  # type: ignore[arg-type]
 
 

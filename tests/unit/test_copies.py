@@ -42,11 +42,11 @@ def test_closing_one_leaves_the_other_its_engines(way: str, first: str) -> None:
     # Arguments that no other test has, whose models would keep the engines.
     llm = ChatLookahead(engine_args={"max_num_seqs": 11}, rate_limiter=None)
     copied = COPIES[way](llm)
-    runtime = llm.access.runtime
+    runtime = llm.backend.runtime
     assert runtime is not None
     assert copied is not llm
     assert (copied == llm) == (way != "changed")
-    assert copied.access.runtime is runtime
+    assert copied.backend.runtime is runtime
     closed: list[bool] = []
     runtime.close = lambda: closed.append(True)  # type: ignore[method-assign]
     one, other = (llm, copied) if first == "original" else (copied, llm)

@@ -97,7 +97,7 @@ def test_tokens_are_counted_without_engines_and_offline(
         assert llm.get_num_tokens(text) == len(tokenizer.encode(text))
         counted = llm.get_num_tokens_from_messages([HumanMessage(text)])
         assert counted == len(tokenizer.chat_prompt([{"role": "user", "content": text}]))
-        assert llm.access.running is None
+        assert llm.backend.running is None
     with pytest.raises(ConfigurationError, match="lone surrogate"):
         llm.get_num_tokens("\ud83d")
 
@@ -168,7 +168,7 @@ def test_the_profile_says_what_the_model_can(folder: Path) -> None:
     assert thinks.profile is not None
     assert thinks.profile["reasoning_output"] is True
     assert thinks.profile["max_input_tokens"] == 32768
-    assert llm.access.running is None
+    assert llm.backend.running is None
 
 
 def test_a_profile_reads_what_the_hubs_cache_has(folder: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
-"""What the algorithm does not know, and which way imports run."""
+"""Which way imports run, what an import loads, and how many modules a request passes through."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,71 +15,76 @@ import pytest
 import lookahead_agent
 
 PACKAGE = Path(lookahead_agent.__file__).parent
-LAYERS = [
-    "errors",
-    "plain_text",
-    "jsonl",
-    "progress",
-    "models",
-    "sandbox",
-    "cpu",
-    "engines",
-    "decoding",
-    "verifiers",
-    "theory",
-    "policy",
-    "hardware",
-    "certificates",
-    "runtime",
-    "generation",
-    "running",
-    "chat",
-    "testing",
-    "agents",
-    "trace",
-    "bench",
-    "cost_model",
-    "calibration",
-    "server",
-    "cli",
-]
-"""Folders and single modules; each may import from those before it."""
+MOST_LAYERS = 14
 
 
 @pytest.mark.parametrize("module", ["lookahead_agent.decoding", "lookahead_agent.theory.simulation"])
 def test_the_decoder_knows_neither_vllm_nor_langchain_nor_http(module: str) -> None:
     foreign = ["vllm", "torch", "transformers", "langchain_core", "langgraph", "httpx", "requests", "aiohttp"]
-    code = f"import sys, {module}; print([name for name in {foreign} if name in sys.modules])"
+    assert _loaded(f"import {module}", foreign) == []
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = ["numba", "torch", "matplotlib", "vllm", "transformers", "langchain_core"]
+    assert _loaded("import lookahead_agent", heavy) == []
+    assert _loaded("from lookahead_agent import ChatLookahead", ["numba", "torch", "matplotlib", "vllm"]) == []
+
+
+def _loaded(statement: str, modules: list[str]) -> list[str]:
+    code = f"import sys; {statement}; print(*[name for name in {modules} if name in sys.modules])"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "[]"
+    return process.stdout.split()
 
 
-def test_every_module_is_in_a_layer() -> None:
-    """What lies loose has no place in the order."""
-    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    assert found == {"__init__", *LAYERS}
+def test_packages_are_in_layers() -> None:
+    """Packages, and single modules beside them, import one way; the longest chain is short."""
+    packages: dict[str, set[str]] = {}
+    for name, path in _modules().items():
+        package = _package(name)
+        imported = {_package(found) for found in _imported(path)}
+        packages.setdefault(package, set()).update(imported - {package})
+    assert _circle(packages) == []
+    chains: dict[str, list[str]] = {}
+    for package in TopologicalSorter(packages).static_order():
+        below = max((chains[found] for found in packages[package]), key=len, default=[])
+        chains[package] = [package, *below]
+    longest = max(chains.values(), key=len)
+    assert len(longest) <= MOST_LAYERS, " -> ".join(longest)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_imports_run_one_way(layer: str) -> None:
-    place = PACKAGE / layer
-    files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
-    later = set(LAYERS[LAYERS.index(layer) + 1 :])
-    wrong = [
-        f"{file.relative_to(PACKAGE)} imports {name}"
-        for file in files
-        for name in _layers_imported(file)
-        if name in later
-    ]
-    assert wrong == []
+@cache
+def _modules() -> dict[str, Path]:
+    """The library's modules by their names below `lookahead_agent`."""
+    files = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.name != "__init__.py"]
+    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
-def _layers_imported(file: Path) -> Iterator[str]:
-    """Also by functions, and for types alone."""
+def _package(module: str) -> str:
+    return module.split(".")[0]
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Modules of the library that a file imports; a package where it imports a name that is no module."""
+    known = _modules()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "lookahead_agent":
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lookahead_agent."):
-            yield (node.module or "").split(".")[1]
-        elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("lookahead_agent."))
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("lookahead_agent."):
+                inner = name.removeprefix("lookahead_agent.")
+                found = inner if inner in known else inner.rpartition(".")[0]
+                if found:
+                    yield found
+
+
+def _circle(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []

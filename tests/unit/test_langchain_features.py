@@ -22,8 +22,8 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import EngineError
-from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 from tests.unit.test_policy_choice import graph_of
@@ -274,9 +274,9 @@ def test_models_of_one_configuration_share_engines_and_the_last_one_ends_them() 
     alike = {"engine_args": {"max_num_seqs": 5}}
     first, second = ChatLookahead(**alike), ChatLookahead(temperature=0.5, **alike)  # type: ignore[arg-type]
     other = ChatLookahead(engine_args={"max_num_seqs": 3})
-    assert first.access.runtime is second.access.runtime
-    assert other.access.runtime is not first.access.runtime
-    runtime = first.access.runtime
+    assert first.backend.runtime is second.backend.runtime
+    assert other.backend.runtime is not first.backend.runtime
+    runtime = first.backend.runtime
     assert runtime is not None
     closed: list[bool] = []
     runtime.close = lambda: closed.append(True)  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
-from lookahead_agent.generation import call as chat_call
+from lookahead_agent.generation import generator
 from lookahead_agent.hardware.choice import Arrangement
 from lookahead_agent.hardware.core_time import CoreTime
 from lookahead_agent.hardware.observed import Observed
@@ -100,7 +100,7 @@ class Counting(ScriptedEngine):
 
 def test_the_first_of_a_burst_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the draft would read its prompt, since nobody knows that more follow."""
-    monkeypatch.setattr(chat_call, "_GATHERING", 1.0)
+    monkeypatch.setattr(generator, "_GATHERING", 1.0)
     target = Counting(ScriptedTokenizer(), replying(lambda _: "one two three four"))
     by_load = {"method": "draft_model", "num_speculative_tokens_per_batch_size": [(1, 3, 2), (4, 32, 0)]}
     engine_setup = EngineSetup(None, None, {"speculative_config": by_load}, speculation_method="draft_model")

@@ -12,8 +12,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
 from lookahead_agent import ChatLookahead, LookaheadPolicyMiddleware
+from lookahead_agent.chat.requests import choose_policy, matching_key, node_path
 from lookahead_agent.errors import PolicyError
-from lookahead_agent.generation.policy_choice import NodePath, choose_policy, matching_key
 from lookahead_agent.policy import as_policy
 from tests.unit.chat import scripted_chat
 
@@ -24,7 +24,7 @@ def test_order_of_choice() -> None:
     everything = {
         "call": "off",
         "configurable": "exact",
-        "path": NodePath(("a",)),
+        "node": "a",
         "policies": {"a": "strict"},
         "default": "fast",
     }
@@ -37,9 +37,9 @@ def test_order_of_choice() -> None:
     assert chosen() == ("off", "the call's own argument")
     assert chosen(call=None) == ("exact", 'config["configurable"]["lookahead_policy"]')
     assert chosen(call=None, configurable=None) == ("strict", "policies['a'], in the node 'a'")
-    other = {"call": None, "configurable": None, "path": NodePath(("b",))}
+    other = {"call": None, "configurable": None, "node": "b"}
     assert chosen(**other) == ("fast", "the model's own policy: nothing else chooses one in the node 'b'")
-    assert chosen(**{**other, "path": NodePath()})[1].endswith("outside a graph")
+    assert chosen(**{**other, "node": ""})[1].endswith("outside a graph")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_order_of_choice() -> None:
 )
 def test_the_longest_name_goes_first_and_then_the_first_pattern(path: str, key: str | None) -> None:
     keys = ["research:*", "*planner", "planner", "research:planner"]
-    assert matching_key(keys, NodePath.read(path)) == key
+    assert matching_key(keys, path) == key
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_the_longest_name_goes_first_and_then_the_first_pattern(path: str, key: 
 )
 def test_the_path_of_a_node(namespace: str | None, path: str) -> None:
     metadata = {"langgraph_node": "planner", "langgraph_checkpoint_ns": namespace}
-    assert str(NodePath.of(metadata)) == path
-    assert NodePath.of({}).node is None
+    assert node_path(metadata) == path
+    assert node_path({}) == ""
 
 
 def test_explanations() -> None:

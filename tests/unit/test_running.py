@@ -11,22 +11,28 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.chat.calls import Calls
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError
+from lookahead_agent.generation.backend import (
+    Backend,
+    GenerateEvent,
+    GenerateRequest,
+    TextDelta,
+    request_from_json,
+    request_to_json,
+)
 from lookahead_agent.generation.call_options import CallOptions
-from lookahead_agent.generation.request import Emit
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.running.address import (
     FOLDER_VARIABLE,
@@ -36,9 +42,8 @@ from lookahead_agent.running.address import (
     socket_path,
 )
 from lookahead_agent.running.connection import ask_keeper
-from lookahead_agent.running.keeper import Keeper, Writes
+from lookahead_agent.running.keeper import Keeper
 from lookahead_agent.running.report import StartReport, follow
-from lookahead_agent.running.wire import ReplyOrder, order_from_frame, order_to_frame
 from tests.unit.chat import scripted_chat
 from tests.unit.test_streams import said, summed
 from tests.waiting import becomes
@@ -64,10 +69,19 @@ def client(tmp_path: Path) -> ChatLookahead:
     return ChatLookahead(model=str(tmp_path / "model"), policy="off", max_tokens=50)
 
 
+class Generating:
+    """A backend whose replies a function generates."""
+
+    def __init__(self, generate: Callable[[GenerateRequest], AsyncGenerator[GenerateEvent, None]]) -> None:
+        self.generate = generate
+
+
 @contextmanager
-def keeping(write: Writes, digest: str, grace: float = 60.0) -> Iterator[Keeper]:
+def keeping(backend: Backend, digest: str, grace: float = 60.0) -> Iterator[Keeper]:
     """A keeper in the background loop."""
-    keeper = Keeper(write, digest, lambda: {"engines": digest, "models": "these", "reason": "so", "context_length": 7})
+    keeper = Keeper(
+        backend, digest, lambda: {"engines": digest, "models": "these", "reason": "so", "context_length": 7}
+    )
     keeper._grace = grace
     ready = threading.Event()
     with listening() as listener:
@@ -83,7 +97,7 @@ def keeping(write: Writes, digest: str, grace: float = 60.0) -> Iterator[Keeper]
 def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> None:
     behind = scripted_chat("One.\n\nTwo.\n\nThree.", policy="exact")
     own: Any = behind.invoke("?", policy="exact")
-    with keeping(behind.calls.carry_out, client.access.digest) as keeper:
+    with keeping(behind.backend, client.backend.runtime.spec.digest) as keeper:
         reply: Any = client.bind(policy="exact").invoke("?")
         assert (reply.text, reply.usage_metadata) == (own.text, own.usage_metadata)
         told, expected = reply.response_metadata["lookahead"], own.response_metadata["lookahead"]
@@ -93,7 +107,6 @@ def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> Non
         assert told["selection_rule"] == "the call's own argument"
         assert "".join(chunk.text for chunk in client.stream("?")) == own.text
         assert "".join(chunk.text for chunk in behind.stream("?")) == own.text
-        assert client.access.context_length() == 7
         assert client.explain() == "so"
         client.start()
         assert keeper._replies == 2
@@ -102,22 +115,26 @@ def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> Non
 
 def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) -> None:
     calling = scripted_chat('<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>')
-    with keeping(calling.calls.carry_out, client.access.digest):
+    with keeping(calling.backend, client.backend.runtime.spec.digest):
         assert client.bind_tools([look_up]).invoke("?").tool_calls[0]["args"] == {"word": "a"}
     structured = scripted_chat('{"number": 4}')
-    with keeping(structured.calls.carry_out, client.access.digest):
+    with keeping(structured.backend, client.backend.runtime.spec.digest):
         schema = {"title": "a", "type": "object", "properties": {"number": {"type": "integer"}}}
         assert client.with_structured_output(schema).invoke("?") == {"number": 4}
     stepwise = scripted_chat("One.\n\nTwo.")
-    with keeping(stepwise.calls.carry_out, client.access.digest):
+    with keeping(stepwise.backend, client.backend.runtime.spec.digest):
         listener = _Listener()
         client.invoke("?", {"callbacks": [listener]}, policy="exact")
         assert listener.kinds >= {"drafted", "accepted"}
 
-    async def refuse(order: ReplyOrder, emit: Emit) -> AIMessage:
+    async def refuse(request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         raise ContextLengthError("too long by 3")
+        yield
 
-    with keeping(refuse, client.access.digest), pytest.raises(ContextLengthError, match="too long by 3"):
+    with (
+        keeping(Generating(refuse), client.backend.runtime.spec.digest),
+        pytest.raises(ContextLengthError, match="too long by 3"),
+    ):
         client.invoke("?")
 
 
@@ -134,7 +151,7 @@ def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) ->
 def test_calls_cross_over_as_they_are(client: ChatLookahead, text: str) -> None:
     behind = scripted_chat(text)
     own = said(behind.bind_tools([look_up]).invoke("?"))
-    with keeping(behind.calls.carry_out, client.access.digest):
+    with keeping(behind.backend, client.backend.runtime.spec.digest):
         bound = client.bind_tools([look_up])
         assert said(bound.invoke("?")) == own
         assert said(summed(bound.stream("?"))) == own
@@ -151,13 +168,13 @@ class _Listener(BaseCallbackHandler):
 def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    async def write(order: ReplyOrder, emit: Emit) -> AIMessage:
+    async def write(request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         started.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
-        raise AssertionError
+        yield TextDelta("answer", "never")
 
     async def leave() -> None:
         call = asyncio.create_task(client.ainvoke("?"))
@@ -166,7 +183,7 @@ def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> N
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    with keeping(write, client.access.digest) as keeper:
+    with keeping(Generating(write), client.backend.runtime.spec.digest) as keeper:
         asyncio.run(leave())
         assert ended.wait(10)
         asyncio.run(becomes(lambda: not keeper._running))
@@ -175,37 +192,30 @@ def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> N
 def test_replies_that_take_too_long_at_the_end_are_ended(client: ChatLookahead) -> None:
     started = threading.Event()
 
-    async def write(order: ReplyOrder, emit: Emit) -> AIMessage:
+    async def write(request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         started.set()
         await asyncio.Event().wait()
-        raise AssertionError
+        yield TextDelta("answer", "never")
 
-    with keeping(write, client.access.digest, grace=0.01):
+    with keeping(Generating(write), client.backend.runtime.spec.digest, grace=0.01):
         future = background.submit(client.ainvoke("?"))
         assert started.wait(10)
     with pytest.raises(EngineError, match="stopped"):
         future.result(10)
 
 
-def test_other_engines_are_not_taken(
-    client: ChatLookahead, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def write(order: ReplyOrder, emit: Emit) -> AIMessage:
-        raise AssertionError("these are other engines")
-
-    with keeping(write, "others"):
-        assert background.run(client.access.kept()) is None
+def test_other_engines_are_not_taken(client: ChatLookahead, caplog: pytest.LogCaptureFixture) -> None:
+    behind = scripted_chat("These are other engines.")
+    with keeping(behind.backend, "others"):
         assert client.explain() == "the engines are not running: call start()"
-
-        async def write_here(*_: Any, **__: Any) -> AIMessage:
-            return AIMessage("My own.")
-
-        monkeypatch.setattr(Calls, "carry_out", write_here)
-        assert client.invoke("?").text == "My own."
+        with pytest.raises(LookaheadError):
+            client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
         assert "are not these" in caplog.text
-    without = client.model_copy(update={"use_running": False})
-    with keeping(write, client.access.digest):
-        assert background.run(without.access.kept()) is None
+    without = client.model_copy(update={"use_daemon": False})
+    with keeping(behind.backend, client.backend.runtime.spec.digest):
+        assert client.invoke("?").text == "These are other engines."
+        with pytest.raises(LookaheadError):
+            without.invoke("?")
 
 
 def test_nobody_there() -> None:
@@ -238,7 +248,7 @@ from lookahead_agent.testing import scripted_chat
 
 llm = scripted_chat("One word after another.\\n\\n" * 500, policy="off")
 about = lambda: {"engines": sys.argv[1], "models": "these", "reason": "so", "context_length": 7}
-keeper = Keeper(llm.calls.carry_out, sys.argv[1], about)
+keeper = Keeper(llm.backend, sys.argv[1], about)
 with listening() as listener:
     background.run(keeper.serve(listener, lambda: print("ready", flush=True)))
 """
@@ -249,7 +259,7 @@ def test_a_keeper_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_n
 ) -> None:
     for _ in range(2):
         process = subprocess.Popen(
-            [sys.executable, "-c", KEEPER, client.access.digest], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", KEEPER, client.backend.runtime.spec.digest], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n", "the socket that a killed keeper has left is not in the way"
@@ -276,7 +286,7 @@ def test_bad_frames_end_their_connection_only(client: ChatLookahead) -> None:
         writer.close()
         return answer
 
-    with keeping(behind.calls.carry_out, client.access.digest):
+    with keeping(behind.backend, client.backend.runtime.spec.digest):
         for content in (
             b"",
             b"\x00",
@@ -286,7 +296,7 @@ def test_bad_frames_end_their_connection_only(client: ChatLookahead) -> None:
             b"\x00\x00\x00\x02{[",
         ):
             answer = asyncio.run(send(content))
-            assert b"accepted" not in answer
+            assert b"reply" not in answer
         assert client.invoke("?").text == "Fine."
 
 
@@ -296,20 +306,18 @@ def test_orders_arrive_as_they_were(client: ChatLookahead) -> None:
         VerifierPolicy(verifier="off").with_selection_rule("a rule"),
         VerifierPolicy(verifier="cascade", similarity=0.9, depth=3),
     ):
-        request = client.calls.request([HumanMessage("?")], _options(policy))
-        order = ReplyOrder("digest", request, "name", "hermes", True)
-        arrived = order_from_frame(_through_json(order_to_frame(order)))
-        assert arrived.request.policy == request.policy
-        assert arrived.request.policy.rule == request.policy.rule
-        assert arrived.request.sampling == request.sampling
-        assert (arrived.engines, arrived.model, arrived.tool_parser) == ("digest", "name", "hermes")
-        assert arrived.request.options.tools == request.options.tools
-        assert arrived.request.options.template_arguments == {"enable_thinking": False}
+        request = client.request([HumanMessage("?")], _options(policy))
+        arrived = request_from_json(_through_json(request_to_json(request)))
+        assert arrived == request
+        assert arrived.selection_rule == request.policy.rule is not None
 
 
 def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
     behind = scripted_chat("Fine.")
-    with keeping(behind.calls.carry_out, client.access.digest), pytest.raises(ConfigurationError, match="use_running"):
+    with (
+        keeping(behind.backend, client.backend.runtime.spec.digest),
+        pytest.raises(ConfigurationError, match="use_daemon"),
+    ):
         client.bind(template_arguments={"now": object()}).invoke("?")
 
 

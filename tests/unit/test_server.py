@@ -11,8 +11,8 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import EngineError
-from lookahead_agent.models.thinking_tags import ThinkingTags
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import SameText, replying, scripted_chat
 from tests.unit.serving import serving

@@ -32,9 +32,9 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from pydantic import BaseModel
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.chat.reply_message import as_chunk
+from lookahead_agent.chat.events import as_chunk
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
-from lookahead_agent.models.thinking_tags import ThinkingTags
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import replying
 from tests.unit.replies import TOOLS, replies_in

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lookahead_agent.decoding.request import Regions
+from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
-from lookahead_agent.models.thinking_tags import ThinkingTags
 
 ASK = [{"role": "user", "content": "Why?"}]
 TURNS = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>\n{% endfor %}<assistant>"

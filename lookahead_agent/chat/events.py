@@ -1,57 +1,47 @@
-"""The LangChain message of a reply, and the chunks of one that is still written."""
+"""From a reply's events to LangChain's: its message, the chunks of a stream, and callbacks for steps."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    AsyncCallbackManagerForLLMRun,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+)
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.runnables.config import ensure_config
 
 from lookahead_agent.chat.messages import THINKING_KEY
-from lookahead_agent.generation.request import ChatReply, ChatRequest, TextDelta
+from lookahead_agent.decoding import StepEvent
+from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.tool_calls import as_unreadable
 
+STEP_EVENT = "lookahead_step"
+"""Name of the custom events, whose data are the fields of `StepEvent`, and `call`, `path` and `policy` of the reply."""
 
-def as_message(reply: ChatReply, request: ChatRequest, model_name: str, *, with_token_ids: bool) -> AIMessage:
+
+def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AIMessage:
     """The LangChain message of a reply."""
-    report = reply.report
     metadata: dict[str, Any] = {
         "model_name": model_name,
         "model_provider": "lookahead",
         "finish_reason": reply.finish_reason,
-        "lookahead": {
-            "call": request.id,
-            "policy": request.policy.name,
-            "selection_rule": request.policy.rule,
-            "certificate": reply.certificate,
-            "audit": asdict(reply.audit),
-            "node": request.path.node,
-            "path": str(request.path) or None,
-            "mode": reply.chosen.mode,
-            "mode_reason": reply.chosen.reason,
-            "engines": reply.engines,
-            "steps": report.steps,
-            "accepted": report.accepted,
-            "acceptance_rate": report.acceptance_rate,
-            "verifier_calls": report.verifier_calls,
-            "judge_calls": report.judge_calls,
-            "refuted": report.refuted,
-            "target_forward_passes": report.target_forward_passes,
-            "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
-            "seconds": report.seconds,
-            "speculation_disabled": reply.problem,
-        },
+        "lookahead": reply.lookahead,
     }
     if with_token_ids:
         metadata["token_ids"] = reply.token_ids
     return AIMessage(
-        content=reply.parsed.content,
+        content=reply.content,
         additional_kwargs={THINKING_KEY: reply.thinking} if reply.thinking else {},
-        tool_calls=reply.parsed.tool_calls,
-        invalid_tool_calls=reply.parsed.invalid_tool_calls,
+        tool_calls=reply.tool_calls,
+        invalid_tool_calls=reply.invalid_tool_calls,
         response_metadata=metadata,
         usage_metadata=UsageMetadata(
             input_tokens=reply.prompt_tokens,
@@ -118,3 +108,55 @@ def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
     )
     chunk.invalid_tool_calls = list(item.invalid_tool_calls)
     return chunk
+
+
+class StepCallbacks:
+    """Passes step events on to callbacks.
+
+    Args:
+        request: The request whose steps they are.
+        to_stream: Whether LangGraph's custom stream gets them too.
+        run: Whose callbacks get them; None, as where LangChain streams: those of what calls the model.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        to_stream: bool,
+        run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
+    ) -> None:
+        self._call = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
+        self._write = _stream_writer() if to_stream else None
+        if run is not None:
+            self._sync = CallbackManager(run.handlers, parent_run_id=run.run_id)
+        else:
+            self._sync = CallbackManager.configure(ensure_config().get("callbacks"))
+
+    def send(self, event: StepEvent) -> None:
+        """Tell callers that wait for it."""
+        data, manager = asdict(event) | self._call, self._sync
+        manager.on_custom_event(STEP_EVENT, data, run_id=manager.parent_run_id)
+        self._tell_stream(data)
+
+    async def asend(self, event: StepEvent) -> None:
+        """`send` for callers in an event loop."""
+        data, sync = asdict(event) | self._call, self._sync
+        manager = AsyncCallbackManager(
+            sync.handlers, parent_run_id=sync.parent_run_id, tags=sync.tags, metadata=sync.metadata
+        )
+        await manager.on_custom_event(STEP_EVENT, data, run_id=manager.parent_run_id)
+        self._tell_stream(data)
+
+    def _tell_stream(self, data: dict[str, Any]) -> None:
+        if self._write is not None:
+            self._write({STEP_EVENT: data})
+
+
+def _stream_writer() -> Callable[[Any], None] | None:
+    """LangGraph's writer of the graph that is running; None outside a graph."""
+    from langgraph.config import get_stream_writer
+
+    try:
+        return get_stream_writer()
+    except RuntimeError:
+        return None

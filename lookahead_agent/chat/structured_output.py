@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial as bound
 from inspect import isfunction
 from operator import itemgetter
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, BaseMessage
@@ -28,6 +28,7 @@ from typing_extensions import is_typeddict
 
 from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.generation.constraints import loads
 
 logger = logging.getLogger(__name__)
 
@@ -36,108 +37,6 @@ Method = Literal["json_schema", "function_calling", "json_mode"]
 _VALUE = "value"
 """The argument of a call whose schema's values are no objects."""
 _LONGEST_NAME = 64
-
-
-def constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The constraint of an OpenAI `response_format`, for `Sampling.structured`; None: free text.
-
-    Raises:
-        ConfigurationError: It is none of the known formats.
-    """
-    match response_format:
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return {"json_object": True}
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return {"json": schema}
-    raise ConfigurationError(
-        'response_format is {"type": "text"}, {"type": "json_object"} or '
-        '{"type": "json_schema", "json_schema": {"name": …, "schema": …}}'
-    )
-
-
-def call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
-    """The constraint for a reply that is a call of one of these tools, or of `several` in a list."""
-    if several:
-        return {"json": {"type": "array", "items": {"anyOf": _calls(tools, "#/items/anyOf")}, "minItems": 1}}
-    return {"json": {"anyOf": _calls(tools, "#/anyOf")}}
-
-
-def call_or_form_constraint(
-    tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any], *, several: bool
-) -> dict[str, Any]:
-    """The constraint for a reply that is such a call, or in a form.
-
-    Args:
-        tools: In OpenAI's format.
-        form: The constraint of the form.
-        several: Whether it may be a list of calls.
-    """
-    if "json" not in form:
-        return dict(form)  # a call is an object too
-    choices = _calls(tools, "#/anyOf")
-    if several:
-        at = f"#/anyOf/{len(choices)}/items/anyOf"
-        choices.append({"type": "array", "items": {"anyOf": _calls(tools, at)}, "minItems": 1})
-    return {"json": {"anyOf": [*choices, relocated(form["json"], f"/anyOf/{len(choices)}")]}}
-
-
-def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
-    """The schema of a call of each tool.
-
-    Args:
-        tools: In OpenAI's format.
-        at: Where their list will stand, as a reference.
-    """
-    return [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": relocated(
-                    tool["function"].get("parameters") or {"type": "object"},
-                    f"{at.removeprefix('#')}/{index}/properties/arguments",
-                ),
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for index, tool in enumerate(tools)
-    ]
-
-
-def is_json(text: str) -> bool:
-    """Whether a text is one whole JSON value."""
-    try:
-        _loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def is_call(text: str, tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any]) -> bool:
-    """Whether a reply under `call_or_form_constraint` is a call, or a list of calls.
-
-    A form that describes the fields of a call itself is what is meant by them.
-    """
-    described = form.get("json", {}).get("properties")
-    if isinstance(described, Mapping) and {"name", "arguments"} <= described.keys():
-        return False
-    names = {tool["function"]["name"] for tool in tools}
-    try:
-        value = _loads(text)
-    except ValueError:
-        return False
-    calls = value if isinstance(value, list) and value else [value]
-    return all(
-        isinstance(call, dict)
-        and call.keys() == {"name", "arguments"}
-        and isinstance(call["name"], str)
-        and call["name"] in names
-        and isinstance(call["arguments"], dict)
-        for call in calls
-    )
 
 
 @dataclass(frozen=True)
@@ -288,14 +187,6 @@ def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
     return adapter.validate_json(json.dumps(value))
 
 
-def _loads(text: str) -> Any:
-    return json.loads(text, strict=False, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
 class FormParser(BaseCumulativeTransformOutputParser[Any]):
     """Reads a reply in a form: its text, or the arguments of its call.
 
@@ -337,7 +228,7 @@ class FormParser(BaseCumulativeTransformOutputParser[Any]):
         if partial:
             return JsonOutputParser().parse_result([generation], partial=True)
         try:
-            return parse_json_markdown(generation.text.strip(), parser=_loads)
+            return parse_json_markdown(generation.text.strip(), parser=loads)
         except ValueError as error:
             raise _unreadable(generation, f"is not JSON ({error})") from error
 

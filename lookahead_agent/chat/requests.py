@@ -1,0 +1,255 @@
+"""From a call of the chat model to its `GenerateRequest`: its LangGraph node, its policy, and how tokens are chosen."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables.config import ensure_config
+from pydantic import Field
+
+from lookahead_agent.certificates.drift_monitor import SHARE
+from lookahead_agent.chat.fields import EngineFields
+from lookahead_agent.chat.messages import conversation, question
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.tokenizer import continues
+from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable
+from lookahead_agent.generation.backend import GenerateRequest
+from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, CallOptions, MaxTokens, SamplingArguments
+from lookahead_agent.models.catalogue import RecommendedSampling
+from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
+
+if TYPE_CHECKING:
+    from langgraph.graph.state import CompiledStateGraph
+
+POLICY_KEY = "lookahead_policy"
+"""Key of `config["configurable"]` that chooses a policy."""
+_CONFIGURED = f'config["configurable"]["{POLICY_KEY}"]'
+
+RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
+
+
+class CallDefaults(SamplingArguments, EngineFields):
+    """What a call of the chat model does not say itself."""
+
+    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
+    """Most tokens of a reply."""
+    policy: str | VerifierPolicy = "balanced"
+    """Policy of calls for which nothing else chooses one."""
+    policies: dict[str, str | VerifierPolicy] = Field(default_factory=dict)
+    """Policies by LangGraph node: name, path through subgraphs ("outer:inner"), or pattern ("plan*")."""
+    depth: Literal["auto"] | Annotated[int, Field(ge=1, le=16)] = "auto"
+    """Steps ahead of policies that do not say. "auto": each node's replies get the fastest configuration, with the
+    draft steps that its policy allows or without; a number forces step speculation."""
+    tool_parser: str | None = None
+    """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
+    audit_rate: float = Field(SHARE, ge=0, le=1)
+    """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again when it
+    has nothing else to do; where they are disputed more often than in the calibration, the policy is tightened."""
+
+    def request(
+        self,
+        prompt: Sequence[BaseMessage] | str | list[int],
+        options: CallOptions,
+        *,
+        run_manager: RunManager | None = None,
+        longest_prompt: int | None = None,
+    ) -> GenerateRequest:
+        """Decide everything about a call.
+
+        Args:
+            prompt: Messages; or a prompt without a chat template, as text or as token ids. The reply continues
+                a last message of the model's own, unless that was a finished reply.
+            options: What the call sets.
+            run_manager: Knows which node makes the call.
+            longest_prompt: In tokens; None: the context.
+
+        Raises:
+            ConfigurationError: There is no message, or one that is not text, or a value is out of its range.
+            PolicyError: The chosen policy does not exist.
+        """
+        policy, node = self._chosen_policy(options, run_manager)
+        messages: list[dict[str, Any]] | None = None
+        text_or_ids: str | list[int] = ""
+        asked = ""
+        if isinstance(prompt, str):
+            check_encodable(prompt, "the prompt")
+            text_or_ids = asked = prompt
+        elif prompt and isinstance(prompt[0], int):
+            text_or_ids = [part for part in prompt if isinstance(part, int)]
+        else:
+            said = [part for part in prompt if isinstance(part, BaseMessage)]
+            messages, asked = conversation(said), question(said)
+            if continues(messages) and options.structured is not None:
+                raise ConfigurationError(
+                    "the last message is the model's own, which a reply would continue, but a required tool call or a "
+                    "response_format begins anew: leave one of the two out"
+                )
+        return GenerateRequest(
+            id=uuid.uuid4().hex,
+            sampling=self._sampling(options),
+            policy=policy,
+            selection_rule=policy.rule,
+            node=node,
+            messages=messages,
+            prompt=text_or_ids,
+            question=asked,
+            tools=options.tools,
+            must_call=options.tool_choice is not None,
+            parallel_tool_calls=options.parallel_tool_calls,
+            form=options.form,
+            template_arguments=options.template_arguments,
+            tool_parser=self.tool_parser,
+            target_timeout=self.timeout,
+            longest_prompt=longest_prompt,
+            audit_rate=self.audit_rate,
+        )
+
+    def _sampling(self, options: CallOptions) -> Sampling:
+        """How tokens are chosen: by the call, else by the model's fields, else as its makers recommend."""
+        sources = (options, self, self._recommended_sampling())
+        given: dict[str, Any] = {}
+        for name in SamplingArguments.model_fields:
+            values = (getattr(source, name, None) for source in sources)
+            given[name] = next((value for value in values if value is not None), None)
+        # The model's fields may have been assigned, which pydantic does not check.
+        chosen = SamplingArguments.read(given)
+        return Sampling(
+            max_tokens=chosen.max_tokens or DEFAULT_MAX_TOKENS,
+            temperature=chosen.temperature or 0.0,
+            top_p=1.0 if chosen.top_p is None else chosen.top_p,
+            top_k=chosen.top_k or 0,
+            seed=chosen.seed,
+            stop=tuple(chosen.stop or ()),
+            structured=options.structured,
+        )
+
+    def _recommended_sampling(self) -> RecommendedSampling:
+        return RecommendedSampling()
+
+    def _chosen_policy(self, options: CallOptions, run_manager: RunManager | None) -> tuple[VerifierPolicy, str]:
+        """The policy of a call, and the path of the node that makes it."""
+        config = ensure_config()
+        # In LangChain's streaming path the run manager is not handed on, but the configuration has the same metadata.
+        metadata = {**(config.get("metadata") or {}), **((run_manager.metadata or {}) if run_manager else {})}
+        node = options.node or node_path(metadata)
+        configurable = (config.get("configurable") or {}).get(POLICY_KEY)
+        return self.policy_for(node, policy=options.policy, configurable=configurable), node
+
+    def policy_for(
+        self, node: str | None = None, *, policy: PolicyLike | None = None, configurable: PolicyLike | None = None
+    ) -> VerifierPolicy:
+        """The policy that a call gets; its `explain()` says which rule chose it.
+
+        Args:
+            node: The node that calls, by name or by path ("research:planner"); None: outside a graph.
+            policy: The call's argument.
+            configurable: `config["configurable"]["lookahead_policy"]`.
+
+        Raises:
+            PolicyError: The chosen policy does not exist.
+        """
+        return choose_policy(
+            call=policy, configurable=configurable, node=node or "", policies=self.policies, default=self.policy
+        ).with_depth(self.depth)
+
+    def _every_policy(self) -> list[VerifierPolicy]:
+        """The model's policies, its own and those of nodes; raises PolicyError if one does not exist."""
+        return [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
+
+    def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
+        """Check that every entry of `policies` matches a node of a compiled graph or of its subgraphs.
+
+        Raises:
+            PolicyError: One does not; the message lists the nodes.
+        """
+        nodes = sorted(_nodes(graph))
+        for key in self.policies:
+            if all(matching_key([key], node) is None for node in nodes):
+                raise PolicyError(f"policies[{key!r}] matches no node of this graph, which has {', '.join(nodes)}")
+
+
+def _nodes(graph: Any) -> Iterator[str]:
+    """Paths of the nodes of a compiled graph and its subgraphs."""
+    subgraphs = dict(graph.get_subgraphs(recurse=False))
+    for name in graph.nodes:
+        if not name.startswith("__"):
+            yield name
+            yield from (f"{name}:{inner}" for inner in (_nodes(subgraphs[name]) if name in subgraphs else ()))
+
+
+def node_path(metadata: Mapping[str, Any]) -> str:
+    """The path of the node ("outer:inner") in the metadata that LangGraph gives to what runs in it; "" outside."""
+    node = metadata.get("langgraph_node")
+    if node is None:
+        return ""
+    # "outer:id|inner:id"; a part without an id numbers the calls of one node.
+    parts = str(metadata.get("langgraph_checkpoint_ns") or "").split("|")
+    names = [name for name, separator, _ in (part.rpartition(":") for part in parts) if separator]
+    return ":".join(names) if names and names[-1] == node else str(node)
+
+
+def matching_key(keys: Sequence[str], node: str) -> str | None:
+    """The key of `policies` that a node's path matches; None if there is none.
+
+    A name ("planner") matches that node in every graph, a path ("research:planner") that node in that subgraph, and a
+    pattern ("plan*", "research:*") whatever it fits. The longest name or path goes first, then the first pattern.
+    """
+    names = node.split(":") if node else []
+    tails = [":".join(names[start:]) for start in range(len(names))]
+    for tail in tails:
+        if tail in keys:
+            return tail
+    patterns = (key for key in keys if any(character in key for character in "*?["))
+    return next((key for key in patterns if any(fnmatchcase(tail, key) for tail in tails)), None)
+
+
+def choose_policy(
+    *,
+    call: PolicyLike | None,
+    configurable: PolicyLike | None,
+    node: str,
+    policies: Mapping[str, PolicyLike],
+    default: PolicyLike,
+) -> VerifierPolicy:
+    """Choose the policy of one call; its `explain` says which rule did.
+
+    Args:
+        call: Argument of the call.
+        configurable: `config["configurable"]["lookahead_policy"]`.
+        node: Path of the LangGraph node that is running; "" outside a graph.
+        policies: Policies by node name, path or pattern.
+        default: The model's.
+
+    Raises:
+        PolicyError: The chosen policy does not exist.
+    """
+    if call is not None:
+        chosen = as_policy(call)
+        return chosen if chosen.rule == _CONFIGURED else chosen.with_selection_rule("the call's own argument")
+    if configurable is not None:
+        return as_policy(configurable).with_selection_rule(_CONFIGURED)
+    where = f"in the node {node!r}" if node else "outside a graph"
+    key = matching_key(list(policies), node)
+    if key is not None:
+        return as_policy(policies[key]).with_selection_rule(f"policies[{key!r}], {where}")
+    rule = f"the model's own policy: nothing else chooses one {where}"
+    return as_policy(default).with_selection_rule(rule)
+
+
+def with_configured(options: dict[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of a call, with the policy that its configuration names if the call itself names none.
+
+    LangChain hands a model nothing of the configuration's "configurable" outside a chain or a graph.
+
+    Raises:
+        PolicyError: The policy does not exist.
+    """
+    policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
+    if policy is None or options.get("policy") is not None:
+        return options
+    return {**options, "policy": as_policy(policy).with_selection_rule(_CONFIGURED)}

@@ -1,0 +1,162 @@
+"""One reply: what is asked, what is told while it is generated, and the protocol of what generates it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Any, Literal, Protocol
+
+from langchain_core.messages import InvalidToolCall, ToolCall
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from lookahead_agent.decoding import StepEvent
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.policy import VerifierPolicy
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """A reply to generate, with everything decided.
+
+    Attributes:
+        id: Identity of the request, in its step events and in its reply's metadata.
+        sampling: How tokens are chosen; `structured` constrains the reply to tool calls or a form.
+        policy: Which draft steps may be accepted.
+        selection_rule: The rule that chose the policy.
+        node: Path of the LangGraph node that calls ("outer:inner"); "" outside a graph.
+        messages: The conversation, for the chat template; None: `prompt` is given.
+        prompt: A prompt without a chat template: text or token ids.
+        question: The text that the reply answers.
+        tools: Tools that the reply may call, in OpenAI's format.
+        must_call: Whether the reply must be a tool call.
+        parallel_tool_calls: Whether the reply may call several tools; None: as the model likes.
+        form: The constraint of the call's `response_format`; None: free text.
+        template_arguments: Further variables of the chat template.
+        tool_parser: Name of the vLLM parser that reads tool calls; None: by the chat template.
+        target_timeout: Seconds without a token after which the target has failed; None: never.
+        longest_prompt: In tokens; None: the context.
+        audit_rate: Share of the steps accepted by a certificate that are judged again, in [0, 1].
+    """
+
+    id: str
+    sampling: Sampling
+    policy: VerifierPolicy
+    selection_rule: str | None = None
+    node: str = ""
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] = ""
+    question: str = ""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    must_call: bool = False
+    parallel_tool_calls: bool | None = None
+    form: dict[str, Any] | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+    tool_parser: str | None = None
+    target_timeout: float | None = None
+    longest_prompt: int | None = None
+    audit_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """Text that is certain to be part of the reply."""
+
+    kind: Literal["thinking", "answer"]
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """A finished reply.
+
+    Attributes:
+        content: Its text, without thinking and tool calls.
+        thinking: The thinking before it.
+        tool_calls: Calls that can be carried out.
+        invalid_tool_calls: Calls that could not be read, with the reason.
+        finish_reason: "length": the reply or the context ran out of tokens; "tool_calls": the reply ended otherwise and
+            has calls that can be carried out; "stop": neither.
+        prompt_tokens: Length of the prompt in tokens.
+        thinking_tokens: How many of the reply's tokens are thinking, without its tags.
+        token_ids: The reply's tokens.
+        lookahead: The metadata that `ChatLookahead` documents.
+    """
+
+    content: str
+    thinking: str
+    tool_calls: list[ToolCall]
+    invalid_tool_calls: list[InvalidToolCall]
+    finish_reason: str
+    prompt_tokens: int
+    thinking_tokens: int
+    token_ids: list[int]
+    lookahead: dict[str, Any]
+
+
+GenerateEvent = TextDelta | StepEvent | ChatReply
+"""Text and steps as they come, and at last the finished reply."""
+
+
+class Backend(Protocol):
+    """Generates replies: on engines of this process, or on a server."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Generate a reply; the last event is the `ChatReply`.
+
+        It runs in the background loop. Closing the generator aborts every engine request that it started.
+
+        Raises:
+            ContextLengthError: The prompt leaves no room for a reply.
+            ConfigurationError: The engine cannot do what the request asks.
+            EngineError: The target failed.
+        """
+        ...
+
+
+_KINDS: dict[str, type[GenerateEvent]] = {"text": TextDelta, "step": StepEvent, "reply": ChatReply}
+
+
+def event_to_json(event: GenerateEvent) -> dict[str, Any]:
+    """An event as JSON values: `{kind: fields}`."""
+    kind = next(kind for kind, cls in _KINDS.items() if isinstance(event, cls))
+    return {kind: asdict(event)}
+
+
+def event_from_json(written: dict[str, Any]) -> GenerateEvent:
+    """The event that `event_to_json` has written; raises ValueError if it is none."""
+    for kind, fields in written.items():
+        if kind in _KINDS and isinstance(fields, dict):
+            try:
+                return _KINDS[kind](**fields)
+            except TypeError as error:
+                raise ValueError(f"no {kind} event: {error}") from None
+    raise ValueError(f"no event: {sorted(written)}")
+
+
+def request_to_json(request: GenerateRequest) -> dict[str, Any]:
+    """A request as JSON values.
+
+    Raises:
+        ConfigurationError: It holds something that JSON cannot say.
+    """
+    try:
+        written: dict[str, Any] = _adapter().dump_python(request, mode="json", exclude_unset=True)
+    except PydanticSerializationError as error:
+        raise ConfigurationError(f"{error}: use_daemon=False takes engines of this process") from None
+    return written
+
+
+def request_from_json(written: Any) -> GenerateRequest:
+    """The request that `request_to_json` has written; raises ValueError if it is none."""
+    request = _adapter().validate_python(written)
+    rule = request.selection_rule
+    return request if rule is None else replace(request, policy=request.policy.with_selection_rule(rule))
+
+
+@cache
+def _adapter() -> TypeAdapter[GenerateRequest]:
+    # Made when a server is first involved: it takes pydantic milliseconds.
+    return TypeAdapter(GenerateRequest)

@@ -1,0 +1,308 @@
+"""Generates one reply on engines of this process: its prompt, its speculation mode, and the decoder's figures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
+from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.errors import ConfigurationError, ContextLengthError
+from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
+from lookahead_agent.generation.reader import ReadReply, ReplyReader
+from lookahead_agent.generation.tool_parsers import ToolParser
+from lookahead_agent.hardware.choice import acceptance_rate_of
+from lookahead_agent.hardware.core_time import CoreTime
+from lookahead_agent.hardware.observed import Observed
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.runtime.modes import Mode, ModeChoice
+
+logger = logging.getLogger(__name__)
+
+_LEAST_TOKENS = 24
+"""Tokens of a reply from which its pace says something."""
+_LEAST_PASSES = 12
+"""Forward passes of a reply from which its tokens tell the acceptance rate of draft tokens."""
+_OTHERS = 0.1
+"""Share of the cores' time from which other programs slowed a reply down, so that its pace is not the machine's."""
+_GATHERING = 0.02
+"""Seconds for which a reply waits for others that come with it, where the engines are idle."""
+
+Emit = Callable[[TextDelta | StepEvent], None]
+Generated = tuple[ReadReply, list[Reply]]
+"""A reply as it was read, and as the decoder wrote it: in one part, or several."""
+
+
+class ReplyGenerator:
+    """Generates one reply in the model's own words, with tool calls if the model likes.
+
+    Args:
+        request: What to reply to.
+        engines: The engines.
+        thinking: The tags around the target's thinking; None: it does not think apart.
+        parser: Reads the target's tool calls.
+        emit: Given text as soon as it is certain, and step events.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        engines: EngineSet,
+        thinking: ThinkingTags | None,
+        parser: ToolParser,
+        emit: Emit,
+    ) -> None:
+        policy, certificate, self._certificate = engines.certified(request.policy)
+        self._request = request if policy is request.policy else replace(request, policy=policy)
+        self._engines = engines
+        self._thinking = thinking if request.messages is not None else None
+        self._parser = parser
+        self._emit = emit
+        self._tools = request.tools
+        self._verifier = engines.verifier(policy)
+        if certificate is not None and self._verifier is not None:
+            self._verifier = engines.drift_monitor.over(self._verifier, certificate, request.audit_rate)
+        self._chosen = self._mode()
+
+    def _mode(self) -> ModeChoice:
+        """The speculation mode: as the policy forces, else the fastest in this node."""
+        engines, policy = self._engines, self._request.policy
+        tokens: Mode = "sd" if engines.speculates_on_tokens else "off"
+        both: Mode = "lr+sd" if engines.speculates_on_tokens else "lr"
+        if self._verifier is None:
+            return ModeChoice(tokens, "the policy allows no draft step" if not policy.speculates else "no draft engine")
+        if policy.forces_speculation:
+            return ModeChoice(both, "the policy says how steps are speculated on")
+        if engines.engine_setup is None:
+            return ModeChoice(both, "engines were given")
+        modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.shared_draft else (tokens, both)
+        return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies.now))
+
+    @property
+    def _kind(self) -> str:
+        """The replies of like speed: those of one node under one policy."""
+        return f"{self._request.node}|{self._request.policy.name}"
+
+    async def reply(self) -> ChatReply:
+        """Generate the reply; raises what `Backend.generate` raises."""
+        engines = self._engines
+        with engines.replies.one() as was_alone:
+            idle = engines.target.in_flight == 0
+            if idle and engines.draft_pauses:
+                # A burst arrives reply by reply; its first would have the draft read a prompt for nothing.
+                await asyncio.sleep(_GATHERING)
+            began = (
+                asyncio.create_task(asyncio.to_thread(CoreTime.now)) if idle and self._observed is not None else None
+            )
+            prompt = await asyncio.to_thread(self._target_prompt)
+            room = engines.target.context_length - len(prompt)
+            sampling = replace(self._request.sampling, max_tokens=min(self._request.sampling.max_tokens, room))
+            read, written = await self._generate(prompt, sampling)
+            report = ReplyReport()
+            for part in written:
+                report.add(part.report)
+            tokens = [token for part in written for token in part.token_ids]
+            if was_alone() and idle and engines.target.in_flight == 0:
+                await self._learn(report, len(tokens), await began if began is not None else None)
+        engines.drift_monitor.go_on()
+        finish = written[-1].finish_reason
+        return ChatReply(
+            read.parsed.content,
+            read.thinking,
+            read.parsed.tool_calls,
+            read.parsed.invalid_tool_calls,
+            "tool_calls" if finish == "stop" and read.parsed.tool_calls else finish,
+            len(prompt),
+            read.thinking_tokens(written[0].text_ends),
+            tokens,
+            self._figures(report),
+        )
+
+    @property
+    def _observed(self) -> Observed | None:
+        """Where the pace of such a reply is kept for later runs; None: nowhere."""
+        setup = self._engines.engine_setup
+        if setup is None or setup.arrangement is None:
+            return None
+        return setup.observed if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
+
+    async def _learn(self, report: ReplyReport, tokens: int, began: CoreTime | None) -> None:
+        """Remember the pace of a reply beside which no other was generated, for this node and for later runs.
+
+        Args:
+            report: The reply's.
+            tokens: How many the reply has.
+            began: What the cores had worked when it began; None: its pace is not kept for later runs.
+        """
+        setup, mode = self._engines.engine_setup, self._chosen.mode
+        if tokens < _LEAST_TOKENS or report.speculation_disabled is not None or self._request.sampling.seeded:
+            return
+        # Without the prompt: what it takes depends on its length, and on how much of it the engine has seen before.
+        pace = report.pace(tokens)
+        if not self._request.policy.forces_speculation:
+            self._engines.modes.learn(self._kind, mode, pace)
+        if setup is None or setup.arrangement is None or self._observed is None or began is None:
+            return
+        others = (await asyncio.to_thread(CoreTime.now)).others_share(began)
+        if others >= _OTHERS:
+            logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others)
+            return
+        rate, passes = None, report.target_forward_passes
+        if setup.draft_tokens and passes >= _LEAST_PASSES and mode == "sd":
+            rate = acceptance_rate_of((tokens - 1) / (passes - 1), setup.draft_tokens)
+        await asyncio.to_thread(self._observed.learn, setup.arrangement.name, pace, rate)
+
+    def _target_prompt(self) -> list[int]:
+        """The prompt's tokens, which leave room for a reply."""
+        target, longest = self._engines.target, self._request.longest_prompt
+        context = target.context_length
+        prompt = self._prompt(target.tokenizer, min(longest or context, context))
+        if longest is not None and len(prompt) > longest:
+            raise ContextLengthError(f"the prompt has {len(prompt)} tokens; at most {longest} are taken")
+        if len(prompt) >= context:
+            raise ContextLengthError(
+                f"the messages are {len(prompt)} tokens long and the context {context}: "
+                "shorten them, or raise max_model_len in engine_args"
+            )
+        return prompt
+
+    def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
+        request, target = self._request, self._engines.target.tokenizer
+        if request.messages is not None:
+            arguments = request.template_arguments
+            if tokenizer is target:
+                tokenizer.check_shown(request.messages, request.tools, arguments)
+            else:  # its template may not have the target's variables
+                arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
+            ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest)
+        elif isinstance(request.prompt, str):
+            ids = tokenizer.encode(request.prompt, longest)
+        else:
+            ids = list(request.prompt)
+            if any(not 0 <= token < target.size for token in ids):
+                raise ConfigurationError(f"the prompt has token ids outside of 0 … {target.size - 1}")
+            if tokenizer is not target:
+                ids = tokenizer.encode(target.decode(ids))
+        if not ids:
+            raise ConfigurationError("the prompt is empty")
+        return ids
+
+    async def _generate(self, prompt: list[int], sampling: Sampling) -> Generated:
+        markers = self._parser.markers if self._tools else ()
+        regions = Regions(markers or (), self._thinking, self._request.policy.answer_from_target or markers is None)
+        # In a format whose beginning nobody knows, all may be a call: what comes after the thinking is the target's.
+        speculate = markers is not None or self._thinking is not None
+        reader = self._reader(prompt, with_calls=True)
+        written = await self._write(prompt, sampling, regions, reader.push, speculate=speculate)
+        # vLLM's parsers are slow to start.
+        read = await asyncio.to_thread(reader.finish, written.cut)
+        if self._request.parallel_tool_calls is False:
+            del read.parsed.tool_calls[1:]
+        self._emit_all(read.pieces)
+        return read, [written]
+
+    def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
+        """The reader of a reply to this prompt."""
+        end, tags = self._end_of(prompt), self._thinking
+        return ReplyReader(
+            tags,
+            inside=tags is not None and tags.opened_by(end),
+            after=tags is not None and tags.closed_by(end),
+            parser=self._parser if with_calls and self._tools else None,
+            tools=self._tools,
+            emit=self._emit,
+        )
+
+    def _end_of(self, prompt: list[int]) -> str:
+        return self._engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
+
+    def _emit_all(self, deltas: Sequence[TextDelta]) -> None:
+        for delta in deltas:
+            self._emit(delta)
+
+    async def _write(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        regions: Regions,
+        on_text: Callable[[str], None],
+        *,
+        speculate: bool,
+    ) -> Reply:
+        """Have the decoder write a reply, or a part of one."""
+        request, engines = self._request, self._engines
+        verifier = self._verifier if speculate and self._chosen.mode in ("lr", "lr+sd") else None
+        draft_prompt, refused = None, None
+        if verifier is not None:
+            try:
+                draft_prompt = await self._draft_prompt()
+            except ConfigurationError as error:  # never worse than the target alone
+                verifier, refused = None, f"the draft cannot take the prompt: {error}"
+        reply = await lookahead(
+            ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt),
+            engines.target,
+            engines.draft,
+            verifier,
+            replace(
+                decoding_settings(request.policy),
+                target_timeout=request.target_timeout,
+                shared_draft=self._chosen.mode in ("sd", "lr+sd"),
+            ),
+            on_text,
+            self._emit,
+        )
+        reply.report.speculation_disabled = reply.report.speculation_disabled or refused
+        return reply
+
+    async def _draft_prompt(self) -> tuple[int, ...] | None:
+        """The prompt in the draft's vocabulary, if the draft has another tokenizer."""
+        draft, target = self._engines.draft, self._engines.target
+        if draft is None or draft.tokenizer.fingerprint == target.tokenizer.fingerprint:
+            return None
+        return tuple(await asyncio.to_thread(self._prompt, draft.tokenizer))
+
+    def _figures(self, report: ReplyReport) -> dict[str, Any]:
+        """`response_metadata["lookahead"]`, as `ChatLookahead` documents it."""
+        request, engines, setup = self._request, self._engines, self._engines.engine_setup
+        lacks_draft = request.policy.speculates and self._verifier is None and not request.must_call
+        return {
+            "call": request.id,
+            "policy": request.policy.name,
+            "selection_rule": request.selection_rule,
+            "certificate": self._certificate,
+            "audit": asdict(engines.drift_monitor.counts),
+            "node": request.node.rpartition(":")[2] or None,
+            "path": request.node or None,
+            "mode": self._chosen.mode,
+            "mode_reason": self._chosen.reason,
+            "engines": {
+                "speculation_method": setup.speculation_method,
+                "precision": dict(setup.precision),
+                "reason": setup.reason,
+            }
+            if setup is not None
+            else {},
+            "steps": report.steps,
+            "accepted": report.accepted,
+            "acceptance_rate": report.acceptance_rate,
+            "verifier_calls": report.verifier_calls,
+            "judge_calls": report.judge_calls,
+            "refuted": report.refuted,
+            "target_forward_passes": report.target_forward_passes,
+            "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
+            "seconds": report.seconds,
+            "speculation_disabled": engines.problem if lacks_draft else report.speculation_disabled,
+        }
+
+
+def decoding_settings(policy: VerifierPolicy) -> DecodingSettings:
+    """The part of a policy that the decoder reads."""
+    fields = DecodingSettings.__dataclass_fields__.keys() & VerifierPolicy.model_fields.keys()
+    return DecodingSettings(**{field: getattr(policy, field) for field in fields} | {"depth": policy.steps_ahead})

@@ -1,0 +1,149 @@
+"""Generates replies on engines of this process, which chat models of one configuration share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from lookahead_agent.engines import background
+from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest
+from lookahead_agent.generation.constrained import ConstrainedGenerator
+from lookahead_agent.generation.generator import Emit, ReplyGenerator
+from lookahead_agent.generation.tool_parsers import ToolParser, choose_tool_parser
+from lookahead_agent.models.catalogue import ModelSet
+from lookahead_agent.policy import VerifierPolicy, as_policy
+from lookahead_agent.progress import Progress
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.runtime.runtime import EngineLease, Runtime
+
+
+class LocalBackend:
+    """Generates the replies of one chat model on engines of this process.
+
+    Args:
+        engines: Engines that are there already and are not shut down; None: the runtime's.
+        runtime: Starts engines when a reply needs them; None: engines are given.
+
+    Attributes:
+        runtime: As given.
+    """
+
+    def __init__(self, engines: EngineSet | None = None, runtime: Runtime | None = None) -> None:
+        self.runtime = runtime
+        self._given = engines
+        self._lease: EngineLease | None = runtime.lease() if runtime is not None else None
+        self._tool_parsers: dict[str | None, ToolParser] = {}
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Generate a reply; see `Backend.generate`."""
+
+        async def reply(emit: Emit) -> ChatReply:
+            async with self.engines(request.policy) as engines:
+                thinking = self.thinking(engines)
+                # It may read files or import modules, which would delay every other reply.
+                parser = await asyncio.to_thread(self._prepare, request, engines)
+                generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
+                return await generator(request, engines, thinking, parser, emit).reply()
+
+        return background.emitted(reply)
+
+    def _prepare(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
+        """Find the policy's certificate, which the engines remember, and the parser of tool calls."""
+        engines.certified(request.policy)
+        parsers, name = self._tool_parsers, request.tool_parser
+        if name not in parsers:
+            parsers[name] = choose_tool_parser(name, engines.target.tokenizer)
+        return parsers[name]
+
+    @asynccontextmanager
+    async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
+        """The engines that a policy needs, started if they are not running, for as long as the context lasts.
+
+        Raises:
+            ModelError: A model could not be fetched.
+            EngineStartError: The target could not be started.
+        """
+        if self.runtime is None:
+            assert self._given is not None
+            yield self._given
+            return
+        if self._lease is None:
+            self._lease = self.runtime.lease()
+        async with self.runtime.engines(policy) as engines:
+            yield engines
+
+    def start(self, policies: Sequence[VerifierPolicy], progress: Progress | None) -> None:
+        """Start the engines that policies need; see `ChatLookahead.start`."""
+
+        async def start(policy: VerifierPolicy) -> None:
+            async with self.engines(policy):
+                return
+
+        if self.runtime is not None and progress is not None:
+            self.runtime.progress = progress
+        for policy in policies if self.runtime is not None else ():
+            background.run(start(policy))
+
+    def close(self) -> None:
+        """Release the engines, which shuts them down unless another chat model has leased them."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+    @property
+    def running(self) -> EngineSet | None:
+        """The engines; None before they are started."""
+        return self._given or (self.runtime.running if self.runtime is not None else None)
+
+    @property
+    def catalogued(self) -> ModelSet | None:
+        """The catalogue's entry for the target; None if it has none."""
+        return self.runtime.models.catalogued if self.runtime is not None else None
+
+    def healthy(self) -> bool:
+        """Whether the target can write replies, as far as one knows without asking it."""
+        return self.running is None or self.running.target.healthy
+
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer; starts no engine.
+
+        Raises:
+            ModelError: It could not be fetched.
+        """
+        if self.runtime is not None:
+            return self.runtime.tokenizer()
+        assert self._given is not None
+        return self._given.target.tokenizer
+
+    def known_context_length(self) -> int | None:
+        """Most tokens of prompt and reply together, as far as one knows without starting or asking anything."""
+        if self.runtime is not None:
+            return self.runtime.known_context_length()
+        assert self._given is not None
+        return self._given.target.context_length
+
+    def context_length(self) -> int:
+        """Most tokens of prompt and reply together; starts the engines if they are not running."""
+
+        async def context_length() -> int:
+            async with self.engines(as_policy("off")) as engines:
+                return engines.target.context_length
+
+        return background.run(context_length())
+
+    def thinking(self, engines: EngineSet) -> ThinkingTags | None:
+        """The tags around the target's thinking: from the catalogue, else from its chat template."""
+        return self.catalogued.thinking if self.catalogued is not None else engines.target.tokenizer.thinking
+
+    def explain(self, policies: Sequence[VerifierPolicy]) -> str:
+        """How the engines were chosen, and the certificates of policies; see `ChatLookahead.explain`."""
+        engines = self.running
+        if engines is None:
+            return "the engines are not running: call start()"
+        setup = engines.engine_setup
+        lines = [setup.reason if setup is not None and setup.reason else "the engines are as they were given"]
+        certified = {policy.name: engines.certified(policy)[2] for policy in policies}
+        return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
