@@ -29,7 +29,7 @@ BEGINNING = re.compile(r"(?:What|Which|Whoever|Whatever|Of (?:those|these|two))\
 """Subjects that hide who does something."""
 WORDS = 25
 """Of a sentence, at most."""
-OTHERS = {"docs/gpu.md", "docs/benchmarks/cpu.md", "docs/benchmarks/depth.md", "docs/benchmarks/templates.md"}
+OTHERS = {"docs/gpu.md", *(f"docs/results/reports/{name}.md" for name in ("depth", "modes", "templates"))}
 PAGES = [
     page
     for page in ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
