@@ -5,18 +5,16 @@
      ║ └──────────────── what failed, or is missing ─────────────────┘
      ╚═▶ each call as soon as its line is committed and what it needs is there
 
-The plan's lines are tool calls; where there is a calculator, they may be calculations in words ("2. Total: result 1 +
-60"). Those that stand, while the next are being written, start tools; nothing that is only speculated ever acts. The
-planner lists: lenient ("balanced"), and a step of its reply is a line. The joiner answers or says what is missing:
-strict.
+The plan's lines are tool calls. With a calculator they may be calculations in words ("2. Total: result 1 + 60").
+Committed lines start tools while the planner writes the next ones; a speculated line never acts. The planner has a
+lenient policy, and a line is a step. The joiner answers or names what is missing: strict.
 
-    from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "joiner": "strict"})
+    llm = ChatLookahead(policies=POLICIES)
     graph = build_llm_compiler(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 
-A planner that is killed plans again when the graph goes on, and its calls are made again. What must not happen twice,
-or not without being asked about, is named in `ask_before`: such calls are made by a worker, from the checkpoint.
+A planner that is killed plans again when the graph goes on, and makes its calls again. Name tools that must not run
+twice in `ask_before`: a worker makes their calls, from the checkpoint.
 """
 
 from __future__ import annotations
@@ -254,10 +252,10 @@ def graph() -> CompiledStateGraph[LLMCompilerState, None, LLMCompilerState, LLMC
 
 
 class _PlanReader:
-    """Reads the calls of a plan as its reply comes: each as soon as its line is complete and stands.
+    """Reads the calls of a plan as its reply comes: each as soon as its line is committed.
 
     Args:
-        number: Of which plan: 1, and more where it is planned anew.
+        number: The plan's: 1, and more where it is planned anew.
         tools: Tools by name.
         calculator: For lines that are calculations in words; None: there are none.
     """

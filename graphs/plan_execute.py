@@ -4,17 +4,15 @@
        ▲            │ (a step failed: plan anew)
        └────────────┘
 
-A step waits for those before it unless it shows that it does not need them: it names the results that it needs
-("result 1"), or has nothing but numbers. Where there is a calculator, a step that is a calculation ("Total: result 1 +
-60") is carried out as it stands; only of other steps the executor is asked. Where there is nothing else, the planner is
-shown worked examples and writes nothing but such steps; with other tools it thinks before.
+A step waits for those before it, unless it names the results that it needs ("result 1") or has only numbers. With a
+calculator, the graph carries out a step that is a calculation ("Total: result 1 + 60") without a model. The executor
+turns any other step into a call. A planner whose only tool is a calculator sees worked examples and writes such steps
+alone; with other tools it thinks first.
 
-A plan in other words is the same plan, so the planner is lenient ("balanced"); a step of its reply is a line. The
-executor only calls tools, which are always the target's own: "off". The finisher answers: strict.
+A plan in other words is the same plan, so the planner's policy is lenient; a line is a step. The executor only calls
+tools, which are always the target's own: "off". The finisher answers: strict.
 
-    from lookahead_agent import ChatLookahead
-    policies = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
-    llm = ChatLookahead(policies=policies)
+    llm = ChatLookahead(policies=POLICIES)
     graph = build_plan_execute(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -147,9 +145,8 @@ def build_plan_execute(
         checkpointer: Saves the state after every node, so that a run can be resumed by its thread id.
         max_plans: How often the planner may run; after a failed step it plans anew.
         max_steps: Steps that are carried out in all; the finisher answers with what there is then.
-        calculate: Whether a step that is a calculation is carried out as it stands, if a tool is named "calculator" and
-            takes one argument; else the executor puts it into a call. A planner that has no other tool is told to
-            write nothing else then.
+        calculate: Whether the graph carries out steps that are calculations, if a tool is named "calculator" and takes
+            one argument; else the executor puts them into calls. A planner without other tools writes only such steps.
         budget: What a run may cost; the finisher answers with what there is then.
 
     Raises:

@@ -1,18 +1,17 @@
-"""ReAct: think, act, look at what came of it, and think again (Yao et al., 2022).
+"""ReAct: think, act, observe, and think again (Yao et al., 2022).
 
     thinker ──▶ actor ──▶ tools ──▶ thinker …
        ├───────── │ ───────▲ └──▶ finisher (a limit is reached)
        │          └──▶ (answer)       ▲
        └──────────────────────────────┘ (calculations: done)
 
-The thinker only thinks aloud: a thought may be put in other words, so its policy may be lenient ("balanced"). The actor
-calls tools and answers, so its policy is strict; a tool call itself is always the target's own. Before a tool that
-writes, the graph asks (`interrupt`), if it has a checkpointer. Where there is a calculator, a thought that is a
-calculation ("Total: 18 + 60") is carried out as it stands, and so is a question that is nothing else: the actor is only
-asked about others. The thinker says when it is done, and the finisher answers from the results: strict.
+A thought in other words is the same thought, so the thinker's policy is lenient. The actor calls tools and answers:
+strict. A tool call is always the target's own. With a checkpointer, the graph can ask before a tool (`ask_before`).
 
-    from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"thinker": "balanced", "actor": "strict"})
+With a calculator, the graph carries out a thought that is a calculation ("Total: 18 + 60") without the actor, and so a
+question that is a calculation. The thinker says when it is done. The finisher answers from the results: strict.
+
+    llm = ChatLookahead(policies=POLICIES)
     graph = build_react(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -102,9 +101,9 @@ def build_react(
         checkpointer: Saves the state after every node; needed for `ask_before`.
         ask_before: Names of tools before which the graph stops and asks. It goes on with
             `Command(resume=True)`, or `Command(resume="why not")` if the call is not to be made.
-        calculate: Whether thoughts are short lines, of which one that is a calculation is carried out as it stands, if
-            a tool is named "calculator", takes one argument, and nobody is asked before it. A thinker that has no other
-            tool is told to write nothing else then. Without, it thinks in words.
+        calculate: Whether thoughts are short lines, and the graph carries out those that are calculations. That needs
+            a tool named "calculator" with one argument, which is not in `ask_before`. A thinker without other tools
+            writes only calculations. False: it thinks in words.
         budget: What a run may cost.
 
     Raises:
@@ -238,7 +237,7 @@ def _thought(thought: str, messages: Sequence[AnyMessage]) -> bool:
 
 
 def _came_of(question: str, messages: Sequence[AnyMessage]) -> bool:
-    """Whether the last call carried out the question as it stands, and went well."""
+    """Whether the last call was the question itself, and went well."""
     if len(messages) < 3 or messages[-3].text != f"Thought: {question}":
         return False
     last = messages[-1]

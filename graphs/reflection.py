@@ -2,13 +2,11 @@
 
     writer ──▶ critic ──▶ decider ──▶ reviser ──▶ critic … ──▶ (answer)
 
-A critique is a thought: whether it says "the unit is missing" or "there is no unit" changes nothing, so the critic may
-be lenient. The decider reads the critique alone, not to judge the text anew, and says whether something has to change:
-one word by schema and so the target's own. Writer and reviser produce what leaves the agent, so they are strict. A
-reviser that returns the text as it was would be told the same again: that ends the run.
+A critique is a thought: "the unit is missing" and "there is no unit" say the same, so the critic's policy is lenient.
+The decider reads the critique alone, and says whether the text has to change: one word by schema, the target's own.
+Writer and reviser write the text that leaves the agent: strict. A reviser that changes nothing ends the run.
 
-    from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"critic": r"balanced:delimiter=/:|\n+/", "writer": "strict", "reviser": "strict"})
+    llm = ChatLookahead(policies=POLICIES)
     graph = build_reflection(llm)
     graph.invoke({"task": "..."})["answer"]
 """
@@ -68,7 +66,7 @@ and without talking about it."""
 
 
 def to_review(task: str, text: str) -> str:
-    """A text beside its task, as critic and reviser see it."""
+    """A text with its task, as critic and reviser see it."""
     return f"Task: {task}\n\nText:\n{text}"
 
 
@@ -149,7 +147,7 @@ def build_reflection(
         return [SystemMessage(DECIDER), HumanMessage(f"The reviewer says:\n{state['critique']}")]
 
     def decided(state: ReflectionState, reply: dict[str, Any]) -> ReflectionState:
-        # A verdict that cannot be read is none: the critique stands.
+        # A verdict that cannot be read is none, and the reviser follows the critique.
         return {"good": isinstance(reply["parsed"], dict) and reply["parsed"].get("verdict") == "good"}
 
     def reviser_prompt(state: ReflectionState) -> list[BaseMessage]:

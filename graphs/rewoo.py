@@ -2,13 +2,11 @@
 
     planner ──▶ caller ──▶ worker ×n (those whose inputs are known, at once) ──▶ … ──▶ solver
 
-One long thought instead of many short ones: the planner is where the time goes, and where lookahead gains. It only
-thinks, so it may be "balanced"; a step of its reply is a line. The caller puts its plan into calls, JSON by schema and
-so the target's own. A plan of nothing but calculations ("2. Total: result 1 + 60") is read as it stands, where there is
-a calculator: no reply is needed for that. The solver answers, so it is strict.
+The planner writes one long thought in place of many short ones, and takes most of the time. Its policy is lenient, and
+a line is a step. The caller puts the plan into calls, JSON by schema and so the target's own. With a calculator, a plan
+that has only calculations ("2. Total: result 1 + 60") needs no caller. The solver answers: strict.
 
-    from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"planner": r"balanced:delimiter=/\n+/", "solver": "strict"})
+    llm = ChatLookahead(policies=POLICIES)
     graph = build_rewoo(llm, [calculator])
     graph.invoke({"question": "..."})["answer"]
 """
@@ -116,8 +114,8 @@ def build_rewoo(
         llm: Chat model.
         tools: What the plan may call.
         checkpointer: Saves the state after every node.
-        calculate: Whether a plan of nothing but calculations is read as it stands, if a tool is named "calculator" and
-            takes one argument; else the caller puts it into calls.
+        calculate: Whether a plan that has only calculations needs no caller, if a tool is named "calculator" and takes
+            one argument.
         budget: What a run may cost.
 
     Raises:

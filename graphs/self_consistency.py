@@ -2,12 +2,11 @@
 
     sampler (k answers at once, stopped when the vote is decided) ──▶ (answer)
 
-The answers share one batch of the engine, and those that can no longer change the vote are stopped. Each is a long
-thought with a short answer, which may be put in other words: the sampler may be lenient ("balanced"). A wrong answer is
-outvoted by the others, but not where most of them are wrong: "fast" costs a third of the correct answers.
+The answers share one batch of the engine. The sampler stops those that can no longer change the vote. Each is a long
+thought with a short answer, so the sampler's policy is lenient. The vote corrects a wrong answer unless most are wrong:
+"fast" costs a third of the correct answers.
 
-    from lookahead_agent import ChatLookahead
-    llm = ChatLookahead(policies={"sampler": "balanced"}, temperature=0.7)
+    llm = ChatLookahead(policies=POLICIES, temperature=0.7)
     graph = build_self_consistency(llm)
     graph.invoke({"question": "..."})["answer"]
 """

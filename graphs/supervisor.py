@@ -1,15 +1,12 @@
-"""Supervisor: a router gives parts of a question to two specialists, who work at once and share the engines.
+"""Supervisor: a router gives parts of a question to specialists, who work at once and share the engines.
 
     router ──▶ calculator (subgraph: thinker ──▶ actor ──▶ …) ─┐
            └─▶ researcher (subgraph: thinker ──▶ actor ──▶ …) ─┴─▶ writer
 
-The router decides who works on what: one choice by schema, the target's own. The specialists' thinkers may be lenient
-("calculator:thinker", "researcher:thinker", or both by "*:thinker"), their actors and finishers strict. The
-writer answers: strict.
+The router decides who works on which task: one choice by schema, the target's own. The specialists' thinkers have a
+lenient policy ("*:thinker", or "calculator:thinker" for one); their actors and finishers are strict, as the writer.
 
-    from lookahead_agent import ChatLookahead
-    strict = {"*:actor": "strict", "*:finisher": "strict", "writer": "strict"}
-    llm = ChatLookahead(policies={"*:thinker": r"balanced:delimiter=/:|\n+/", **strict})
+    llm = ChatLookahead(policies=POLICIES)
     graph = build_supervisor(llm, {"calculator": [calculator], "researcher": [search_documents]})
     graph.invoke({"question": "..."})["answer"]
 """
@@ -91,7 +88,7 @@ def build_supervisor(
         llm: Chat model that can call tools.
         tools: The specialists, by name, with the tools of each.
         checkpointer: Saves the state after every node.
-        calculate: As for `build_react`: whether a specialist with a calculator carries out calculations as they stand.
+        calculate: As for `build_react`: whether a specialist carries out calculations without its actor.
         budget: What a run may cost; each specialist may spend a part of it.
 
     Raises:

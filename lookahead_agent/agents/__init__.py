@@ -1,1 +1,1 @@
-"""What planner templates stand on: calls of tools, plans of calls, calls that start before their plan is complete."""
+"""The library of the planner templates: nodes, tool calls, plans of calls, and calls that start early."""

@@ -15,7 +15,7 @@ Reply = TypeVar("Reply")
 class Usage(TypedDict, total=False):
     """Model calls and tool calls (steps), tokens that models read and wrote, and seconds in nodes.
 
-    Time in which a run waits for somebody, or lies in a checkpoint, does not count.
+    Time in which a run waits for a person, or lies in a checkpoint, does not count.
     """
 
     steps: int
@@ -41,10 +41,9 @@ class Budget:
         steps: Model calls and tool calls.
         tokens: Tokens that models read and wrote.
         seconds: Seconds in nodes.
-        node_timeout: How long one try of a node may take: seconds, or LangGraph's `TimeoutPolicy`, which can also ask
-            for progress. What the node asked for is cancelled then, and LangGraph raises `NodeTimeoutError`, after
-            further tries of nodes that are tried again. Only graphs that are awaited (`ainvoke`, `astream`) can be
-            cancelled: the others refuse it. None: as long as it takes.
+        node_timeout: Seconds for one try of a node, or LangGraph's `TimeoutPolicy`. LangGraph then cancels the node's
+            requests and raises `NodeTimeoutError`, after the retries that a node has. Only graphs that are awaited
+            (`ainvoke`, `astream`) can be cancelled: the others refuse it. None: no limit.
 
     Raises:
         ValueError: A limit that is not above 0.

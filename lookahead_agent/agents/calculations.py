@@ -1,4 +1,4 @@
-"""Lines of a plan that are calculations: carried out as they stand, without a model that puts them into a call."""
+"""Lines of a plan that are calculations: the graph carries them out, and no model puts them into a call."""
 
 from __future__ import annotations
 
@@ -20,29 +20,24 @@ _TIMES = re.compile(r"(?<=[\d)])\s*x\s*(?=[\d(]|result)")
 
 
 def find_calculator(tools: Sequence[BaseTool]) -> BaseTool | None:
-    """The tool named "calculator", if there is one, and it takes one argument: an expression."""
+    """The tool named "calculator", if there is one that takes one argument: an expression."""
     return next((tool for tool in tools if tool.name == "calculator" and len(tool.args) == 1), None)
 
 
 def calculator_arguments(calculator: BaseTool, expression: str) -> dict[str, str]:
-    """What such a tool is called with."""
+    """The arguments of a call of such a tool."""
     return {next(iter(calculator.args)): expression}
 
 
 def calculation(line: str) -> str | None:
-    """The calculation that a line of a plan is, after what it is about: "Total cost: result 1 + 60".
+    """The calculation in a plan's line without its number, such as "result 1 + 60" in "Total cost: result 1 + 60".
 
-    Where the line works out what it comes to ("3 * 20 = 60 dollars"), that is left out.
-
-    Args:
-        line: The line, without its number.
-
-    Returns:
-        The calculation, in which results are named; None: the line says something else, or more than that.
+    A result that the line works out itself ("3 * 20 = 60 dollars") is left out. None: the line says something else, or
+    more than that.
     """
     line = _TIMES.sub(" * ", RESULT.sub(r"result \1", line))
     sides = [side.strip().rstrip(".") for side in re.split("[:=]", line)]
-    # "= 10 miles" is what comes of a calculation, and by itself is none.
+    # "= 10 miles" is the result of a calculation, and alone is none.
     if len(sides) > 1 and _AMOUNT.fullmatch(sides[-1]) and _OPERATOR.search(sides[-2]) and _arithmetic(sides[-2]):
         sides.pop()
     possible = [side for side in sides if _arithmetic(side)]
@@ -66,10 +61,7 @@ class PlanReader:
         self._about: dict[str, int | None] = {}
 
     def calculation(self, line: str) -> tuple[int, str] | None:
-        """The next line's number and calculation, in which results are named by number; None: it is something else.
-
-        A calculation names results of lines before it; one that names another is something else too.
-        """
+        """The next line's number and its calculation, which names results of earlier lines; None for another line."""
         found = _NUMBERED.match(line)
         if found is None:
             return None
@@ -80,17 +72,12 @@ class PlanReader:
         return number, expression
 
     def named_by_number(self, number: int, line: str) -> str:
-        """The next line, without its number, as a calculation that names results by number, if it is one at all.
-
-        Args:
-            number: The line's.
-            line: "Each: total / 4".
-        """
+        """The next line, without its number, as a calculation that names results by number, if it is one at all."""
         about, sign, rest = _split(line)
         named = f"{about}{sign}{self._by_number(rest)}"
         about = about.strip().lower()
         if about and not RESULT.search(f"{about} 1"):  # "result" names lines by their numbers
-            # What two lines are about names neither.
+            # A name of two lines names neither.
             self._about[about] = None if about in self._about else number
         return line if calculation(named) is None else named
 
@@ -120,26 +107,16 @@ def with_results(expression: str, result: Callable[[int], str]) -> str:
 
 
 def with_placeholders(expression: str, placeholder: str) -> str:
-    """A calculation in which results are named otherwise: "#E1" or "$1". Amounts of money lose their sign.
-
-    Args:
-        expression: The calculation.
-        placeholder: What stands before a result's number.
-    """
+    """A calculation that names results as "#E1" or "$1", by its placeholder. Amounts of money lose their sign."""
     # A result may be below zero, and -2^2 is not (-2)^2.
     name = f"({placeholder}%d)" if "^" in expression or "**" in expression else f"{placeholder}%d"
     return with_results(re.sub("[$€£]", "", expression), lambda number: name % number)
 
 
 def fill_results(line: str, results: Mapping[int, str]) -> str | None:
-    """The calculation that a line is, with the results that it names.
+    """A line's `calculation` with the results that it names, by their numbers.
 
-    Args:
-        line: As for `calculation`.
-        results: What other lines came to, by their numbers.
-
-    Returns:
-        An expression of numbers; None: the line is something else, or names a result that is not there or no number.
+    None: the line is something else, or names a result that is missing or no number.
     """
     expression = calculation(line)
     if expression is None:

@@ -1,8 +1,7 @@
 """Where the states of graphs are kept, so that an interrupted run goes on: an SQLite file, or a PostgreSQL database.
 
-A kept state names the Python types of its values. LangGraph calls any function that is named there, so that whoever can
-write the file runs code in the process that reads it. Here only types that cannot do harm are made again: see
-`checkpointer`.
+A saved state names the Python types of its values, and LangGraph calls any function that is named there. So a writer
+of the file could run code in the process that reads it. `checkpointer` makes only types again that cannot do harm.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ _POSTGRES = ("postgresql://", "postgres://")
 def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[BaseCheckpointSaver[str]]:
     """A checkpointer, ready for use.
 
-    A value of a state that is read is made again if it has one of the types that LangGraph holds for safe (messages,
-    documents, dates, paths and the like), is a chunk of a reply, or has one in `allow`. All others come back as the
-    plain data that they were written as, with a warning in the log. The states of the templates need no further types.
+    LangGraph makes values of the types again that it holds for safe (messages, documents, dates, paths and the like),
+    chunks of replies, and types in `allow`. Others come back as plain data, with a warning in the log.
 
     Args:
         place: A file, which is made if it is not there, or the address of a PostgreSQL database

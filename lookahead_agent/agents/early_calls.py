@@ -48,8 +48,8 @@ class EarlyCalls:
     """Carries out calls in threads; a context manager, `with` or `async with`, at whose end all have ended.
 
     Args:
-        carry_out: Carries out one call. One that raises, or that asks somebody (LangGraph's `interrupt`), counts as not
-            made: it is left to a node of the graph, which can be tried again, and wait.
+        carry_out: Carries out one call. A call that raises, or asks a person (LangGraph's `interrupt`), counts as not
+            made: a node of the graph makes it, which can be tried again, and wait.
         most: Calls that may be started in all.
         later: Names of tools that are not called here.
     """
@@ -122,7 +122,7 @@ class EarlyCalls:
         try:
             outcome = self._carry_out(call)
         except GraphBubbleUp:
-            logger.info("call %d asks somebody: left to a node", call["number"])
+            logger.info("call %d asks a person: left to a node", call["number"])
         except Exception as error:
             logger.warning("call %d of %s is made again: %s", call["number"], call["tool"], error)
         finally:  # also after a SystemExit, or the node would wait for ever

@@ -1,4 +1,4 @@
-"""What planners and thinkers are told: worked examples, which a small draft model follows better than rules."""
+"""Few-shot prompts of planners and thinkers: a small draft model follows worked examples better than rules."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _ERRANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def worked_plans() -> list[BaseMessage]:
-    """The messages before a problem that is to be planned: what to do, and three problems with their plans."""
+    """The messages before a problem for the planner: the task, and three problems with their plans."""
     shown: list[BaseMessage] = [SystemMessage(_PLANNER)]
     for problem, lines in _EXAMPLES:
         plan = "\n".join(f"{number}. {line}" for number, (line, _) in enumerate(lines, 1))
@@ -78,12 +78,11 @@ def worked_plans() -> list[BaseMessage]:
 
 
 def worked_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMessage]:
-    """The messages before the next thought of somebody who thinks one calculation at a time.
+    """The messages before the next thought of a thinker who has a calculator: one calculation.
 
     Args:
         question: The problem.
-        so_far: Thoughts, calls of the calculator, and what they came to; calls are left out here, for a thought that
-            is a calculation says the same.
+        so_far: Thoughts, calls and results. Calls are left out, for a thought that is a calculation says the same.
     """
     examples = []
     for problem, lines in _EXAMPLES:
@@ -94,12 +93,7 @@ def worked_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMes
 
 
 def short_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMessage]:
-    """The messages before the next thought of somebody who has any tools: one line that says what to do next.
-
-    Args:
-        question: The problem.
-        so_far: Thoughts, calls, and what they came to; calls are left out here.
-    """
+    """As `worked_thoughts`, for a thinker who has any tools: one line that says what to do next."""
     return _thoughts(_NEXT, _ERRANDS, question, so_far)
 
 

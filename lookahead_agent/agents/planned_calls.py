@@ -20,7 +20,7 @@ class PlannedCall(TypedDict):
     """A tool call whose arguments may name the results of earlier ones.
 
     Attributes:
-        plan: Of which plan: 1, and more where it was planned anew.
+        plan: The plan's number: 1, and more where it was planned anew.
         number: Its number in that plan.
         tool: The tool's name.
         arguments: By name; texts may have $1, $2, … in them.
@@ -35,13 +35,12 @@ class PlannedCall(TypedDict):
 def read_call(line: str, tools: Mapping[str, BaseTool], plan: int = 1) -> PlannedCall | None:
     """The call in a line of a plan; None for a line that is something else, such as a thought.
 
-    Arguments are Python literals, by name or in the order of the tool's own. What is none, as in `calculator(2 * 3)`,
-    is taken as the text that it is.
+    Arguments are Python literals, by name or in the tool's order. Anything else, as in `calculator(2 * 3)`, is a text.
 
     Args:
         line: One line.
-        tools: Tools by name, for the names of arguments; a call may name one that there is not.
-        plan: Of which plan it is.
+        tools: Tools by name, for the names of arguments; a call may name another.
+        plan: The plan's number.
     """
     found = _LINE.match(line.replace("`", ""))
     if found is None:
@@ -64,7 +63,7 @@ def _arguments(inside: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _quoted(inside: str) -> str:
-    """With references that stand outside of texts made texts: $1 is no Python."""
+    """With references outside of texts made texts: $1 is no Python."""
     parts = re.split(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", inside)
     lone = re.compile(rf"(?<![\w.*/+-])\s*{_REFERENCE.pattern}\s*(?=,|$)")
     return "".join(
@@ -91,12 +90,7 @@ def references(call: PlannedCall) -> set[int]:
 
 
 def fill_references(call: PlannedCall, results: Mapping[int, str]) -> PlannedCall:
-    """The call with results in the place of their numbers.
-
-    Args:
-        call: The call.
-        results: By number, of the calls that it `references` and of no others.
-    """
+    """The call with results in the place of their numbers: those of the calls that it `references`, and no others."""
 
     def fill(text: str) -> str:
         return _REFERENCE.sub(lambda match: results.get(int(match[1]), match[0]), text)

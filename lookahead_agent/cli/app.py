@@ -1,4 +1,4 @@
-"""The commands, and what becomes of errors and signals."""
+"""The commands, their errors and their signals."""
 
 from __future__ import annotations
 

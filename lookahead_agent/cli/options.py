@@ -172,7 +172,7 @@ def check_text(given: str | None, option: str) -> None:
 
 
 def words(text: str) -> list[str]:
-    """What stands between commas."""
+    """The words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

@@ -24,7 +24,7 @@ def run_isolated(
         code: Python. It has the standard library, no arguments, and an empty folder to write to; behind "landlock" it
             can write no files.
         limits: What it may use.
-        isolation: What stands between it and this machine, see `Isolation`.
+        isolation: The backend, see `Isolation`.
         scratch: Where a folder is made for the time of the run; None: among the system's temporary files.
 
     Raises:

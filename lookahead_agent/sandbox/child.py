@@ -30,7 +30,7 @@ class ChildResult:
     Attributes:
         output: What it printed on both streams, or its results; cut where it was too much.
         status: Its exit status; negative: the signal that killed it.
-        stopped: Why it was stopped: "time", "output" or "files"; None if it ended by itself.
+        stopped: Why it was stopped: "time", "output" or "files"; None if it ended alone.
     """
 
     output: bytes

@@ -1,4 +1,4 @@
-"""A folder that somebody else fills: how much there is in it, and how it goes away, however it is nested or closed."""
+"""Measures and removes a folder that a stranger fills, however deep it is nested and closed."""
 
 from __future__ import annotations
 

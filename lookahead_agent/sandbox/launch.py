@@ -1,4 +1,4 @@
-"""Starts Python code that somebody else wrote, behind one of the sandbox backends."""
+"""Starts a stranger's Python code behind one of the sandbox backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regular files of somebody else, read without following a link and without waiting for anybody."""
+"""Reads a stranger's regular files: it follows no link and waits for no other process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import stat
 from pathlib import Path
 
-# Without O_NONBLOCK, opening a fifo would wait for somebody at its other end.
+# Without O_NONBLOCK, opening a fifo would wait for a process at its other end.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def read_regular(path: str | Path, most: int, folder: int | None = None) -> bytes:
-    """What a regular file has.
+    """The bytes of a regular file.
 
     Args:
         path: The file.

@@ -7,7 +7,7 @@ Four kinds of calls are left out on purpose:
 
 - calls that reach other programs, processes and networks;
 - calls that change the machine;
-- calls that slow down or spy on whoever uses the same files (leases, locks, watches, dropped caches);
+- calls that slow down or spy on other users of the same files (leases, locks, watches, dropped caches);
 - calls that hold memory which no limit counts (`splice`, `vmsplice`, `memfd_create`, `sendmsg`, `mmap` of shared memory
   without a file).
 """

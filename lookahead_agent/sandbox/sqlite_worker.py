@@ -47,7 +47,7 @@ def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
     """The database, to be read only, with SQLite's limits."""
     from pathlib import Path
 
-    # A database that somebody writes to is waited for, but not until the signal.
+    # Waits for another process that writes to the database, but not until the signal.
     connection = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=seconds / 2)
     # Sorting needs no disk, and asks for too much before the process is refused it.
     connection.execute("PRAGMA temp_store = MEMORY")
