@@ -1,4 +1,4 @@
-"""`lookahead-agent bench synthetic`: every way of writing against theory, with acceptance that is drawn."""
+"""`lookahead-agent bench synthetic`: the speed of each mode against theory, with acceptance that is drawn."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
 from lookahead_agent.cost_model.estimator import ModeName
-from lookahead_agent.cost_model.synthetic import STEPS_ONLY, Synthetic, SyntheticBench, SyntheticResult, results
+from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticBench, SyntheticResult, SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.kernels import Kernel
 
 _UNFINISHED = 75
@@ -33,7 +34,7 @@ def synthetic(
         str | None,
         typer.Option(
             "--modes",
-            help="Ways of writing; off is always measured. Default: off,sd,lr,lr+sd,shared_draft,lr+shared_draft; "
+            help="Modes of generation; off is always measured. Default: off,sd,lr,lr+sd,shared_draft,lr+shared_draft; "
             "on a CPU off,lr.",
         ),
     ] = None,
@@ -45,8 +46,8 @@ def synthetic(
     token_alpha: Annotated[
         float, typer.Option("--token-alpha", min=0, max=1, help="Probability that a draft token is accepted.")
     ] = 0.7,
-    draft_tokens: Annotated[int, typer.Option("--draft-tokens", min=1, help="Tokens guessed for a pass.")] = 4,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each way, in turns.")] = 3,
+    draft_tokens: Annotated[int, typer.Option("--draft-tokens", min=1, help="Draft tokens for each forward pass.")] = 4,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each configuration, in turns.")] = 3,
     precision: Annotated[
         Kernel | None, typer.Option("--precision", help="Of the target's weights. Default: as vLLM has them.")
     ] = None,
@@ -77,13 +78,13 @@ def synthetic(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure how fast every way of writing is at acceptance rates that you choose, and hold it against theory.
+    """Measure each mode's speed at acceptance rates that you choose, against theory.
 
-    Steps end by their number of tokens, and acceptance is drawn for each position: what a model says does not matter,
-    so its weights may be made up. Ends with status 75 where --seconds left something to do.
+    Steps end by their number of tokens, and acceptance is drawn for each position. Weights may be made up.
+    Ends with status 75 where --seconds left something to do.
     """
-    every = STEPS_ONLY if runs_on_cpu() else Synthetic.modes
-    what = Synthetic(
+    every = STEPS_ONLY if runs_on_cpu() else SyntheticSettings.modes
+    settings = SyntheticSettings(
         modes=cast("tuple[ModeName, ...]", tuple(options.words(modes))) if modes is not None else every,
         alphas=tuple(options.numbers(alphas, float, "--alphas")),
         depths=tuple(options.numbers(depths, int, "--depths")),
@@ -99,6 +100,8 @@ def synthetic(
     if report is not None:
         check_report_name(report)
     arguments = options.engine_arguments(engine_arg)
+    if not runs_on_cpu():
+        arguments.setdefault("max_model_len", settings.context + 256)
     known = read_costs(costs)
     measurement = options.pair_measurement()
     pair = measurement.pair(
@@ -110,23 +113,30 @@ def synthetic(
         precision=precision,
         draft_precision=draft_precision,
         progress=ProgressBars(),
+        kv_cache_tokens=None if runs_on_cpu() else settings.cached_tokens,
     )
-    bench = SyntheticBench(pair, what, out)
+    bench = SyntheticBench(pair, settings, out)
 
     def measure_costs() -> None:
         nonlocal known
         assert costs is not None
-        known = measurement.costs(pair, what.batches, ProgressBars())
+        known = measurement.costs(pair, settings.batches, ProgressBars())
         write_costs(costs, known)
 
-    whole = bench.run(ProgressBars(), seconds, measure_costs if costs is not None and known is None else None)
-    found = list(results(bench.rows(), what, known))
+    whole, failure = False, None
+    try:
+        whole = bench.run(ProgressBars(), seconds, measure_costs if costs is not None and known is None else None)
+    except EngineError as error:  # what the other engines wrote is shown
+        failure = error
+    found = list(results(bench.rows(), settings, known))
     if report is not None and found:
         write_synthetic_report(report, bench.rows(), found, known)
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in found]))
     else:
         _show(found, known)
+    if failure is not None:
+        raise failure
     if not whole:
         Terminal(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
         raise typer.Exit(_UNFINISHED)

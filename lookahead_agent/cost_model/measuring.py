@@ -41,7 +41,8 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
 
     def measured(title: str, writing: Engine, beside: Engine | None = None) -> BatchCosts:
         with progress.task(f"Measuring {title}"):
-            return background.run(measure(writing, batches, beside=beside))
+            # A GPU's passes take milliseconds: more of them make a measurement.
+            return background.run(measure(writing, batches, beside=beside, tokens=16 if pair.divided else 48))
 
     with (
         pair.engine("target", pair.shares["target"]) as target,

@@ -17,7 +17,7 @@ from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import EngineRequest, as_precision, select_engines
-from lookahead_agent.runtime.runtime import GPU_SHARE
+from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares
 
 Role = Literal["target", "draft"]
 
@@ -35,6 +35,7 @@ class Pair:
             made-up weights is as vLLM has them.
         draft_precision: Of the draft's.
         progress: Shown what is done.
+        kv_cache_tokens: Tokens for which each engine on a GPU keeps a KV cache; None: a share of the GPU's memory.
 
     Raises:
         ModelError: A model could not be fetched.
@@ -53,6 +54,7 @@ class Pair:
         precision: Precision | None,
         draft_precision: Precision | None,
         progress: Progress,
+        kv_cache_tokens: int | None = None,
     ) -> None:
         require_vllm()
         if dummy_weights and "int8" in (precision, draft_precision):
@@ -82,8 +84,11 @@ class Pair:
             self._arguments[role] = arguments | dict(given[role])
             if dummy_weights:
                 self._arguments[role]["load_format"] = "dummy"
-            if not runs_on_cpu():
-                self._arguments[role].setdefault("gpu_memory_utilization", GPU_SHARE[role])
+        self._kv_cache_tokens = kv_cache_tokens
+        if kv_cache_tokens is None and not runs_on_cpu():
+            engines = {role: (self._folders[role], self._arguments[role]) for role in facts}
+            for role, share in memory_shares(engines).items():
+                self._arguments[role].setdefault("gpu_memory_utilization", share)
 
     @property
     def arguments(self) -> dict[str, dict[str, Any]]:
@@ -130,7 +135,12 @@ class Pair:
         Raises:
             EngineError: It could not start.
         """
-        config = VLLMConfig(self._folders[role], cores, as_arguments(self._arguments[role] | arguments))
+        arguments = self._arguments[role] | arguments
+        if self._kv_cache_tokens is not None:
+            # A cache of known size needs no measurement of free memory, so that engines may start at the same time.
+            size = self._kv_cache_tokens * kv_cache_bytes_per_token(self._folders[role], arguments)
+            arguments = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": size} | arguments
+        config = VLLMConfig(self._folders[role], cores, as_arguments(arguments))
         with self._progress.task(f"Loading {role} model {self.names[role]}"):
             started = POOL.acquire(config)
         try:

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def result_table(found: Sequence[SyntheticResult]) -> Table:
-    """Each way: how fast it was against the target alone, and how fast it should have been."""
+    """Measured and predicted speed of each configuration against the target alone."""
     headings = ["mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"]
-    headings += ["predicted", "of it", "tokens a pass", "idle"]
+    headings += ["predicted", "of predicted", "tokens per pass", "idle"]
     rows = []
     for one in found:
-        way = one.way
+        setting = one.config
         rows.append(
             [
-                way.mode,
-                str(way.replies),
-                str(way.depth or ""),
-                f"{way.alpha:g}" if way.depth else "",
+                setting.mode,
+                str(setting.replies),
+                str(setting.depth or ""),
+                f"{setting.alpha:g}" if setting.depth else "",
                 f"{one.alpha:.2f}" if one.alpha is not None else "",
-                f"{one.late:.0%}" if way.depth else "",
+                f"{one.late:.0%}" if setting.depth else "",
                 f"{one.speed:.2f} ({one.least:.2f} to {one.most:.2f})",
                 f"{one.predicted:.2f}" if one.predicted is not None else "",
                 f"{one.speed / one.predicted:.2f}" if one.predicted is not None else "",
-                f"{one.tokens_a_pass:.2f}",
-                f"{one.waiting:.1%}",
+                f"{one.tokens_per_pass:.2f}",
+                f"{one.idle:.1%}",
             ]
         )
     return headings, rows
@@ -71,7 +71,7 @@ def write_synthetic_report(
     if costs is not None:
         parts += [f"c = {costs.c:.2f}.\n", as_markdown(costs.table())]
     svg = file.with_suffix(".svg")
-    looked_ahead = any(one.way.depth for one in found)
+    looked_ahead = any(one.config.depth for one in found)
     if looked_ahead:
         parts.append(f"![speed by depth]({svg.name})\n\n*Speed by depth; dashed: predicted.*\n")
     with writable(file):
@@ -87,21 +87,21 @@ def check_report_name(file: Path) -> None:
 
 
 def _picture(found: Sequence[SyntheticResult]) -> Figure:
-    panels = list(dict.fromkeys((one.way.mode, one.way.replies) for one in found if one.way.depth))
+    panels = list(dict.fromkeys((one.config.mode, one.config.replies) for one in found if one.config.depth))
     figure, (squares,) = new_figure(3.6 * len(panels), 3.4, columns=len(panels), sharey=True)
     for (mode, replies), axes in zip(panels, squares, strict=True):
-        of_panel = [one for one in found if (one.way.mode, one.way.replies) == (mode, replies)]
-        for alpha in sorted({one.way.alpha for one in of_panel}):
-            line = sorted((one for one in of_panel if one.way.alpha == alpha), key=lambda one: one.way.depth)
-            depths = [one.way.depth for one in line]
+        of_panel = [one for one in found if (one.config.mode, one.config.replies) == (mode, replies)]
+        for alpha in sorted({one.config.alpha for one in of_panel}):
+            line = sorted((one for one in of_panel if one.config.alpha == alpha), key=lambda one: one.config.depth)
+            depths = [one.config.depth for one in line]
             spread = [[one.speed - one.least for one in line], [one.most - one.speed for one in line]]
             drawn = axes.errorbar(depths, [one.speed for one in line], spread, marker="o", label=f"α = {alpha:g}")
-            known = [(one.way.depth, one.predicted) for one in line if one.predicted is not None]
+            known = [(one.config.depth, one.predicted) for one in line if one.predicted is not None]
             if known:
                 axes.plot(*zip(*known, strict=True), "--", color=drawn.lines[0].get_color())
         axes.axhline(1, color="#999999", linewidth=0.8)
         at_once = f", {replies} at once" if replies > 1 else ""
-        axes.set(title=f"{mode}{at_once}", xlabel="steps ahead", xticks=sorted({one.way.depth for one in of_panel}))
+        axes.set(title=f"{mode}{at_once}", xlabel="steps ahead", xticks=sorted({one.config.depth for one in of_panel}))
         axes.legend(frameon=False, fontsize=8)
     squares[0].set_ylabel("speed against the target alone")
     return figure

@@ -108,6 +108,7 @@ class Starts:
         self._failed = False
         self._spawning = threading.Lock()
         self._refused = False
+        self._of_thread = threading.local()
 
     def refuse(self) -> None:
         """Let no further process be spawned; those that have been can be seen among this one's when it returns."""
@@ -118,11 +119,21 @@ class Starts:
         with self._spawning:
             if self._refused:
                 raise EngineError("the process is shutting down")
-            return _SPAWN(*arguments)
+            process = _SPAWN(*arguments)
+        spawned = getattr(self._of_thread, "spawned", None)
+        if spawned is not None and "resource_tracker" not in str(arguments):  # Python's own process, started before
+            spawned()
+        return process
 
     @contextmanager
-    def starting(self, *, on_cpu: bool) -> Iterator[set[psutil.Process]]:
-        """Start an engine within this context; put the processes that are to stay into the yielded set."""
+    def starting(self, *, on_cpu: bool, spawned: Callable[[], None] | None = None) -> Iterator[set[psutil.Process]]:
+        """Start an engine within this context; put the processes that are to stay into the yielded set.
+
+        Args:
+            on_cpu: Whether it runs on a CPU.
+            spawned: Called when the engine's process has been spawned: its configuration is pickled by then.
+        """
+        self._of_thread.spawned = spawned
         with self._lock:
             if self._number == 0:
                 self._before = worker_processes()
@@ -163,6 +174,8 @@ def _environment(*, on_cpu: bool) -> Iterator[None]:
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "VLLM_RPC_BASE_PATH": _folder_of_sockets(),
+        # On a GPU vLLM would fork, which a process of many threads must not, and which none of the above reaches.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         PARENT: str(os.getpid()),
         # Python's tracker frees what killed processes leave, and would say so.
         "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",

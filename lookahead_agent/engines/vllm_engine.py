@@ -54,7 +54,8 @@ _SHUT_DOWN = "the engine was shut down"
 STARTS = Starts()
 """The engines that are starting in this process."""
 # transformers imports its modules when they are first used, which two threads must not do at once, and vLLM keeps what
-# it is configuring in global variables. On a GPU it is held until the engine runs: each measures what memory is free.
+# it is configuring in global variables. Where an engine measures which memory of a GPU is free, it is held until the
+# engine runs.
 _configuring = threading.Lock()
 
 
@@ -143,7 +144,9 @@ class VLLMEngine:
             configuring.enter_context(collection_paused())
             try:
                 self._tokenizer = HFTokenizer(config.model)
-                with STARTS.starting(on_cpu=runs_on_cpu()) as kept:
+                measures = not runs_on_cpu() and "kv_cache_memory_bytes" not in dict(config.arguments)
+                spawned = None if measures else configuring.close
+                with STARTS.starting(on_cpu=runs_on_cpu(), spawned=spawned) as kept:
                     self._llm: Any = _start(config, self._shared_draft, when_sent=configuring.close)
                     workers = self._llm.engine_core.resources.engine_manager.processes
                     self._children = list(families(worker.pid for worker in workers))

@@ -10,7 +10,7 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cost_model.pair import Pair
-from lookahead_agent.cost_model.synthetic import ChanceByPosition, Synthetic, SyntheticBench, results
+from lookahead_agent.cost_model.synthetic import ChanceByPosition, SyntheticBench, SyntheticSettings, results
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines import background
@@ -20,7 +20,7 @@ from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
 
-WHAT = Synthetic(
+WHAT = SyntheticSettings(
     modes=("lr",),
     alphas=(0.6,),
     depths=(3,),
@@ -64,7 +64,7 @@ def test_the_steps_that_are_drawn_are_accepted(
         assert sum(map(sum, drawn)) - row.late <= row.accepted <= sum(map(sum, drawn))
         assert row.judged + row.late == row.steps == row.replies * (WHAT.steps - 1)
     assert all(one.speed > 0 for one in results(bench.rows(), WHAT, None))
-    again = Synthetic(**{**vars(WHAT), "modes": ("sd",)})
+    again = SyntheticSettings(**{**vars(WHAT), "modes": ("sd",)})
     with pytest.raises(ConfigurationError, match="vLLM's CPU build does not draw"):
         SyntheticBench(pair, again, tmp_path / "others.jsonl")
 

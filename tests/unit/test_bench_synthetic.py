@@ -23,10 +23,10 @@ from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
 from lookahead_agent.cost_model.synthetic import (
     ChanceByPosition,
-    Synthetic,
+    Configuration,
     SyntheticBench,
     SyntheticRow,
-    Way,
+    SyntheticSettings,
     results,
     synthetic_acceptance,
 )
@@ -39,7 +39,7 @@ from lookahead_agent.progress import LogProgress
 from tests.unit.conftest import MeasureWith
 
 STEP = Step((1,), "x", StepEnd.DELIMITER)
-SMALL = Synthetic(modes=("off", "lr"), alphas=(0.5,), depths=(2,), step_tokens=4, steps=9, repeats=2)
+SMALL = SyntheticSettings(modes=("off", "lr"), alphas=(0.5,), depths=(2,), step_tokens=4, steps=9, repeats=2)
 
 
 class _Same:
@@ -99,10 +99,12 @@ class ScriptedPair:
         self.started: list[tuple[str, str | None, dict[str, Any]]] = []
         self.open = 0
         self.fails = False
+        self.fails_with: str | None = None
 
     @contextmanager
     def engine(self, role: str, cores: str | None, **arguments: Any) -> Iterator[_Same]:
-        if self.fails:
+        method = arguments.get("speculative_config", {}).get("method")
+        if self.fails or (method is not None and method == self.fails_with):
             raise EngineError("no engine today")
         self.started.append((role, cores, arguments))
         self.open += 1
@@ -110,7 +112,7 @@ class ScriptedPair:
         self.open -= 1
 
 
-def bench(pair: ScriptedPair, what: Synthetic, out: Path) -> SyntheticBench:
+def bench(pair: ScriptedPair, what: SyntheticSettings, out: Path) -> SyntheticBench:
     return SyntheticBench(pair, what, out)  # type: ignore[arg-type]
 
 
@@ -124,7 +126,7 @@ def test_steps_end_by_count_and_draws_decide(tmp_path: Path) -> None:
     assert [(row.mode, row.repeat) for row in rows] == [("off", 0), ("lr", 0), ("off", 1), ("lr", 1)]
     for row in rows:
         assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == SMALL.tokens
-        assert row.pace > 0
+        assert row.seconds_per_token > 0
     looked = [row for row in rows if row.mode == "lr"]
     assert all(row.steps == SMALL.steps - 1 for row in looked), "the last step is nobody's to accept"
     assert all(row.judged + row.late == row.steps for row in looked)
@@ -134,7 +136,14 @@ def test_steps_end_by_count_and_draws_decide(tmp_path: Path) -> None:
     assert not all(drawn), "both happen with this seed"
     if not any(row.late for row in looked):
         assert [row.accepted for row in looked] == [sum(drawn[: SMALL.steps - 1]), sum(drawn[SMALL.steps - 1 :])]
-    assert pair.started == [("target", "0", {}), ("draft", "1", {}), ("target", "0-1", {})]
+    assert _started(pair) == {("target", "0", None), ("draft", "1", None), ("target", "0-1", None)}
+
+
+def _started(pair: ScriptedPair) -> set[tuple[str, str | None, str | None]]:
+    """Role, cores and token-level method of each engine; they start at the same time."""
+    engines = [(role, cores, given.get("speculative_config", {}).get("method")) for role, cores, given in pair.started]
+    assert len(set(engines)) == len(engines), "each once"
+    return set(engines)
 
 
 def _accepted(repeat: int, position: int) -> bool:
@@ -157,36 +166,56 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     assert len(out.read_text().splitlines()) == 4
     assert len({row.key for row in bench(ScriptedPair(), SMALL, out).rows()}) == 4
     with pytest.raises(ConfigurationError, match="results of other settings"):
-        bench(ScriptedPair(), Synthetic(modes=("off",), step_tokens=5), out)
+        bench(ScriptedPair(), SyntheticSettings(modes=("off",), step_tokens=5), out)
     out.write_text(json.dumps({"kind": "sample"}) + "\n")
     with pytest.raises(ConfigurationError, match="other rows than of bench synthetic"):
         bench(ScriptedPair(), SMALL, out)
 
 
-def test_engines_of_each_block(tmp_path: Path) -> None:
-    every = Synthetic(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1, token_alpha=0.5, draft_tokens=3)
+def test_all_engines_are_loaded_together(tmp_path: Path) -> None:
+    every = SyntheticSettings(
+        alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=2, token_alpha=0.5, draft_tokens=3
+    )
     pair = ScriptedPair()
     assert bench(pair, every, tmp_path / "cpu.jsonl").run(LogProgress())
-    configs = [(role, cores, given.get("speculative_config", {}).get("method")) for role, cores, given in pair.started]
-    beside = [("draft", "1", None), ("target", "0-1", None)]
-    assert configs == [
-        *[("target", "0-1", "draft_model"), ("target", "0-1", None)],
-        *[("target", "0", None), *beside],
-        *[("target", "0", "draft_model"), *beside],
-        *[("target", "0", "custom_class"), *beside],
-    ]
-    shared_draft = pair.started[-3][2]["speculative_config"]
+    targets = {("target", "0", method) for method in (None, "draft_model", "custom_class")}
+    assert _started(pair) == targets | {("draft", "1", None), ("target", "0-1", None)}
+    (shared_draft,) = (
+        given["speculative_config"]
+        for *_, given in pair.started
+        if given.get("speculative_config", {}).get("method") == "custom_class"
+    )
     assert shared_draft["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
     assert shared_draft["num_speculative_tokens"] == 3
-    shared = ScriptedPair(divided=False)
-    measured = bench(shared, every, tmp_path / "gpu.jsonl")
+    gpu = ScriptedPair(divided=False)
+    measured = bench(gpu, every, tmp_path / "gpu.jsonl")
     assert measured.run(LogProgress())
-    assert [role for role, *_ in shared.started] == ["target", "draft", "target", "target", "draft", "target", "draft"]
-    assert sum(row.mode == "off" for row in measured.rows()) == 1, "measured once, with a target that guesses nothing"
-    found = list(results(measured.rows(), every, None))
-    assert [one.way.mode for one in found] == ["lr", "sd", "lr+sd", "shared_draft", "lr+shared_draft"], (
-        "each against that one"
-    )
+    assert _started(gpu) == targets | {("draft", "1", None)}, "the target alone is the one of lr"
+    modes = ["off", "sd", "lr", "lr+sd", "shared_draft", "lr+shared_draft"]
+    assert [(row.mode, row.repeat) for row in measured.rows()] == [(mode, n) for n in (0, 1) for mode in modes]
+    assert [one.config.mode for one in results(measured.rows(), every, None)] == modes[1:]
+
+
+def test_modes_without_an_engine_are_left_out(tmp_path: Path) -> None:
+    every = SyntheticSettings(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+    out = tmp_path / "rows.jsonl"
+    broken = ScriptedPair(divided=False)
+    broken.fails_with = "custom_class"
+    with pytest.raises(EngineError, match="shared_draft: no engine today"):
+        bench(broken, every, out).run(LogProgress())
+    assert broken.open == 0
+    measured = bench(ScriptedPair(divided=False), every, out)
+    assert [row.mode for row in measured.rows()] == ["off", "sd", "lr", "lr+sd"]
+    assert measured.run(LogProgress())
+    assert [row.mode for row in measured.rows()][4:] == ["shared_draft", "lr+shared_draft"], "a rerun goes on"
+
+
+def test_an_engine_that_hangs_ends_its_mode(tmp_path: Path) -> None:
+    pair = ScriptedPair(divided=False)
+    measured = SyntheticBench(pair, SMALL, tmp_path / "rows.jsonl", longest=1e-6)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"off: .*not done after 1e-06 s; lr: "):
+        measured.run(LogProgress())
+    assert measured.rows() == []
 
 
 def test_one_target_at_a_time(tmp_path: Path) -> None:
@@ -195,7 +224,8 @@ def test_one_target_at_a_time(tmp_path: Path) -> None:
     measured = bench(pair, what, tmp_path / "rows.jsonl")
     open_then: list[int] = []
     assert measured.run(LogProgress(), None, lambda: open_then.append(pair.open))
-    assert pair.started == [("target", "0-1", {}), ("target", "0", {}), ("draft", "1", {})]
+    assert pair.started[0] == ("target", "0-1", {})
+    assert _started(pair) == {("target", "0-1", None), ("target", "0", None), ("draft", "1", None)}
     assert open_then == [0], "the costs have no room beside it either"
     (found,) = results(measured.rows(), what, None)
     assert found.measured == what.repeats
@@ -205,7 +235,7 @@ def test_costs_are_measured_with_the_engines_that_are_there(tmp_path: Path) -> N
     open_then: list[int] = []
     for modes in (("off", "lr"), ("sd",)):
         pair = ScriptedPair()
-        what = Synthetic(modes=modes, alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+        what = SyntheticSettings(modes=modes, alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
         out = tmp_path / f"{modes[-1]}.jsonl"
         assert not bench(pair, what, out).run(LogProgress(), 1e-9, lambda: open_then.append(-1))
         assert bench(pair, what, out).run(LogProgress(), None, lambda pair=pair: open_then.append(pair.open))
@@ -214,23 +244,23 @@ def test_costs_are_measured_with_the_engines_that_are_there(tmp_path: Path) -> N
 
 
 def test_batches_whose_costs_are_needed() -> None:
-    assert Synthetic(modes=("off", "lr"), depths=(1, 2, 4)).batches == [1, 2, 4]
-    assert Synthetic(modes=("off", "lr"), depths=(2,), replies=(1, 3)).batches == [1, 2, 4, 8]
-    assert Synthetic(modes=("sd",), depths=(16,), draft_tokens=4).batches == [1, 2, 4, 8]
-    assert Synthetic(depths=(8,), replies=(32,)).batches[-1] == 64, "the most"
+    assert SyntheticSettings(modes=("off", "lr"), depths=(1, 2, 4)).batches == [1, 4]
+    assert SyntheticSettings(modes=("off", "lr"), depths=(2,), replies=(1, 3)).batches == [1, 4, 16]
+    assert SyntheticSettings(modes=("sd",), depths=(16,), draft_tokens=4).batches == [1, 4, 16]
+    assert SyntheticSettings(depths=(8,), replies=(32,)).batches[-1] == 64, "the most"
 
 
 def test_tokens_are_not_drawn_where_vllm_cannot(tmp_path: Path) -> None:
     pair = ScriptedPair()
     pair.draws_tokens = False
     with pytest.raises(ConfigurationError, match=r"which sd, shared_draft would need: choose the modes off,lr"):
-        bench(pair, Synthetic(modes=("sd", "lr", "shared_draft")), tmp_path / "rows.jsonl")
+        bench(pair, SyntheticSettings(modes=("sd", "lr", "shared_draft")), tmp_path / "rows.jsonl")
 
 
 def test_the_draft_is_loaded_as_it_is_quantized(tmp_path: Path) -> None:
     pair = ScriptedPair()
     pair.draft_quantization = "some"
-    only = Synthetic(modes=("sd",), alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+    only = SyntheticSettings(modes=("sd",), alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
     assert bench(pair, only, tmp_path / "rows.jsonl").run(LogProgress())
     assert pair.started[0][2]["speculative_config"]["quantization"] == "some"
 
@@ -267,17 +297,16 @@ def test_vllm_is_given_what_it_takes(alpha: float, draft_tokens: int) -> None:
 )
 def test_what_cannot_be_measured(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        Synthetic(**wrong)
+        SyntheticSettings(**wrong)
 
 
 def _row(mode: str, pace: float, repeat: int = 0, **more: Any) -> SyntheticRow:
     way = {"depth": 2, "alpha": 0.5} if mode == "lr" else {"depth": 0, "alpha": 0.0}
     token_counts = {"committed": 10, "rejected": 0, "aborted": 0, "speculative": 0}
-    counts = {"steps": 10, "accepted": 4, "judged": 8, "late": 2, "passes": 5, "waiting": 0.01, "replies": 1}
+    counts = {"steps": 10, "accepted": 4, "judged": 8, "late": 2, "passes": 5, "idle": 0.01, "replies": 1}
     fields = {
-        "block": "lr",
         "mode": mode,
-        "pace": pace,
+        "seconds_per_token": pace,
         "repeat": repeat,
         "tokens": {"target": token_counts, "draft": token_counts},
     }
@@ -295,11 +324,11 @@ COSTS = MachineCosts(
 def test_results_are_paired_and_held_against_theory() -> None:
     rows = [_row("off", 1.0), _row("lr", 0.5), _row("off", 3.0, 1), _row("lr", 1.0, 1), _row("lr", 9.0, 2)]
     (found,) = results(rows, SMALL, COSTS)
-    assert found.way == Way("lr", 2, 0.5, 1)
+    assert found.config == Configuration("lr", 2, 0.5, 1)
     assert (found.speed, found.least, found.most, found.measured) == (2.5, 2.0, 3.0, 2)
     assert found.alpha == 0.5
     assert found.late == 0.2
-    assert found.tokens_a_pass == 2.0
+    assert found.tokens_per_pass == 2.0
     assert found.predicted == predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5)
     assert next(results(rows, SMALL, None)).predicted is None
 

@@ -1,4 +1,4 @@
-"""The script that measures on a GPU, with a command that only notes how it was called."""
+"""The script that measures on a GPU, with commands that only note how they were called."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from tests.unit.test_bench_synthetic import COSTS, ScriptedPair
 from tests.unit.test_cli import run
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "measure_gpu.sh"
+PARTS = ["start", "8b", "32b", "tokens", "shared", "mps", "many", "runner"]
 
 
-def measured(folder: Path, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with a `lookahead-agent` that writes its arguments down."""
-    command = folder / "bin" / "lookahead-agent"
-    command.parent.mkdir(exist_ok=True)
-    command.write_text(
-        f'#!/bin/sh\nfor each in "$@"; do printf "%s\\n" "$each"; done > "{folder}/call.$$"\nexit {status}\n'
-    )
-    command.chmod(0o755)
-    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+def measured(folder: Path, *parts: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the script with commands that write their arguments and vLLM's settings down."""
+    commands = folder / "bin"
+    commands.mkdir(exist_ok=True)
+    for name in ("lookahead-agent", "nvidia-cuda-mps-control"):
+        command = commands / name
+        command.write_text(
+            f'#!/bin/sh\nfor each in {name} "$@"; do printf "%s\\n" "$each"; done > "{folder}/call.$$"\n'
+            f'printf "%s\\n" "${{VLLM_USE_V2_MODEL_RUNNER-}}" > "{folder}/runner.$$"\nexit {status}\n'
+        )
+        command.chmod(0o755)
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        ["sh", SCRIPT], cwd=folder, env={"PATH": path, **environment}, capture_output=True, text=True, check=False
+        ["sh", SCRIPT, *parts], cwd=folder, env={"PATH": path}, capture_output=True, text=True, check=False
     )
 
 
@@ -37,41 +41,39 @@ def calls(folder: Path) -> list[list[str]]:
     return [file.read_text().splitlines() for file in files]
 
 
-def test_everything_is_measured_by_commands_that_there_are(
+def test_every_part_is_a_command_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure_with: MeasureWith
 ) -> None:
     pair: Any = ScriptedPair(divided=False)
     measure_with(PairMeasurement(lambda *_, **__: pair, lambda *_, **__: COSTS))
-    done = measured(tmp_path, DATASET="problems.jsonl")
+    done = measured(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "all measured: results/gpu\n"
-    made = calls(tmp_path)
-    problems = [["bench", "--dataset"], ["bench", "report"]]
-    assert [call[:2] for call in made] == [["bench", "synthetic"]] * 4 + problems * 3
-    assert len({call[call.index("--out") + 1] for call in made if "--out" in call}) == 7, "a file each"
+    assert done.stdout.splitlines() == [f"== {part}" for part in PARTS]
+    made = [call[1:] for call in calls(tmp_path) if call[0] == "lookahead-agent"]
+    assert [call[:2] for call in made] == [["bench", "synthetic"]] * len(PARTS)
+    assert [call[call.index("--out") + 1] for call in made] == [f"results/gpu/{part}.jsonl" for part in PARTS]
     monkeypatch.chdir(tmp_path)
     quick = ["--steps", "2", "--step-tokens", "2", "--replies", "1", "--repeats", "1"]
-    for call in made[:4]:
+    for call in made:
         assert run(*call, *quick) == 0, shlex.join(call)
+    assert {path.stem for path in (tmp_path / "results" / "gpu").glob("*.md")} == set(PARTS) - {"runner"}
 
 
-def test_engines_of_all_modes_share_the_gpu_and_modes_can_be_chosen(tmp_path: Path) -> None:
-    assert measured(tmp_path, DATASET="problems.jsonl", MODES="off,lr").returncode == 0
-    of_problems = [call for call in calls(tmp_path) if "--dataset" in call]
-    assert {call[call.index("--modes") + 1] for call in of_problems} == {"off,lr"}
-    assert all("gpu_memory_utilization=0.1" in call for call in of_problems)
+def test_some_parts_can_be_chosen(tmp_path: Path) -> None:
+    assert measured(tmp_path, "mps", "runner").returncode == 0
+    assert [call[0] for call in calls(tmp_path)] == [
+        "nvidia-cuda-mps-control",
+        "lookahead-agent",
+        "nvidia-cuda-mps-control",
+        "lookahead-agent",
+    ], "the service runs for one part"
+    runners = sorted(tmp_path.glob("runner.*"), key=lambda file: file.stat().st_mtime_ns)
+    assert [file.read_text().strip() for file in runners] == ["", "", "", "0"]
+    wrong = measured(tmp_path, "fast")
+    assert wrong.returncode == 2
+    assert "choose from start 8b 32b" in wrong.stderr
 
 
-def test_without_problems_only_shapes_are_measured(tmp_path: Path) -> None:
-    assert measured(tmp_path).returncode == 0
-    assert len(calls(tmp_path)) == 4
-
-
-def test_a_piece_ends_in_time_and_a_failure_ends_it(tmp_path: Path) -> None:
-    over = measured(tmp_path, PIECE="5")
-    assert over.returncode == 75
-    assert "run the same again" in over.stdout
-    assert not calls(tmp_path)
-    assert measured(tmp_path, status=75).returncode == 75
-    assert measured(tmp_path, status=3).returncode == 3
-    assert len(calls(tmp_path)) == 2, "nothing after it"
+def test_a_part_that_fails_lets_the_others_run(tmp_path: Path) -> None:
+    assert measured(tmp_path, "8b", "32b", status=3).returncode == 3
+    assert len(calls(tmp_path)) == 2
