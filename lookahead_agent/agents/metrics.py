@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import LLMResult
 
-
-def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
-    """The replies of a `ChatLookahead` among those that a callback is told of, each with what its metadata reports."""
-    for generations in response.generations:
-        for generation in generations:
-            message = generation.message if isinstance(generation, ChatGeneration) else None
-            if isinstance(message, AIMessage) and "lookahead" in message.response_metadata:
-                yield message, message.response_metadata["lookahead"]
+from lookahead_agent.trace.recorder import replies
 
 
 class NodeMetrics(BaseCallbackHandler):

@@ -12,9 +12,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import LLMResult
 
-from lookahead_agent.agents.metrics import replies
 from lookahead_agent.bench.samples import CallRecord, StepTimes
-from lookahead_agent.chat.events import STEP_EVENT
+from lookahead_agent.decoding.request import STEP_EVENT
+from lookahead_agent.trace.recorder import replies
 
 
 class CallRecorder(BaseCallbackHandler):

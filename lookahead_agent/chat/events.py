@@ -19,13 +19,9 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.runnables.config import ensure_config
 
 from lookahead_agent.chat.messages import THINKING_KEY
-from lookahead_agent.decoding import StepEvent
+from lookahead_agent.decoding.request import STEP_EVENT, StepEvent
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.tool_calls import as_unreadable
-
-STEP_EVENT = "lookahead_step"
-"""Name of the custom events, whose data are the fields of `StepEvent`, and `call`, `path` and `policy` of the reply."""
-
 
 def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AIMessage:
     """The LangChain message of a reply."""

@@ -75,10 +75,10 @@ def _cells(call: Call, bars: list[Bar], count: int) -> list[str | None]:
     length = max(call.end - call.start, 1e-6)
     found: list[str | None] = [None] * count
     order = list(_STYLES)
-    for bar in sorted(bars, key=lambda bar: -order.index(bar.fate)):
+    for bar in sorted(bars, key=lambda bar: -order.index(bar.kind)):
         first = min(count - 1, int((bar.start - call.start) / length * count))
         last = min(count, max(first + 1, round((bar.end - call.start) / length * count)))
-        found[first:last] = [_STYLES[bar.fate]] * (last - first)
+        found[first:last] = [_STYLES[bar.kind]] * (last - first)
     return found
 
 

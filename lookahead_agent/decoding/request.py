@@ -148,4 +148,7 @@ class StepEvent:
     score: float | None = None
 
 
+STEP_EVENT = "lookahead_step"
+"""Name of LangChain's custom events with a `StepEvent`'s fields, and `call`, `path` and `policy` of the reply."""
+
 OnStep = Callable[[StepEvent], None]

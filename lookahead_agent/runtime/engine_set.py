@@ -13,7 +13,6 @@ from lookahead_agent.engines.token_speculation import pauses
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.verifiers import (
-    CascadeVerifier,
     DraftVerifier,
     Embedder,
     EmbeddingVerifier,
@@ -185,8 +184,6 @@ class EngineSet:
             if policy.verifier == "judge":
                 return judge
         assert self.embedder is not None
-        if policy.verifier == "embedding":
+        if judge is None or policy.ask_judge_from is None:
             return EmbeddingVerifier(self.embedder, policy.similarity)
-        ask_from = policy.similarity if judge is None else policy.ask_judge_from
-        assert ask_from is not None
-        return CascadeVerifier(self.embedder, policy.similarity, ask_from, judge)
+        return EmbeddingVerifier(self.embedder, policy.similarity, judge, policy.ask_judge_from)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.outputs import LLMResult
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
 
-from lookahead_agent.agents.metrics import replies
-from lookahead_agent.chat.events import STEP_EVENT
+from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import append_line, end_at_whole_line, read_lines, read_value
 
@@ -24,6 +24,15 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 _VERSION = 1
+
+
+def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
+    """The replies of a `ChatLookahead` among those that a callback is told of, each with what its metadata reports."""
+    for generations in response.generations:
+        for generation in generations:
+            message = generation.message if isinstance(generation, ChatGeneration) else None
+            if isinstance(message, AIMessage) and "lookahead" in message.response_metadata:
+                yield message, message.response_metadata["lookahead"]
 
 
 class TraceRecorder(BaseCallbackHandler):

@@ -1,82 +1,61 @@
-"""From recorded rows to calls with bars on lanes."""
+"""From recorded rows to calls with bars on lanes, and to one HTML page that works offline and on a phone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
-# Events that are shown: what became of a step, and that it was judged.
-_SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
+from lookahead_agent.models.cache import write_whole
 
+_SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
 _SAME_MOMENT = 0.05
-"""Seconds by which what waits may seem to begin before what it waits for ends: of both is told a little late."""
+"""Seconds by which a call may seem to begin before the one that it waits for ends: events arrive a little late."""
+_PLACE = "/*CALLS*/"
 
 LANES = ("draft", "target", "verifier")
-"""Who writes or judges, in the order in which they are shown."""
+"""The lanes in the order in which they are shown."""
 
 
 @dataclass
 class Bar:
-    """Something that took time.
+    """The writing or judging of a step; other fields are as in `StepEvent`."""
 
-    Attributes:
-        lane: One of `LANES`.
-        row: Which of the lane's rows it is on: those of one row do not overlap.
-        start: In seconds since the run began.
-        end: In seconds since the run began.
-        fate: "accepted", "committed", "rejected", "unused", "aborted" or "judged".
-        position: Which step of the reply it is, from 0.
-        text: What was written, or judged.
-        verdict: What decided, if the verifier was asked.
-        score: The measure that was held against the threshold.
-    """
-
-    lane: str
-    start: float
+    lane: str  # one of `LANES`
+    start: float  # in seconds since the run began, as `end`
     end: float
-    fate: str
+    kind: str
     position: int
     text: str
     verdict: str | None = None
     score: float | None = None
-    row: int = 0
+    row: int = 0  # of the lane: bars of one row do not overlap
 
 
 @dataclass
 class Call:
-    """One reply.
+    """One reply."""
 
-    Attributes:
-        path: The node that asked, through subgraphs; None outside a graph.
-        policy: Its policy.
-        start: When it began, in seconds since the run did.
-        end: When it ended.
-        bars: What was written and judged for it.
-        figures: What the reply's metadata says; empty for a reply that did not come to its end.
-        text: The reply.
-        critical: Whether the run would have been shorter if it had been: whether nothing that ended later was there to
-            wait for.
-        row: Which row it is on in a picture of all: those of one row do not overlap.
-    """
-
-    path: str | None
+    path: str | None  # the node that asked, through subgraphs; None outside a graph
     policy: str
-    start: float
+    start: float  # in seconds since the run began, as `end`
     end: float
     bars: list[Bar] = field(default_factory=list)
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)  # of the metadata; empty for a reply without an end
     text: str = ""
-    critical: bool = False
-    row: int = 0
+    critical: bool = False  # on the critical path: the run would have been shorter with a shorter reply
+    row: int = 0  # in a picture of all calls: those of one row do not overlap
 
 
 _Spread = TypeVar("_Spread", Bar, Call)
 
 
 def lane_of(event: Mapping[str, Any]) -> str:
-    """Whose work a step's event is about."""
+    """The lane of a step's event."""
     return "verifier" if event["kind"] == "judged" else str(event["source"])
 
 
@@ -150,3 +129,20 @@ def _spread(bars: Sequence[_Spread], overlap: float = 1e-9) -> None:
         free = next((row for row, end in enumerate(ends) if end <= bar.start + overlap), len(ends))
         ends[free : free + 1] = [bar.end]
         bar.row = free
+
+
+def page(calls: Sequence[Call]) -> str:
+    """The page's HTML, in which markup of a model's text is text."""
+    template = files("lookahead_agent.trace").joinpath("page.html").read_text(encoding="utf-8")
+    # No text can end the script element that it is in: "<" is written as an escape of JSON.
+    data = json.dumps([asdict(call) for call in calls]).replace("<", "\\u003c")
+    return template.replace(_PLACE, data)
+
+
+def write_page(calls: Sequence[Call], path: str | Path) -> None:
+    """Write the page to a file.
+
+    Raises:
+        OSError: It cannot be written there.
+    """
+    write_whole(Path(path), page(calls))

@@ -9,7 +9,6 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
-from lookahead_agent.verifiers.cascade import CascadeVerifier
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, RemoteEmbedder, SentenceEmbedder
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier, RemoteJudge
@@ -19,7 +18,6 @@ from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 
 __all__ = [
-    "CascadeVerifier",
     "DraftStep",
     "DraftVerifier",
     "EarlyVerifier",

@@ -57,7 +57,7 @@ class World:
     width: int = 1
     early: bool = False
     running: dict[int, tuple[str, Node, Event]] = field(default_factory=dict)
-    token_counts: dict[int, str] = field(default_factory=dict)
+    ended_as: dict[int, str] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
     committed: list[Node] = field(default_factory=list)
     ended: Action | None = None
@@ -91,14 +91,14 @@ class World:
                         assert draft.step.end is beside.end
                     self._start(job, "verify", draft, Judged(job, self.accepts(draft.step, beside)))
                 case Commit(node):
-                    self._fate(node.job, "committed")
+                    self._end(node.job, "committed")
                     self.committed.append(node)
                 case Reject(job):
                     assert job not in self.running
-                    self._fate(job, "rejected")
+                    self._end(job, "rejected")
                 case Abort(job):
                     del self.running[job]
-                    self._fate(job, "aborted")
+                    self._end(job, "aborted")
                 case Finish() | Fail():
                     self.ended = action
         targets = sum(kind == "target" for kind, _, _ in self.running.values())
@@ -109,10 +109,10 @@ class World:
         self.started.add(job)
         self.running[job] = (kind, node, event)
 
-    def _fate(self, job: int, fate: str) -> None:
+    def _end(self, job: int, outcome: str) -> None:
         assert job in self.started
-        assert job not in self.token_counts, "a job has one fate"
-        self.token_counts[job] = fate
+        assert job not in self.ended_as, "a job ends once"
+        self.ended_as[job] = outcome
 
     def refutable(self) -> list[tuple[int, int]]:
         """Running target jobs, with the ranks whose candidates the verifier would not let stand for their steps."""
@@ -175,9 +175,9 @@ def play(world: World, scheduler: LookaheadScheduler, choose: Callable[[int], in
             failures.discard(kind)
             event = Failed(job, f"{kind} failed")
         if kind == "verify":
-            world.token_counts[job] = "judged"
+            world.ended_as[job] = "judged"
         if isinstance(event, Failed):
-            world.token_counts[job] = "failed"
+            world.ended_as[job] = "failed"
         stale.append(event)
         world.carry_out(scheduler.handle(event))
         world.carry_out(scheduler.handle(stale[choose(len(stale))]))  # an event that comes twice changes nothing
@@ -231,7 +231,7 @@ def hold_guarantees(
     play(world, scheduler, random.randrange, set(failing))
 
     assert isinstance(world.ended, Finish)
-    assert set(world.token_counts) == world.started, "every job has a fate"
+    assert set(world.ended_as) == world.started, "every job ends"
     # With the draft first, an equal step is only equal in tokens: its end may be another.
     if how == "none" or (how == "equal" and mode != "draft first"):
         assert world.reply() == alone(target), "the target's own reply, whatever the order"

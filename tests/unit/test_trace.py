@@ -10,7 +10,7 @@ import pytest
 from lookahead_agent.cli.trace import trace
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.trace import Bar, Call, TraceRecorder, at_once, read_trace, timeline, write_page
-from lookahead_agent.trace.page import page
+from lookahead_agent.trace.timeline import page
 from tests.unit.chat import scripted_chat
 from tests.unit.test_policy_choice import graph_of
 
@@ -34,11 +34,11 @@ def test_a_run_becomes_calls_with_bars(tmp_path: Path) -> None:
     assert [call.path for call in calls] == ["planner", "writer"]
     for call in calls:
         assert (call.policy, call.text) == ("exact", REPLY)
-        token_counts = [bar.fate for bar in sorted(call.bars, key=lambda bar: bar.position) if bar.lane != "verifier"]
-        assert token_counts.count("accepted") == call.figures["accepted"] == 2
-        assert "rejected" in token_counts
-        assert "committed" in token_counts
-        kept = [bar for bar in call.bars if bar.fate in ("accepted", "committed")]
+        kinds = [bar.kind for bar in sorted(call.bars, key=lambda bar: bar.position) if bar.lane != "verifier"]
+        assert kinds.count("accepted") == call.figures["accepted"] == 2
+        assert "rejected" in kinds
+        assert "committed" in kinds
+        kept = [bar for bar in call.bars if bar.kind in ("accepted", "committed")]
         assert "".join(bar.text for bar in sorted(kept, key=lambda bar: bar.position)) == REPLY
         assert any(bar.lane == "verifier" and bar.verdict for bar in call.bars)
         assert all(call.start <= bar.start <= bar.end <= call.end + 1e-6 for bar in call.bars)

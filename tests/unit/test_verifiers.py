@@ -10,7 +10,6 @@ from lookahead_agent.errors import EngineError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import (
-    CascadeVerifier,
     EmbeddingVerifier,
     EngineJudge,
     ExactVerifier,
@@ -76,14 +75,14 @@ async def test_judge_without_an_answer_is_an_error() -> None:
 
 async def test_cascade_asks_only_what_it_must() -> None:
     embedder = FixedEmbedder(0.95)
-    cascade = PrefilterVerifier(CascadeVerifier(embedder, 0.9, 0.7, judge(0.0, 0.9)))
+    cascade = PrefilterVerifier(EmbeddingVerifier(embedder, 0.9, judge(0.0, 0.9), 0.7))
     assert await accepted(cascade, "It is 4.", " It is 4.\n\n"), "the same text"
     assert embedder.asked == 0
     assert await accepted(cascade), "sure, so the judge (who says no) is not asked"
-    assert not await accepted(CascadeVerifier(FixedEmbedder(0.6), 0.9, 0.7, judge(0.9, 0.0)))
-    assert await accepted(CascadeVerifier(FixedEmbedder(0.8), 0.9, 0.7, judge(0.9, 0.1)))
-    assert not await accepted(CascadeVerifier(FixedEmbedder(0.8), 0.9, 0.7, judge(0.1, 0.9)))
-    assert not await accepted(CascadeVerifier(FixedEmbedder(0.8), 0.9, 0.7, None))
+    assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.6), 0.9, judge(0.9, 0.0), 0.7))
+    assert await accepted(EmbeddingVerifier(FixedEmbedder(0.8), 0.9, judge(0.9, 0.1), 0.7))
+    assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.8), 0.9, judge(0.1, 0.9), 0.7))
+    assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.8), 0.9))
 
 
 async def test_checks_first() -> None:
