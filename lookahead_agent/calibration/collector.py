@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,22 +40,15 @@ _SEEDS = 1 << 31
 class Collection:
     """How pairs are collected.
 
-    Attributes:
-        answer: How answers are compared.
-        rule: Which continuations are needed of a pair.
-        temperature: Of continuations, above 0: they are compared by chance.
-        at_once: Replies that are written at the same time.
-        seed: Of all that is drawn.
-
     Raises:
         ConfigurationError: A value out of its range.
     """
 
-    answer: AnswerKind = "number"
-    rule: HarmRule = field(default_factory=HarmRule)
-    temperature: float = 0.7
-    at_once: int = 24
-    seed: int = 0
+    answer: AnswerKind = "number"  # how answers are compared
+    rule: HarmRule = field(default_factory=HarmRule)  # decides which continuations a pair needs
+    temperature: float = 0.7  # of continuations, above 0: they are compared by chance
+    at_once: int = 24  # replies that are written at the same time
+    seed: int = 0  # of all that is drawn
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -98,10 +91,7 @@ class Collector:
             "temperature_on": how.temperature,
             "seed": how.seed,
         }
-        self._check_rows()
-
-    def _check_rows(self) -> None:
-        known = {problem.id: problem.fingerprint for problem in self._problems}
+        known = {problem.id: problem.fingerprint for problem in problems}
         for row in pair_rows(self._file.rows):
             if any(row["settings"].get(name) != value for name, value in self._settings.items()):
                 raise ConfigurationError(f"{self._file.path} has pairs of other settings: choose another file")
@@ -116,10 +106,7 @@ class Collector:
         return labelled_pairs(self._file.rows)
 
     def run(self, progress: Progress) -> None:
-        """Collect what is not there yet.
-
-        Args:
-            progress: Told how far it is.
+        """Collect the pairs and outcomes that the file lacks.
 
         Raises:
             EngineError: An engine failed; a rerun goes on.
@@ -132,14 +119,12 @@ class Collector:
                 return
             self._llm.start(progress)
             # Problems go in turns: after any interruption nearly all pairs that are there have their label.
-            turns = list(_in_turns(pairless, 2 * self._how.at_once)) or [[]]
+            size, done = 2 * self._how.at_once, len(self._problems) - len(pairless)
             with progress.task("Collecting pairs", len(self._problems)) as task:
-                done = len(self._problems) - len(pairless)
-                for turn in turns:
-                    task.advance(done)
-                    background.run(self._turn(turn))
-                    done += len(turn)
-                task.advance(done)
+                for begin in range(0, max(1, len(pairless)), size):
+                    task.advance(done + begin)
+                    background.run(self._turn(pairless[begin : begin + size]))
+                task.advance(len(self._problems))
 
     async def _turn(self, problems: Sequence[Problem]) -> None:
         policy = as_policy(self._llm.policy)
@@ -152,8 +137,7 @@ class Collector:
                 raise ConfigurationError(f"{self._file.path} has pairs of other models: choose another file")
             replies = await background.all_of(work.reply(problem) for problem in problems)
             # The two engines may be on the same cores, so they work one after the other.
-            found = background.as_they_come(map(work.pair, problems, replies))
-            async with aclosing(found) as pairs:
+            async with aclosing(background.as_they_come(map(work.pair, problems, replies))) as pairs:
                 async for pair in pairs:
                     row = pair.model_copy(update={"settings": settings, "environment": environment()})
                     self._file.append(row.model_dump(mode="json"))
@@ -167,7 +151,7 @@ class Collector:
 
 
 class _Work:
-    """What the engines are asked."""
+    """The requests to the engines."""
 
     def __init__(
         self, engines: EngineSet, draft: Engine, how: Collection, sampling: Sampling, rules: VerifierPolicy
@@ -182,27 +166,25 @@ class _Work:
 
     async def reply(self, problem: Problem) -> list[Step]:
         """The target's reply to a problem, in steps."""
-        return await self._steps(self._target, self._prompt(self._target, problem.question), (), problem.id, "reply")
+        return await self._steps(self._target, problem, (), "reply")
 
     async def pair(self, problem: Problem, steps: Sequence[Step]) -> PairRow:
-        """Two steps of a position of the reply, drawn from those where they can stand for each other."""
+        """Two steps of a position of the reply, drawn from those with two comparable steps."""
         row = PairRow(
             problem=problem.id,
             fingerprint=problem.fingerprint,
             question=problem.question,
             answer=problem.answer,
-            reply="".join(step.text for step in steps),
+            reply=_text(steps),
         )
         drafts = await background.all_of(self._draft_step(problem, steps[:at]) for at in range(len(steps)))
-        possible = [
-            at for at, (draft, target) in enumerate(zip(drafts, steps, strict=True)) if comparable(draft, target)
-        ]
+        possible = [at for at, draft in enumerate(drafts) if comparable(draft, steps[at])]
         if not possible:
             return row
         at = possible[int(draw(self._how.seed, "position", problem.fingerprint) * len(possible))]
         return row.model_copy(
             update={
-                "before": "".join(step.text for step in steps[:at]),
+                "before": _text(steps[:at]),
                 "before_ids": _ids(steps[:at]),
                 "position": at,
                 "positions": len(possible),
@@ -212,20 +194,18 @@ class _Work:
         )
 
     async def outcomes(self, pair: LabelledPair) -> OutcomesRow:
-        """What the target comes to from each of two steps, as often as the rule asks."""
+        """The answers that the target comes to from each of two steps, as often as the rule asks."""
         row = pair.row
         steps = {"draft": row.pair.draft, "target": row.pair.target}
         right: dict[str, list[bool]] = {"draft": [], "target": []}
         answer = row.answer
         prompt = self._prompt(self._target, row.question)
         while missing := self._how.rule.missing(right["draft"], right["target"]):
-            begun = len(right["draft"])
-            texts: dict[str, list[str]] = {}
-            for side, step in steps.items():
-                numbers = range(begun, begun + missing)
-                texts[side] = await background.all_of(
-                    self._whole(prompt, row, step, side, number) for number in numbers
-                )
+            numbers = range(len(right["draft"]), len(right["draft"]) + missing)
+            texts = {
+                side: await background.all_of(self._whole(prompt, row, step, side, number) for number in numbers)
+                for side, step in steps.items()
+            }
             if answer is None:
                 answer = _most_common_answer([row.reply, *texts["target"]])
             for side, of_side in texts.items():
@@ -255,17 +235,14 @@ class _Work:
 
     async def _draft_step(self, problem: Problem, before: Sequence[Step]) -> Step:
         prefix = [token for step in before for token in self._vocabularies.to_draft(step)]
-        prompt = self._prompt(self._draft, problem.question)
-        name = f"draft {len(before)}"
-        (step,) = await self._steps(self._draft, prompt, before, problem.id, name, prefix=prefix, most=1)
+        (step,) = await self._steps(self._draft, problem, before, f"draft {len(before)}", prefix=prefix, most=1)
         return self._vocabularies.from_draft(step, self._sampling.max_tokens - len(_ids(before)))
 
     async def _steps(
         self,
         engine: Engine,
-        prompt: Sequence[int],
+        problem: Problem,
         before: Sequence[Step],
-        problem: str,
         name: str,
         *,
         prefix: Sequence[int] = (),
@@ -277,14 +254,15 @@ class _Work:
             max_step_tokens=self._rules.max_step_tokens,
             eos_ids=engine.tokenizer.eos_ids,
         )
-        seen = PrefixContext(rules.lookback).then("".join(step.text for step in before))
-        stream = engine.tokenizer.stream((*prompt, *prefix))
+        seen = PrefixContext(rules.lookback).then(_text(before))
+        prompt = (*self._prompt(engine, problem.question), *prefix)
+        stream = engine.tokenizer.stream(prompt)
         budget = self._sampling.max_tokens - len(prefix)
-        sampling = replace(self._seeded(problem, name, 0), max_tokens=budget)
+        sampling = replace(self._seeded(problem.id, name, 0), max_tokens=budget)
         steps: list[Step] = []
         segmenter = Segmenter(rules, stream, seen, budget)
         reason: str | None = None
-        async with self._room, aclosing(engine.generate((*prompt, *prefix), sampling)) as deltas:
+        async with self._room, aclosing(engine.generate(prompt, sampling)) as deltas:
             async for delta in deltas:
                 reason = delta.finish_reason
                 for token in delta.token_ids:
@@ -307,6 +285,10 @@ class _Work:
         return engine.tokenizer.chat_prompt([{"role": "user", "content": question}])
 
 
+def _text(steps: Iterable[Step]) -> str:
+    return "".join(step.text for step in steps)
+
+
 def _ids(steps: Iterable[Step]) -> tuple[int, ...]:
     return tuple(token for step in steps for token in step.token_ids)
 
@@ -315,8 +297,3 @@ def _most_common_answer(texts: Sequence[str]) -> str | None:
     """The number that most of the texts end with; None: none ends with any."""
     numbers = Counter(number for text in texts if (number := final_number(text)) is not None)
     return str(numbers.most_common(1)[0][0]) if numbers else None
-
-
-def _in_turns(problems: Sequence[Problem], size: int) -> Iterator[list[Problem]]:
-    for begin in range(0, len(problems), size):
-        yield list(problems[begin : begin + size])
