@@ -81,9 +81,9 @@ class VerifierPolicy(BaseModel):
         same_numbers: Whether steps with different numbers, units or equations are rejected before any model is asked
             (embedding, judge, cascade); by default not for "embedding".
         score: Least mark, in [0, 9] (score).
-        risk: Harmful share of accepted draft steps that is allowed, in (0, 1): the verifier is that which accepts most
-            by a certificate of the models that run. Where there is none it is what else is said here, and "exact" if
-            nothing is (certified, embedding, judge, cascade).
+        risk: Share of accepted draft steps that may change the outcome, in (0, 1): the verifier is the one that accepts
+            most by a certificate of the models that run. Where there is none it is what else is said here, and "exact"
+            if nothing is (certified, embedding, judge, cascade).
         likelihood: Least mean log-probability, in nats per token (likelihood).
         probability: Of acceptance, in [0, 1] (random).
         depth: Steps in flight at the front (γ); "auto": whether steps are speculated on at all, and how many, is
@@ -263,7 +263,7 @@ class VerifierPolicy(BaseModel):
                 if self.asks_judge
                 else ""
             ),
-            "certified": f"is of those that do harm in no more than {self.risk or 0:g} of cases, by a certificate",
+            "certified": f"changes the outcome in at most {self.risk or 0:g} of cases, by a certificate",
             "score": f"gets a mark of {self.score:g} from the target",
             "likelihood": f"has a mean log-probability of {self.likelihood:g} under the target",
             "random": f"is drawn with probability {self.probability:g}",

@@ -3,7 +3,7 @@
     pip install quantulum3 pint math-verify
     python docs/measurements/results_libraries.py docs/pairs/pairs-int8-gsm8k-400.jsonl.xz
 
-A verdict is whether two steps come to different results. It is right where it passes a pair that does no harm, or
+A verdict is whether two steps come to different results. It is right where it passes a pair that changes nothing, or
 stops one that does. Models seldom mistake a unit or an operator in steps whose numbers agree, so each of the target's
 steps is also held against itself with a unit or an operator changed, and against itself spelled otherwise.
 """
@@ -22,7 +22,7 @@ import pint
 from math_verify import parse, verify
 from quantulum3 import parser
 
-from lookahead_agent.calibration.pairs import HarmRule, labelled_pairs, pair_file
+from lookahead_agent.calibration.pairs import OutcomeRule, labelled_pairs, pair_file
 from lookahead_agent.verifiers import results
 from lookahead_agent.verifiers.results import NUMBER, different_results, normalized, numbers
 
@@ -122,9 +122,9 @@ def share(verdict: Callable[[str, str], bool], pairs: list[tuple[str, str]]) -> 
 
 def measure(name: str, verdict: Callable[[str, str], bool], pairs: list[tuple[str, str, bool]]) -> None:
     """A row of the table."""
-    passed = harmful = right = failed = 0
+    passed = errors = right = failed = 0
     seconds = []
-    for draft, target, harms in pairs:
+    for draft, target, is_error in pairs:
         begun = time.perf_counter()
         try:
             different = verdict(draft, target)
@@ -132,25 +132,25 @@ def measure(name: str, verdict: Callable[[str, str], bool], pairs: list[tuple[st
             different, failed = True, failed + 1
         seconds.append(time.perf_counter() - begun)
         passed += not different
-        harmful += not different and harms
-        right += different == harms
+        errors += not different and is_error
+        right += different == is_error
     changed = [
         share(verdict, [(target, other) for _, target, _ in pairs if (other := change(target)) != target])
         for change in (other_unit, other_operator, other_spelling)
     ]
     stated = f"{name} ({failed} pairs raise)" if failed else name
-    print(f"| {stated} | {right} | {passed} | {harmful} | {' | '.join(changed)} | {1e6 * median(seconds):,.0f} |")
+    print(f"| {stated} | {right} | {passed} | {errors} | {' | '.join(changed)} | {1e6 * median(seconds):,.0f} |")
 
 
 if __name__ == "__main__":
     labelled = []
     for pair in labelled_pairs(pair_file(Path(sys.argv[1])).rows).values():
-        harms = pair.harmful(HarmRule())
-        if harms is not None:
-            labelled.append((pair.row.pair.draft.text, pair.row.pair.target.text, harms))
-    print(f"{len(labelled)} pairs, {sum(harms for *_, harms in labelled)} harmful")
+        is_error = pair.changes_outcome(OutcomeRule())
+        if is_error is not None:
+            labelled.append((pair.row.pair.draft.text, pair.row.pair.target.text, is_error))
+    print(f"{len(labelled)} pairs, {sum(is_error for *_, is_error in labelled)} errors")
     print(
-        "| check | right verdicts | passes | harmful among them | other unit: stopped | other operator: stopped ",
+        "| check | right verdicts | passes | errors among them | other unit: stopped | other operator: stopped ",
         end="",
     )
     print("| other spelling: stopped | µs a pair |\n|---|---|---|---|---|---|---|---|")

@@ -18,7 +18,7 @@ from typing import Any
 from lookahead_agent.bench.answers import AnswerKind, final_number, is_correct
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
-from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, OutcomesRow, PairRow, labelled_pairs, pair_rows
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.prefixes import Vocabularies
 from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
@@ -45,7 +45,7 @@ class Collection:
     """
 
     answer: AnswerKind = "number"  # how answers are compared
-    rule: HarmRule = field(default_factory=HarmRule)  # decides which continuations a pair needs
+    rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
     temperature: float = 0.7  # of continuations, above 0: they are compared by chance
     at_once: int = 24  # replies that are written at the same time
     seed: int = 0  # of all that is drawn
@@ -146,8 +146,8 @@ class Collector:
                     self._file.append(outcome.model_dump(mode="json"))
 
     def _unfinished(self) -> list[LabelledPair]:
-        """Pairs of which nobody knows yet whether they harm."""
-        return [pair for pair in self.pairs.values() if pair.harmful(self._how.rule) is None]
+        """Pairs of which nobody knows yet whether they change the outcome."""
+        return [pair for pair in self.pairs.values() if pair.changes_outcome(self._how.rule) is None]
 
 
 class _Work:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lookahead_agent.bench.environment import environment
-from lookahead_agent.calibration.pairs import HarmRule, LabelledPair
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule
 from lookahead_agent.calibration.scores import CANDIDATES, Candidate, of_policy
 from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW
@@ -41,9 +41,9 @@ class SplitResult:
         risk: As stated.
         splits: How many times the problems were divided.
         certified: In how many of them some threshold kept the risk.
-        kept: In how many of those the harmful share of the others' accepted pairs was no larger.
+        kept: In how many of those the share of errors among the others' accepted pairs was no larger.
         shares: That share, of each of them.
-        harmful: Harmful share of accepted pairs, over all of them together.
+        errors: The same over all of them together.
         accepted: Accepted share of pairs, over all of them together.
     """
 
@@ -52,11 +52,11 @@ class SplitResult:
     certified: int
     kept: int
     shares: tuple[float, ...]
-    harmful: float
+    errors: float
     accepted: float
 
 
-def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: HarmRule) -> dict[str, ScoredPair]:
+def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: OutcomeRule) -> dict[str, ScoredPair]:
     """Labelled pairs as a verifier sees them, by problem; pairs without a label are left out.
 
     Raises:
@@ -64,8 +64,8 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: HarmRu
     """
     found = {}
     for problem, pair in pairs.items():
-        harmful = pair.harmful(rule)
-        if harmful is None:
+        errors = pair.changes_outcome(rule)
+        if errors is None:
             continue
         score = candidate.score(pair)
         if score is None:
@@ -74,19 +74,19 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: HarmRu
                 f"the pair of {problem!r} has no {missing}: measure it with "
                 f"`lookahead-agent calibrate score --measures {missing}`"
             )
-        found[problem] = ScoredPair(score, harmful)
+        found[problem] = ScoredPair(score, errors)
     return found
 
 
 def fit(
-    pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate], rule: HarmRule, level: float = LEVEL
+    pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate], rule: OutcomeRule, level: float = LEVEL
 ) -> list[Fit]:
     """Thresholds of verifiers, of which the best may be taken for each risk.
 
     Args:
         pairs: By problem.
         candidates: The verifiers.
-        rule: When a pair harms.
+        rule: When a step changes the outcome.
         level: Probability with which a threshold that is taken is riskier than stated.
 
     Raises:
@@ -119,31 +119,33 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
     return min(about_as_many, key=lambda one: by_cost.index(one[0].name), default=None)
 
 
-def kept(pairs: Mapping[str, LabelledPair], policy: VerifierPolicy, rule: HarmRule, level: float = LEVEL) -> Threshold:
-    """What a policy accepts of labelled pairs, and how much of that is harmful; nothing is chosen.
+def kept(
+    pairs: Mapping[str, LabelledPair], policy: VerifierPolicy, rule: OutcomeRule, level: float = LEVEL
+) -> Threshold:
+    """What a policy accepts of labelled pairs, and how many of these are errors; nothing is chosen.
 
     Args:
         pairs: By problem.
         policy: Any that goes by a threshold.
-        rule: When a pair harms.
+        rule: When a step changes the outcome.
         level: Of the bound.
 
     Returns:
-        Its threshold; the risk is the harmful share of the accepted pairs.
+        Its threshold; the risk is the share of errors among the accepted pairs.
 
     Raises:
         ConfigurationError: The policy has no threshold, or a pair was not measured.
     """
     candidate, threshold = of_policy(policy)
     known = scored(pairs, candidate, rule).values()
-    harmful = [pair.harmful for pair in known if pair.score >= threshold]
-    accepted, harms = len(harmful), sum(harmful)
-    share = harms / accepted if accepted else 0.0
-    return Threshold(threshold, share, accepted, harms, len(known), upper_bound(accepted, harms, level))
+    errors = [pair.changes_outcome for pair in known if pair.score >= threshold]
+    count = sum(errors)
+    share = count / len(errors) if errors else 0.0
+    return Threshold(threshold, share, len(errors), count, len(known), upper_bound(len(errors), count, level))
 
 
 def disputed(
-    pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold, rule: HarmRule
+    pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold, rule: OutcomeRule
 ) -> int | None:
     """How many of the pairs that a threshold accepts the target disputes, asked as `watching` asks it.
 
@@ -168,7 +170,7 @@ def disputed(
 def split_results(
     pairs: Mapping[str, LabelledPair],
     candidates: Sequence[Candidate],
-    rule: HarmRule,
+    rule: OutcomeRule,
     *,
     level: float = LEVEL,
     splits: int = 20,
@@ -180,7 +182,7 @@ def split_results(
     Args:
         pairs: By problem.
         candidates: The verifiers, of which the best is taken each time.
-        rule: When a pair harms.
+        rule: When a step changes the outcome.
         level: Probability with which a threshold may be riskier than stated.
         splits: How often.
         seed: Of the divisions.
@@ -201,13 +203,13 @@ def split_results(
         fits = []
         for candidate in candidates:
             of_seen = [known[candidate.name][problem] for problem in seen]
-            if len({pair.harmful for pair in of_seen}) == 2:
+            if len({pair.changes_outcome for pair in of_seen}) == 2:
                 fits.append(Fit(candidate, thresholds(of_seen, candidate.grid, level=level, tests=len(candidates))))
         for risk in RISKS:
             if (chosen := best(fits, risk)) is not None:
                 candidate, threshold = chosen
                 of_others = [known[candidate.name][problem] for problem in others]
-                accepted = [pair.harmful for pair in of_others if pair.score >= threshold.value]
+                accepted = [pair.changes_outcome for pair in of_others if pair.score >= threshold.value]
                 counts[risk].append((len(accepted), sum(accepted), len(of_others)))
     for risk, of_risk in counts.items():
         accepted_pairs = sum(accepted for accepted, _, _ in of_risk)
@@ -215,15 +217,15 @@ def split_results(
             risk,
             splits,
             len(of_risk),
-            sum(harmful <= risk * accepted for accepted, harmful, _ in of_risk),
-            tuple(harmful / accepted if accepted else 0.0 for accepted, harmful, _ in of_risk),
-            sum(harmful for _, harmful, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
+            sum(errors <= risk * accepted for accepted, errors, _ in of_risk),
+            tuple(errors / accepted if accepted else 0.0 for accepted, errors, _ in of_risk),
+            sum(errors for _, errors, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
             accepted_pairs / sum(total for _, _, total in of_risk) if of_risk else 0.0,
         )
 
 
 def certificates_of(
-    pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], rule: HarmRule, level: float, data: str
+    pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], rule: OutcomeRule, level: float, data: str
 ) -> list[Certificate]:
     """Certificates of the best verifier at each risk, learnt from the pairs of a file with this digest."""
     first = next(iter(pairs.values()))
@@ -242,7 +244,7 @@ def certificates_of(
             tests=len(fits),
             pairs=threshold.pairs,
             accepted=threshold.accepted,
-            harmful=threshold.harmful,
+            errors=threshold.errors,
             bound=threshold.bound,
             disputed=disputed(pairs, candidate, threshold, rule),
             rule=asdict(rule),

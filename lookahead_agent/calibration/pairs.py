@@ -23,12 +23,12 @@ from lookahead_agent.verifiers.arithmetic import false_only_in
 
 
 @dataclass(frozen=True)
-class HarmRule:
+class OutcomeRule:
     """Decides by how often the target came to the right answer from the draft's step and from its own.
 
     First a few continuations from each; only where the draft's step was right less often by a margin, more are written,
-    and a one-sided exact test of Fisher's on these alone decides. So a pair that does no harm is called harmful with a
-    probability of at most `level`, and of much less unless chance has raised a suspicion before.
+    and a one-sided exact test of Fisher's on these alone decides. So a step that changes nothing is called an error
+    with a probability of at most `level`, and of much less unless chance has raised a suspicion before.
 
     Attributes:
         seeds: Continuations from each step at first.
@@ -52,8 +52,8 @@ class HarmRule:
             return self.seeds - len(draft)
         return self.seeds + self.confirm - len(draft) if self.suspected(draft, target) else 0
 
-    def harmful(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
-        """Whether the draft's step does harm.
+    def changes_outcome(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
+        """Whether the draft's step changes the outcome for the worse.
 
         Args:
             draft: Whether each continuation from the draft's step was right, in order.
@@ -143,10 +143,10 @@ class ScoresRow(_Row):
 
 
 class LabelRow(_Row):
-    """A person's word on whether accepting the draft's step does harm; None takes back an earlier one."""
+    """A person's word on whether accepting the draft's step changes the outcome; None takes back an earlier one."""
 
     kind: Literal["label"] = "label"
-    harmful: bool | None
+    changes_outcome: bool | None
 
 
 @dataclass
@@ -159,10 +159,10 @@ class LabelledPair:
     judge: str | None = None  # the model that judged; None: the target
     said: bool | None = None  # a person's label
 
-    def harmful(self, rule: HarmRule) -> bool | None:
-        """Whether accepting the draft's step does harm; None: not known yet.
+    def changes_outcome(self, rule: OutcomeRule) -> bool | None:
+        """Whether accepting the draft's step changes the outcome; None: not known yet.
 
-        A person's label goes first. Else a step does harm whose arithmetic is false, or from which the target comes
+        A person's label goes first. Else a step does so whose arithmetic is false, or from which the target comes
         to the right answer less often than from its own, by the rule.
         """
         if self.said is not None:
@@ -174,7 +174,7 @@ class LabelledPair:
         known = self.outcomes
         if known is None or rule.missing(known.draft, known.target):
             return None
-        return rule.harmful(known.draft, known.target)
+        return rule.changes_outcome(known.draft, known.target)
 
 
 def pair_file(path: Path) -> RowFile:
@@ -217,7 +217,7 @@ def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
                     known.scores |= scores.scores
                     known.judge = scores.judge or known.judge
                 case LabelRow() as label:
-                    found[label.problem].said = label.harmful
+                    found[label.problem].said = label.changes_outcome
         except (ValidationError, KeyError) as error:
             raise ConfigurationError(f"row {number} is none of `lookahead-agent calibrate`: {error!r}") from error
     return {problem: pair for problem, pair in found.items() if pair.row.draft is not None}

@@ -15,7 +15,7 @@ _NARROW, _WIDTH = 0.3, 0.5
 
 
 def kept_risks(results: Sequence[SplitResult]) -> Figure:
-    """Harmful shares on problems that calibration did not see, by stated risk: a dot for each division.
+    """Shares of errors on problems that calibration did not see, by stated risk: a dot for each division.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
@@ -29,7 +29,7 @@ def kept_risks(results: Sequence[SplitResult]) -> Figure:
         range(len(results)), [f"{each.risk:g}\n{each.certified} of {each.splits}" for each in results], fontsize=8
     )
     axes.set_xlabel("stated risk, and divisions with a threshold that keeps it")
-    axes.set_ylabel("harmful share of accepted")
+    axes.set_ylabel("share of errors among accepted")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, loc="upper left")
     return figure

@@ -23,7 +23,7 @@ class Certificate(BaseModel):
     """That a policy keeps a risk.
 
     Attributes:
-        risk: Harmful share of accepted steps.
+        risk: Share of accepted steps that change the outcome.
         models: Names by role of those that it is about: "target", "draft", and "embedding" or "judge" where they decide
             (a judge of None is the target).
         precision: Of the weights of target and draft.
@@ -35,10 +35,10 @@ class Certificate(BaseModel):
         tests: Verifiers of which this was the best.
         pairs: Pairs of the calibration.
         accepted: Those of them that it accepts.
-        harmful: Harmful ones among these.
+        errors: Errors among these: accepted steps that change the outcome.
         disputed: Those of the accepted that the target, asked as a judge, disputes: see `watching`. None: not measured.
-        bound: Upper bound of the harmful share by the counts.
-        rule: When a pair counts as harmful.
+        bound: Upper bound of the share of errors by the counts.
+        rule: When a step counts as changing the outcome.
         data: Name and digest of the file of pairs.
         date: Day of the calibration.
         environment: Versions and hardware.
@@ -57,7 +57,7 @@ class Certificate(BaseModel):
     tests: int
     pairs: int
     accepted: int
-    harmful: int
+    errors: int
     bound: float
     disputed: int | None = None
     rule: dict[str, float]
@@ -71,7 +71,7 @@ class Certificate(BaseModel):
     def describe(self) -> str:
         """One line for people."""
         return (
-            f"risk {self.risk:g}: {self.verifier} ≥ {self.threshold:g}, {self.harmful} harmful of {self.accepted} "
+            f"risk {self.risk:g}: {self.verifier} ≥ {self.threshold:g}, {self.errors} errors of {self.accepted} "
             f"accepted of {self.pairs} pairs, bound {self.bound:.3f} at level {self.level:g} ({self.date})"
         )
 
@@ -150,7 +150,7 @@ def find_certificate(
     """The certificate of the verifier that accepts most at a stated risk with these models.
 
     Args:
-        risk: Harmful share of accepted steps that is allowed.
+        risk: Share of accepted steps that may change the outcome.
         models: Names by role.
         precision: Of the weights of target and draft, by role.
         given_up: Certificates that hold no longer.

@@ -1,9 +1,10 @@
 """The most accepting threshold that keeps a risk, with a finite-sample bound (learn then test, arXiv 2110.01052).
 
-The risk of a threshold is the share of harmful pairs among those whose score reaches it. Thresholds of a fixed grid are
-tested one after another, from the strictest that accepts enough pairs to be tested at all, and testing ends with the
-first that fails. If n of the pairs reach a threshold and k of them are harmful, the hypothesis that its risk is above ρ
-has the p-value P(Bin(n, ρ) ≤ k), exactly, for pairs that are independent of each other.
+An error is an accepted pair whose draft step changes the outcome. The risk of a threshold is the share of errors among
+the pairs whose score reaches it. Thresholds of a fixed grid are tested one after another, from the strictest that
+accepts enough pairs to be tested at all, and testing ends with the first that fails. If n pairs reach a threshold and k
+of them are errors, the hypothesis that its risk is above ρ has the p-value P(Bin(n, ρ) ≤ k), exactly, for pairs that
+are independent of each other.
 
 Every risk of a ladder is tested so, and a threshold that keeps a smaller risk also keeps a larger one. In ρ,
 P(Bin(n, ρ) ≤ k) is a survival function of a beta distribution, so it is log-concave, and P(Bin(n, cρ) ≤ k) is at most
@@ -33,11 +34,11 @@ class ScoredPair:
 
     Attributes:
         score: What is held against the threshold; infinite where the pair is accepted or rejected whatever it is.
-        harmful: Whether accepting the draft's step does harm.
+        changes_outcome: Whether accepting the draft's step changes the outcome.
     """
 
     score: float
-    harmful: bool
+    changes_outcome: bool
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,17 @@ class Threshold:
 
     Attributes:
         value: Least score of an accepted pair.
-        risk: Harmful share of accepted pairs that it keeps.
+        risk: Share of errors among accepted pairs that it keeps.
         accepted: Pairs of the calibration that reach it.
-        harmful: Harmful ones among them.
+        errors: Errors among them.
         pairs: Pairs of the calibration.
-        bound: Upper bound of the harmful share by these counts alone (Clopper and Pearson), at the level of the tests.
+        bound: Upper bound of the share of errors by these counts alone (Clopper and Pearson), at the tests' level.
     """
 
     value: float
     risk: float
     accepted: int
-    harmful: int
+    errors: int
     pairs: int
     bound: float
 
@@ -76,7 +77,7 @@ def thresholds(
         By risk of `RISKS`; risks that no threshold keeps are left out.
 
     Raises:
-        ConfigurationError: There are no pairs, all are harmful or none is, or a score is not a number.
+        ConfigurationError: There are no pairs, all change the outcome or none does, or a score is not a number.
     """
     check(pairs)
     each = level_of_each(level / tests)
@@ -97,48 +98,48 @@ def check(pairs: Sequence[ScoredPair]) -> None:
         raise ConfigurationError("there are no labelled pairs: collect some with `lookahead-agent calibrate collect`")
     if any(math.isnan(pair.score) for pair in pairs):
         raise ConfigurationError("a pair's score is not a number: score the pairs again")
-    harmful = sum(pair.harmful for pair in pairs)
-    if harmful in (0, len(pairs)):
+    errors = sum(pair.changes_outcome for pair in pairs)
+    if errors in (0, len(pairs)):
         raise ConfigurationError(
-            f"{'all' if harmful else 'none'} of {len(pairs)} pairs are harmful, which says nothing about where harm "
-            "begins: collect more pairs, of harder problems or with another draft"
+            f"{'all' if errors else 'none'} of {len(pairs)} pairs change the outcome, so no threshold can be learnt: "
+            "collect more pairs, of harder problems or with another draft"
         )
 
 
 def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: float, level: float) -> Threshold | None:
     kept: tuple[float, int, int] | None = None
     for value in sorted(set(grid), reverse=True):
-        of_accepted = [pair.harmful for pair in pairs if pair.score >= value]
-        accepted, harmful = len(of_accepted), sum(of_accepted)
+        of_accepted = [pair.changes_outcome for pair in pairs if pair.score >= value]
+        accepted, errors = len(of_accepted), sum(of_accepted)
         if accepted * math.log1p(-risk) > math.log(level):
             continue  # too few to be tested, whatever they are
-        if p_value(accepted, harmful, risk) > level:
+        if p_value(accepted, errors, risk) > level:
             break
-        kept = value, accepted, harmful
+        kept = value, accepted, errors
     if kept is None:
         return None
-    value, accepted, harmful = kept
-    return Threshold(value, risk, accepted, harmful, len(pairs), upper_bound(accepted, harmful, level))
+    value, accepted, errors = kept
+    return Threshold(value, risk, accepted, errors, len(pairs), upper_bound(accepted, errors, level))
 
 
-def p_value(accepted: int, harmful: int, risk: float) -> float:
-    """P(Bin(accepted, risk) ≤ harmful): how likely so few are harmful if the risk is no smaller."""
+def p_value(accepted: int, errors: int, risk: float) -> float:
+    """P(Bin(accepted, risk) ≤ errors): how likely so few are errors if the risk is no smaller."""
     logs = (
         math.lgamma(accepted + 1)
         - math.lgamma(count + 1)
         - math.lgamma(accepted - count + 1)
         + count * math.log(risk)
         + (accepted - count) * math.log1p(-risk)
-        for count in range(harmful + 1)
+        for count in range(errors + 1)
     )
     return min(math.fsum(map(math.exp, logs)), 1.0)
 
 
-def upper_bound(accepted: int, harmful: int, level: float) -> float:
-    """The risk at which so few harmful pairs are as likely as the level (Clopper and Pearson)."""
-    if harmful >= accepted:
+def upper_bound(accepted: int, errors: int, level: float) -> float:
+    """The risk at which so few errors are as likely as the level (Clopper and Pearson)."""
+    if errors >= accepted:
         return 1.0
-    _, bound = _border(1.0, lambda risk: p_value(accepted, harmful, risk) > level)
+    _, bound = _border(1.0, lambda risk: p_value(accepted, errors, risk) > level)
     return bound
 
 

@@ -15,7 +15,7 @@ from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import Collection, Collector
 from lookahead_agent.calibration.fit import certificates_of, fit, kept, split_results
-from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, LabelRow, labelled_pairs, pair_file
+from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, OutcomeRule, labelled_pairs, pair_file
 from lookahead_agent.calibration.plots import kept_risks
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure, score_pairs
 from lookahead_agent.certificates.certificate import digest, keep
@@ -36,6 +36,7 @@ Level = Annotated[
 ]
 
 _DEFAULT_VERIFIERS = "embedding+results"
+_ASKED = "Does it change the outcome? y, n, f (forget what was said), s (skip), q (quit)"
 
 
 @calibrate.callback()
@@ -43,18 +44,18 @@ def rule_of(
     context: typer.Context,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Continuations from each step at first.")
-    ] = HarmRule.seeds,
+    ] = OutcomeRule.seeds,
     margin: Annotated[
         int, typer.Option("--margin", min=1, help="By how many the draft's step must fall short to be suspected.")
-    ] = HarmRule.margin,
+    ] = OutcomeRule.margin,
     confirm: Annotated[
         int, typer.Option("--confirm", min=1, help="Continuations from each step of a suspected pair.")
-    ] = HarmRule.confirm,
+    ] = OutcomeRule.confirm,
 ) -> None:
     """Learn how strict a verifier must be for a stated risk."""
     if margin > seeds:
         raise typer.BadParameter(f"no pair falls short by {margin} of {seeds} continuations", param_hint="--margin")
-    context.obj = HarmRule(seeds, margin, confirm)
+    context.obj = OutcomeRule(seeds, margin, confirm)
 
 
 @calibrate.command()
@@ -146,8 +147,8 @@ def label(
     pairs: Pairs,
     every: Annotated[bool, typer.Option("--every", help="Also pairs about which somebody has said something.")] = False,
 ) -> None:
-    """Show pairs, and ask whether accepting the draft's step does harm; your word goes before what followed."""
-    rule: HarmRule = context.obj
+    """Show pairs, and ask whether the draft's step changes the outcome; your word goes before what followed."""
+    rule: OutcomeRule = context.obj
     file = pair_file(pairs)
     show = Terminal()
     with file.writing():
@@ -155,11 +156,11 @@ def label(
             if pair.row.same_text or (pair.said is not None and not every):
                 continue
             _show_pair(show, pair, rule)
-            said = typer.prompt("Harmful? y, n, f (forget what was said), s (skip), q (quit)", default="s").lower()[:1]
+            said = typer.prompt(_ASKED, default="s").lower()[:1]
             if said == "q":
                 break
             if said in ("y", "n", "f"):
-                row = LabelRow(problem=pair.row.problem, harmful={"y": True, "n": False, "f": None}[said])
+                row = LabelRow(problem=pair.row.problem, changes_outcome={"y": True, "n": False, "f": None}[said])
                 file.append(row.model_dump(mode="json"))
     _show_pairs(labelled_pairs(file.rows), rule)
 
@@ -177,7 +178,7 @@ def fit_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Find the most accepting threshold of each risk, and keep certificates of it: policies `risk=…` go by them."""
-    rule: HarmRule = context.obj
+    rule: OutcomeRule = context.obj
     known = labelled_pairs(pair_file(pairs).rows)
     candidates = _candidates(verifiers)
     fits = fit(known, candidates, rule, level)
@@ -192,7 +193,7 @@ def fit_command(
         for each in fits
         for risk, one in each.of_risk.items()
     ]
-    show = _show_table(["verifier", "risk", "threshold", "accepted", "harmful", "bound"], rows)
+    show = _show_table(["verifier", "risk", "threshold", "accepted", "errors", "bound"], rows)
     if not found:
         show.print("No threshold keeps any of these risks by so few pairs: policies with a risk remain exact.")
         return
@@ -218,7 +219,7 @@ def check(
 ) -> None:
     """Hold thresholds learnt from some of the problems against the others, again and again."""
     known = labelled_pairs(pair_file(pairs).rows)
-    rule: HarmRule = context.obj
+    rule: OutcomeRule = context.obj
     found = list(
         split_results(known, _candidates(verifiers), rule, level=level, splits=splits, seed=seed, learn_from=learn_from)
     )
@@ -232,11 +233,11 @@ def check(
             f"{result.risk:g}",
             f"{result.certified} of {result.splits}",
             f"{result.kept}",
-            *((f"{result.harmful:.3f}", f"{result.accepted:.0%}") if result.certified else ("", "")),
+            *((f"{result.errors:.3f}", f"{result.accepted:.0%}") if result.certified else ("", "")),
         ]
         for result in found
     ]
-    _show_table(["risk", "splits with a threshold", "risk kept in", "harmful of accepted", "accepted"], rows)
+    _show_table(["risk", "splits with a threshold", "risk kept in", "errors of accepted", "accepted"], rows)
 
 
 @calibrate.command()
@@ -249,15 +250,15 @@ def compare(
     level: Level = LEVEL,
     as_json: options.AsJson = False,
 ) -> None:
-    """Tell what policies accept of measured pairs, and how much of that is harmful; thresholds are as they say."""
+    """Tell what policies accept of measured pairs, and how many of these are errors; thresholds are as they say."""
     known = labelled_pairs(pair_file(pairs).rows)
-    rule: HarmRule = context.obj
+    rule: OutcomeRule = context.obj
     found = {name: kept(known, as_policy(name), rule, level) for name in options.words(policies)}
     if as_json:
         typer.echo(json.dumps({name: asdict(one) for name, one in found.items()}))
         return
     rows = [[name, *_counts(one), f"{one.risk:.3f}", f"{one.bound:.3f}"] for name, one in found.items()]
-    _show_table(["policy", "accepted", "harmful", "share", "bound"], rows)
+    _show_table(["policy", "accepted", "errors", "share", "bound"], rows)
 
 
 def _candidates(verifiers: str) -> list[Candidate]:
@@ -267,7 +268,7 @@ def _candidates(verifiers: str) -> list[Candidate]:
     return [CANDIDATES[name] for name in names]
 
 
-def _show_pair(show: Terminal, pair: LabelledPair, rule: HarmRule) -> None:
+def _show_pair(show: Terminal, pair: LabelledPair, rule: OutcomeRule) -> None:
     row = pair.row
     of_row = row.pair
     show.rule(row.problem)
@@ -281,19 +282,20 @@ def _show_pair(show: Terminal, pair: LabelledPair, rule: HarmRule) -> None:
         show.print(f"{right}, of {len(known.draft)} each")
     if row.false_arithmetic:
         show.print(f"false: {'; '.join(row.false_arithmetic)}")
-    show.print({None: "not known yet", True: "harmful", False: "harmless"}[pair.harmful(rule)])
+    labels = {None: "not known yet", True: "changes the outcome", False: "changes nothing"}
+    show.print(labels[pair.changes_outcome(rule)])
 
 
-def _show_pairs(pairs: dict[str, LabelledPair], rule: HarmRule) -> None:
-    labels = [pair.harmful(rule) for pair in pairs.values()]
+def _show_pairs(pairs: dict[str, LabelledPair], rule: OutcomeRule) -> None:
+    labels = [pair.changes_outcome(rule) for pair in pairs.values()]
     typer.echo(
         f"{len(pairs)} pairs: {sum(pair.row.same_text for pair in pairs.values())} of the same text, "
-        f"{labels.count(True)} harmful, {labels.count(None)} not known yet"
+        f"{labels.count(True)} change the outcome, {labels.count(None)} not known yet"
     )
 
 
 def _counts(one: Threshold) -> tuple[str, str]:
-    return f"{one.accepted} of {one.pairs}", str(one.harmful)
+    return f"{one.accepted} of {one.pairs}", str(one.errors)
 
 
 def _show_table(headings: list[str], rows: list[list[str]]) -> Terminal:

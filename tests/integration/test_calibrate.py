@@ -9,14 +9,14 @@ from pathlib import Path
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import Collection, Collector
-from lookahead_agent.calibration.pairs import HarmRule, labelled_pairs
+from lookahead_agent.calibration.pairs import OutcomeRule, labelled_pairs
 from lookahead_agent.calibration.scores import MEASURES, score_pairs
 from lookahead_agent.jsonl import RowFile
 from lookahead_agent.progress import LogProgress
 
 
 def test_pairs_are_collected_labelled_and_measured(real: ChatLookahead, tmp_path: Path) -> None:
-    rule = HarmRule(seeds=2, margin=2, confirm=3)
+    rule = OutcomeRule(seeds=2, margin=2, confirm=3)
     problems = read_problems(dataset_file("own"), 3)
     llm = real.model_copy(update={"max_tokens": 160})
     collector = Collector(llm, problems, Collection(rule=rule, at_once=6), tmp_path / "pairs.jsonl")
@@ -29,7 +29,7 @@ def test_pairs_are_collected_labelled_and_measured(real: ChatLookahead, tmp_path
         assert row.target is not None
         assert row.reply.startswith(row.before + row.target.text)
         assert row.draft.end is row.target.end
-        assert pair.harmful(rule) is not None
+        assert pair.changes_outcome(rule) is not None
         if pair.outcomes is not None:
             assert len(pair.outcomes.draft) == len(pair.outcomes.target) in (2, 5)
     assert score_pairs(tmp_path / "pairs.jsonl", MEASURES, lambda: nullcontext(real), LogProgress()) == len(pairs)  # type: ignore[arg-type, return-value]

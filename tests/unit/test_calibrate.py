@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.calibration.collector import Collection, Collector
 from lookahead_agent.calibration.fit import Fit, best, disputed, fit, kept, split_results
-from lookahead_agent.calibration.pairs import HarmRule, LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, ScoresRow, labelled_pairs
 from lookahead_agent.calibration.scores import CANDIDATES, score_pairs
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.certificates.risk import Threshold
@@ -88,8 +88,8 @@ def collected(out: Path, count: int = 8, answer: str | None = "12") -> dict[str,
 @pytest.mark.parametrize("answer", ["12", None])
 def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) -> None:
     pairs = collected(tmp_path / "pairs.jsonl", answer=answer)
-    rule = HarmRule()
-    labels = {problem.question.split()[2]: pairs[problem.id].harmful(rule) for problem in problems()}
+    rule = OutcomeRule()
+    labels = {problem.question.split()[2]: pairs[problem.id].changes_outcome(rule) for problem in problems()}
     assert labels == {"plain": False, "forget": True, "false": True, "reword": False}
     for pair in pairs.values():
         row = pair.row
@@ -103,8 +103,8 @@ def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) 
             continue
         assert pair.outcomes is not None
         assert pair.outcomes.answer == "12"
-        harmful = pair.harmful(rule)
-        assert len(pair.outcomes.draft) == len(pair.outcomes.target) == (16 if harmful else 4)
+        errors = pair.changes_outcome(rule)
+        assert len(pair.outcomes.draft) == len(pair.outcomes.target) == (16 if errors else 4)
         assert set(pair.outcomes.target) == {True}
     assert pairs["p2"].row.false_arithmetic == ["3 * 4 = 13"]
 
@@ -123,8 +123,8 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
         Collector(scripted(_gone), problems(12), Collection(at_once=3), out).run(LogProgress())
     assert 0 < len(RowFile(out).rows) < len(RowFile(tmp_path / "whole.jsonl").rows)
     again = collected(out, 12)
-    assert {name: pair.harmful(HarmRule()) for name, pair in again.items()} == {
-        name: pair.harmful(HarmRule()) for name, pair in whole.items()
+    assert {name: pair.changes_outcome(OutcomeRule()) for name, pair in again.items()} == {
+        name: pair.changes_outcome(OutcomeRule()) for name, pair in whole.items()
     }
     rows = out.read_text().splitlines()
     assert sum('"kind": "pair"' in row for row in rows) == 12
@@ -177,7 +177,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return done.output
 
     said = call("collect", "--dataset", str(dataset), "--out", str(out))
-    assert "160 pairs: 40 of the same text, 80 harmful, 0 not known yet" in said
+    assert "160 pairs: 40 of the same text, 80 change the outcome, 0 not known yet" in said
     unmeasured = CliRunner().invoke(app, ["calibrate", "fit", str(out)])
     assert isinstance(unmeasured.exception, ConfigurationError)
     assert "calibrate score" in str(unmeasured.exception)
@@ -202,18 +202,18 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(one["shares"]) == one["certified"] for one in more)
     policies = "embedding:similarity=0.7,embedding"
     compared = json.loads(call("compare", str(out), "--json", "--policies", policies)).values()
-    assert [(one["accepted"], one["harmful"], one["risk"]) for one in compared] == [(160, 80, 0.5), (40, 0, 0.0)]
+    assert [(one["accepted"], one["errors"], one["risk"]) for one in compared] == [(160, 80, 0.5), (40, 0, 0.0)]
     assert "160 of 160" in call("compare", str(out), "--policies", policies)
     asked = call("label", str(out), input="y\nf\nn\nq\n")
-    assert asked.count("Harmful?") == 4
+    assert asked.count("change the outcome?") == 4
     assert "right from the draft's step 0, from the target's 16" in asked
-    assert call("label", str(out), input="q\n").count("Harmful?") == 1
+    assert call("label", str(out), input="q\n").count("change the outcome?") == 1
     for wrong in (["fit", str(out), "--verifiers", "guess"], ["score", str(out), "--measures", "guess"]):
         assert "some of" in call(*wrong, code=2) or "none of" in call(*wrong, code=2)
     assert "falls short by 5" in call("--margin", "5", "fit", str(out), code=2)
 
 
-def _pair(score: float, harmful: bool, text: str = "another") -> LabelledPair:
+def _pair(score: float, errors: bool, text: str = "another") -> LabelledPair:
     step = Step(token_ids=(1,), text=text, end=StepEnd.DELIMITER)
     row = PairRow(
         problem="p",
@@ -224,15 +224,15 @@ def _pair(score: float, harmful: bool, text: str = "another") -> LabelledPair:
         target=step,
         settings={"models": NAMES, "precision": {}, "delimiter": "\n\n"},
     )
-    outcomes = OutcomesRow(problem="p", answer="1", draft=[not harmful] * 16, target=[True] * 16)
+    outcomes = OutcomesRow(problem="p", answer="1", draft=[not errors] * 16, target=[True] * 16)
     return LabelledPair(row=row, outcomes=outcomes, scores={"similarity": score, "p_aligned": 1 - score})
 
 
-def pair_rows(harmless: int = 30, harmful: int = 10) -> list[dict[str, Any]]:
+def pair_rows(harmless: int = 30, errors: int = 10) -> list[dict[str, Any]]:
     """Rows of a file of pairs, which are labelled and measured."""
     rows: list[dict[str, Any]] = []
-    for number in range(harmless + harmful):
-        pair = _pair(0.9 if number < harmless else 0.2, harmful=number >= harmless)
+    for number in range(harmless + errors):
+        pair = _pair(0.9 if number < harmless else 0.2, errors=number >= harmless)
         pair.scores["p_swapped"] = pair.scores["p_aligned"]
         assert pair.outcomes is not None
         problem = {"problem": f"p{number}"}
@@ -334,7 +334,7 @@ def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, thr
 @pytest.mark.parametrize("policy", ["off", "exact", "random", "judge:judge_prompt={target}{draft}", "risk=0.1"])
 def test_what_a_policy_without_a_threshold_accepts_cannot_be_told(policy: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot be told from measures"):
-        kept({"p": _pair(0.9, False)}, as_policy(policy), HarmRule())
+        kept({"p": _pair(0.9, False)}, as_policy(policy), OutcomeRule())
 
 
 @given(
@@ -348,20 +348,20 @@ def test_what_a_policy_accepts_is_told_as_its_verifier_decides(policy: str, **sc
     verifier = engines.verifier(as_policy(policy))
     assert isinstance(verifier, PrefilterVerifier)
     verdict = asyncio.run(verifier.verify(pair.row.pair))
-    assert kept({"p": pair}, as_policy(policy), HarmRule()).accepted == verdict.accepted
+    assert kept({"p": pair}, as_policy(policy), OutcomeRule()).accepted == verdict.accepted
 
 
 def test_the_verifier_that_accepts_most_is_taken() -> None:
     good, bad = {f"g{n}": _pair(0.9, False) for n in range(200)}, {f"b{n}": _pair(0.2, True) for n in range(50)}
     candidates = [CANDIDATES["judge"], CANDIDATES["embedding"]]
-    chosen = best(fit(good | bad, candidates, HarmRule()), 0.03)
+    chosen = best(fit(good | bad, candidates, OutcomeRule()), 0.03)
     assert chosen is not None
     candidate, threshold = chosen
     assert candidate.name == "embedding", "the judge has it the wrong way round"
     assert (threshold.value, threshold.risk, threshold.accepted) == (0.21, 0.02, 200)
     assert candidate.policy(threshold.value).explain().endswith("a similarity of 0.21 to the target's")
-    assert best(fit(bad | {"g": _pair(0.9, False)}, candidates, HarmRule()), 0.2) is None
-    results = list(split_results(good | bad, candidates, HarmRule(), splits=4))
+    assert best(fit(bad | {"g": _pair(0.9, False)}, candidates, OutcomeRule()), 0.2) is None
+    results = list(split_results(good | bad, candidates, OutcomeRule(), splits=4))
     kept = {result.risk: result.kept for result in results}
     assert kept[0.1] == 4
     assert kept[0.01] == 0, "half of the pairs are too few for so small a risk"
@@ -386,7 +386,7 @@ def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
     pairs["agreed"].scores["p_swapped"] = 0.9
 
     def count(name: str, least: float) -> int | None:
-        return disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1), HarmRule())
+        return disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1), OutcomeRule())
 
     assert count("embedding", 0.5) == 20
     assert count("embedding", 0.92) == 0
@@ -417,7 +417,7 @@ def certificate(**changes: Any) -> Certificate:
         "tests": 1,
         "pairs": 300,
         "accepted": 200,
-        "harmful": 0,
+        "errors": 0,
         "bound": 0.012,
         "rule": {"seeds": 4},
         "data": "pairs.jsonl 0",
