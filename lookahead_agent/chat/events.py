@@ -23,6 +23,7 @@ from lookahead_agent.decoding.request import STEP_EVENT, StepEvent
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.tool_calls import as_unreadable
 
+
 def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AIMessage:
     """The LangChain message of a reply."""
     metadata: dict[str, Any] = {
