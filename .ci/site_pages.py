@@ -1,4 +1,4 @@
-"""Pages of the site that are no files of docs/: README, the changelog, and the sources that pages link to."""
+"""Pages of the site that are no files of docs/: README, the changelog, the options of commands, and linked sources."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 from posixpath import normpath, relpath
 from typing import Any
 
+import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 ABOVE = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
+COMMAND_LINE = "reference/command-line.md"
 _LINK = re.compile(r"(?P<before>\]\(|(?:src|href)=\")(?P<to>[^)\"#:]+)(?P<part>#[^)\"]*)?(?P<after>[)\"])")
 
 
@@ -32,8 +34,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Points the links out of docs/ at the pages made of them."""
+    """Points the links out of docs/ at the pages made of them, and appends every option to the page of commands."""
     here = page.file.src_uri
+    if here == COMMAND_LINE:
+        markdown += _options()
     folder = str(Path(here).parent)
 
     def pointed(match: re.Match[str]) -> str:
@@ -72,4 +76,26 @@ def _source_page(path: Path) -> str:
         heading = [] if file == path else [f"## {file.name}"]
         language = {".py": "python", ".sh": "bash"}.get(file.suffix, "text")
         parts += [*heading, f"~~~~{language}\n{file.read_text()}~~~~"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _options() -> str:
+    """Every command with its options, as `--help` shows them."""
+    from lookahead_agent.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    parts = ["", "## Options"]
+    pending = [(name, group.get_command(None, name)) for name in group.list_commands(None)]
+    while pending:
+        name, command = pending.pop(0)
+        parts += [f"### {name}", (command.help or "").split("\n\n")[0]]
+        rows = [
+            f"| {', '.join(f'`{name}`' for name in each.opts)} | {(each.help or '').replace('|', chr(92) + '|')} |"
+            for each in command.params
+            if each.name not in ("install_completion", "show_completion")
+        ]
+        if rows:
+            parts.append("\n".join(["| option | |", "|---|---|", *rows]))
+        subcommands = getattr(command, "commands", {})
+        pending = [(f"{name} {each}", subcommand) for each, subcommand in subcommands.items()] + pending
     return "\n\n".join(parts) + "\n"
