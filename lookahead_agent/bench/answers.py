@@ -47,7 +47,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def final_choice(text: str) -> str | None:
-    """The letter that a reply chooses: what is boxed, what is called the answer, else the last letter by itself."""
+    """The letter that a reply chooses: what is boxed, what is called the answer, else the last single letter."""
     for found in (_BOXED.findall(text), _CHOICE.findall(text), _LONE_LETTER.findall(text)):
         letters = [alone[-1] for entry in found if (alone := re.findall(r"\b[A-Ja-j]\b", entry))]
         if letters:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lookahead_agent.bench.config import BASELINE
-from lookahead_agent.bench.samples import Results, Sample, acceptance_rate
+from lookahead_agent.bench.samples import Results, Sample, acceptance_of
 from lookahead_agent.bench.summary import by_configuration, pairs, rate_ratio
 from lookahead_agent.policy import as_policy
 from lookahead_agent.theory.formulas import asynchronous_speedup, synchronous_speedup
@@ -65,7 +65,7 @@ def _predict(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Predictio
     if not (alone and draft and target and paired):
         return None
     policy = as_policy(calls[0].policy)
-    alpha = acceptance_rate(calls)
+    alpha = acceptance_of(calls)
     step_alone, draft_step, target_step = (float(np.mean(seconds)) for seconds in (alone, draft, target))
     length = max(1, round(float(np.median([call.steps for call in calls]))))
     formula = synchronous_speedup if policy.synchronous else asynchronous_speedup

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lookahead_agent.decoding import acceptance_rate
 from lookahead_agent.errors import ConfigurationError
 
 SCHEMA = 3
@@ -167,7 +168,7 @@ class Sample(_Row):
     @property
     def acceptance_rate(self) -> float:
         """Share of the committed steps that the draft wrote."""
-        return acceptance_rate(self.calls)
+        return acceptance_of(self.calls)
 
 
 @dataclass
@@ -183,9 +184,9 @@ class Results:
     turns: dict[str, TurnRecord] = field(default_factory=dict)
 
 
-def acceptance_rate(calls: Sequence[CallRecord]) -> float:
-    """Share of the steps of these calls that the draft wrote; 0 without steps."""
-    return sum(call.accepted for call in calls) / max(sum(call.steps for call in calls), 1)
+def acceptance_of(calls: Sequence[CallRecord]) -> float:
+    """The acceptance rate of calls together."""
+    return acceptance_rate(sum(call.accepted for call in calls), sum(call.steps for call in calls))
 
 
 def read_results(rows: Iterable[Mapping[str, Any]]) -> Results:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lookahead_agent.bench.config import BASELINE
-from lookahead_agent.bench.samples import CallRecord, Results, Sample, TurnRecord, acceptance_rate
+from lookahead_agent.bench.samples import CallRecord, Results, Sample, TurnRecord, acceptance_of
 from lookahead_agent.bench.statistics import Estimate, estimate, mean_difference, median_ratio
 
 Pairs = Sequence[tuple[Sample, Sample]]
@@ -138,7 +138,7 @@ def nodes(results: Results) -> list[NodeSummary]:
                 sum(call.seconds for call in calls) / len(samples),
                 sum(call.output_tokens for call in calls) / len(samples),
                 sum(call.steps for call in calls),
-                acceptance_rate(calls),
+                acceptance_of(calls),
                 any(sum(call.tokens.get("draft", {}).values()) for call in calls),
             )
             for node, calls in of_nodes.items()
@@ -175,7 +175,7 @@ def _summary(
         first_token=_quantile([call.first_token for call in calls if call.first_token is not None], 0.5),
         step_gap=_quantile(gaps, 0.5),
         step_gap_p90=_quantile(gaps, 0.9),
-        acceptance=acceptance_rate(calls),
+        acceptance=acceptance_of(calls),
         wasted_target=_wasted(calls, "target") / output,
         wasted_draft=_wasted(calls, "draft") / output,
         judge_share=sum(call.judge_calls for call in calls) / max(sum(call.verifier_calls for call in calls), 1),

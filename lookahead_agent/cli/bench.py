@@ -58,7 +58,7 @@ def run(
         str | None, typer.Option("--config", help=f"A TOML file, or one of: {', '.join(packaged_configs())}.")
     ] = None,
     task: Annotated[list[str] | None, typer.Option("--task", help=f"{', '.join(TASKS)}. Repeatable.")] = None,
-    dataset: options.Dataset = None,
+    dataset: options.Dataset = "",
     answer: Annotated[
         str | None, typer.Option("--answer", help="How answers are compared: number, math, choice or code.")
     ] = None,
@@ -123,7 +123,7 @@ def run(
     lists = {"modes": modes, "variants": variants, "policies": policies, "schedules": schedules}
     numbers = {"depths": depths, "widths": widths}
     of_task = {
-        "dataset": dataset,
+        "dataset": dataset or None,
         "answer": answer,
         "prompt": prompt,
         "limit": limit,

@@ -61,12 +61,10 @@ def rule_of(
 @calibrate.command()
 def collect(
     context: typer.Context,
-    dataset: Annotated[str, typer.Option("--dataset", help="JSON Lines with question, and answer if it is known.")],
-    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Pairs, appended; a rerun resumes.")] = Path(
-        "results/pairs.jsonl"
-    ),
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many problems.")] = None,
-    skip: Annotated[int, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")] = 0,
+    dataset: options.Dataset,
+    out: options.Out = Path("results/pairs.jsonl"),
+    limit: options.Limit = None,
+    skip: options.Skip = 0,
     answer: Annotated[AnswerKind, typer.Option("--answer", help="How answers are compared.")] = "number",
     temperature_on: Annotated[
         float, typer.Option("--temperature-on", min=0.01, help="Of continuations: they are compared by chance.")
@@ -100,7 +98,7 @@ def collect(
         temperature=temperature,
         use_daemon=False,
     ) as llm:
-        collector = Collector(llm, read_problems(dataset_file(dataset), limit, skip), how, out)
+        collector = Collector(llm, read_problems(dataset_file(dataset), limit, skip or 0), how, out)
         collector.run(ProgressBars())
     _show_pairs(collector.pairs, how.rule)
 

@@ -92,7 +92,7 @@ def estimate(
     chosen = options.policy_of(policy, None)
     if not known and not chosen.speculates:
         raise typer.BadParameter("it accepts no step: give --alpha and --token-alpha", param_hint="--policy")
-    problems = [] if known else read_problems(dataset_file(dataset or OWN), limit)
+    problems = [] if known else read_problems(dataset_file(dataset), limit)
     arguments = options.engine_arguments(engine_arg)
     measurement = options.pair_measurement()
     grid = measurement.grid or EVERY

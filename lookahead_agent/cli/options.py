@@ -46,7 +46,7 @@ TokenSpeculationMethod = Annotated[
     str,
     typer.Option(
         "--token-speculation",
-        help="Guess tokens inside the target's steps: auto, none, shared_draft, draft_model, ngram or suffix.",
+        help="Method inside the target's steps: auto, none, shared_draft, draft_model, ngram or suffix.",
     ),
 ]
 Depth = Annotated[
@@ -69,7 +69,7 @@ Temperature = Annotated[
     typer.Option("--temperature", min=0.0, help="0 is greedy. Default: what the model's makers recommend."),
 ]
 Dataset = Annotated[
-    str | None,
+    str,
     typer.Option("--dataset", help='Problems: JSON Lines with question and answer, or "own" for the packaged ones.'),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Number of problems.")]

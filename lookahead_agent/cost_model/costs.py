@@ -120,7 +120,7 @@ async def measure(
     """Measure an engine.
 
     Args:
-        engine: What is measured.
+        engine: The engine to measure.
         batches: Sizes of batches; those that the engine does not write at once are left out.
         beside: An engine that writes meanwhile.
         tokens: Tokens of each reply.

@@ -18,7 +18,7 @@ _TOKENS = 3000
 ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
 TokenMethod = Literal["draft_model", "ngram"]
 Speed = Callable[[int], float]
-"""Tokens per second of each of so many target steps at once, over those of the target by itself."""
+"""Tokens per second of each of so many target steps at once, over those of the target alone."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Setting:
 
     Attributes:
         mode: The mode.
-        speedup: Against the target by itself.
+        speedup: Against the target alone.
         depth: γ₁; 0 without lookahead, as for `width`.
         width: w.
         token_depth: γ₂: tokens of a step that one forward pass looks at; 1 without token speculation.
@@ -124,7 +124,7 @@ def best_settings(
 def predicted_speed(
     costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
 ) -> float:
-    """Predicted speed of one setting, against the target by itself with as many replies at once.
+    """Predicted speed of one setting, against the target alone with as many replies at once.
 
     Args:
         costs: Of the pair on this machine.

@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.recorder import CallRecorder
-from lookahead_agent.bench.samples import acceptance_rate
+from lookahead_agent.bench.samples import acceptance_of
 from lookahead_agent.bench.tasks import ask
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
@@ -95,7 +95,7 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
         raise ConfigurationError("no reply had a step to compare: give --alpha and --token-alpha")
     verdicts = [seconds for call in recorder.calls for seconds in call.times.verifier]
     return Acceptance(
-        steps=acceptance_rate(recorder.calls),
+        steps=acceptance_of(recorder.calls),
         tokens=sum(likely) / len(likely),
         step_tokens=sum(call.output_tokens for call in recorder.calls) / steps,
         verifier=mean(verdicts) if verdicts else 0.0,
