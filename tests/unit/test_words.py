@@ -29,7 +29,8 @@ BEGINNING = re.compile(r"(?:What|Which|Whoever|Whatever|Of (?:those|these|two))\
 """Subjects that hide who does something."""
 WORDS = 25
 """Of a sentence, at most."""
-OTHERS = {"docs/gpu.md", *(f"docs/results/reports/{name}.md" for name in ("depth", "modes", "templates"))}
+REPORTS = ("depth", "modes", "templates", "gpu-h100-32b", "gpu-h100-8b-mps")
+OTHERS = {f"docs/results/reports/{name}.md" for name in REPORTS}
 PAGES = [
     page
     for page in ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
