@@ -1,6 +1,6 @@
-"""Questions on a folder of documents and a small database: this project's own documentation and measurements.
+"""Answers questions about a folder of documents and a small database: this project's documentation and results.
 
-    python examples/ask_our_docs.py "How many replies of the policy exact were right, and what does it promise?"
+    python examples/ask_our_docs.py "How many replies of the policy exact were correct, and what does it promise?"
 
 A supervisor gives the parts of the question to two specialists. One searches the documents by words and by meaning and
 cites them by file and line, the other asks the database, which it cannot change.
@@ -22,7 +22,7 @@ from lookahead_agent.agents.budget import Budget
 from lookahead_agent.agents.templates import build_supervisor, template
 
 DOCS = Path(__file__).parents[1] / "docs"
-QUESTION = "How many replies of the policy exact were right, and what does the policy exact promise?"
+QUESTION = "How many replies of the policy exact were correct, and what does the policy exact promise?"
 
 
 def load_measurements(database: Path) -> None:

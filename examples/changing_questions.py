@@ -1,4 +1,4 @@
-"""A node is asked for something else halfway: draft steps stop where they are refused, and come back later."""
+"""A node gets other questions halfway: step speculation stops where draft steps are rejected, and comes back later."""
 
 from statistics import median
 
@@ -11,18 +11,18 @@ SUMS = [
     f"A shop sells {number} {thing} at ${number % 7 + 2}.50 each and pays ${number} of rent. What is its profit?"
     for number, thing in enumerate(THINGS * 2, 11)
 ]
-# What a small model makes up is not what a larger one does.
+# Two models invent different tales.
 TALES = [
     f"Invent a tale of {number} {thing}, in paragraphs of one sentence." for number, thing in enumerate(THINGS * 2)
 ]
 
-NODE: RunnableConfig = {"metadata": {"langgraph_node": "writer"}}  # as a graph says it
+NODE: RunnableConfig = {"metadata": {"langgraph_node": "writer"}}  # as in a graph
 
 
 def main() -> None:
-    """Ask three times twenty questions, and say how each was answered."""
-    # Without draft tokens, as where the target is behind a server. The planner's steps are commanded, so that the
-    # draft has an engine of its own; how the writer's replies are written is free.
+    """Ask three times twenty questions, and show the mode of each reply."""
+    # Without token speculation, as where the target is behind a server. The planner's depth forces step speculation, so
+    # that the draft has an engine of its own. The library decides for the writer.
     policies = {"planner": "balanced:depth=4", "writer": "balanced"}
     with ChatLookahead(token_speculation="none", policies=policies, temperature=0, max_tokens=120) as llm:
         for kind, questions in {"sums": SUMS, "tales": TALES, "sums again": SUMS[::-1]}.items():

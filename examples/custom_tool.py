@@ -1,4 +1,4 @@
-"""A tool of one's own in a template, and a question before it is used."""
+"""A tool of your own in a template, which asks before it calls the tool."""
 
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver

@@ -1,4 +1,4 @@
-"""A verifier of one's own, in the decoder itself: a draft step stands if its last number is the target's."""
+"""A verifier of your own in the decoder: it accepts a draft step whose last number is the target's."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ from lookahead_agent.verifiers import StepPair, Verdict
 
 
 class SameLastNumber:
-    """Compares what the two steps end up with."""
+    """Compares the last numbers of two steps."""
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""

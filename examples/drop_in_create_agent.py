@@ -1,4 +1,4 @@
-"""In place of any other chat model: an agent made by `create_agent`."""
+"""An agent of LangChain's `create_agent`, with `ChatLookahead` in place of another chat model."""
 
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage

@@ -1,9 +1,10 @@
-"""The first reply, and what it took."""
+"""The first reply, and its tokens per forward pass of the target."""
 
 from lookahead_agent import ChatLookahead
 
 with ChatLookahead(policy="balanced", temperature=0, max_tokens=200) as llm:
     message = llm.invoke("A box holds 12 eggs. How many eggs are in 7 boxes?")
     print(message.text)
-    took = message.response_metadata["lookahead"]
-    print(f"[{took['tokens']['target']['committed']} tokens in {took['target_forward_passes']} passes of the target]")
+    metadata = message.response_metadata["lookahead"]
+    tokens, passes = metadata["tokens"]["target"]["committed"], metadata["target_forward_passes"]
+    print(f"[{tokens} tokens in {passes} forward passes of the target]")

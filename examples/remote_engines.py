@@ -1,4 +1,4 @@
-"""Target and draft behind vLLM servers: start them with `examples/serve_pair.sh TARGET DRAFT`, and then this.
+"""Target and draft behind vLLM servers: start `examples/serve_pair.sh TARGET DRAFT` first.
 
 python examples/remote_engines.py TARGET DRAFT "What is 17 * 23?"
 """
@@ -12,7 +12,7 @@ from lookahead_agent import ChatLookahead
 
 
 def main(target: str, draft: str, question: str) -> None:
-    """Ask a question and say how much of the reply the draft wrote."""
+    """Ask a question, and show how many steps are the draft's."""
     llm = ChatLookahead(
         model=target,
         base_url=f"http://127.0.0.1:{os.environ.get('TARGET_PORT', '8000')}/v1",
@@ -24,9 +24,9 @@ def main(target: str, draft: str, question: str) -> None:
     )
     with llm:
         message = llm.invoke(question)
-    figures = message.response_metadata["lookahead"]
+    metadata = message.response_metadata["lookahead"]
     print(message.text)
-    print(f"[{figures['accepted']} of {figures['steps']} steps from the draft]")
+    print(f"[{metadata['accepted']} of {metadata['steps']} steps from the draft]")
 
 
 if __name__ == "__main__":

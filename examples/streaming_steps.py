@@ -1,4 +1,4 @@
-"""A plan as it is written, steps of the draft in green."""
+"""Streams a plan, with accepted draft steps in green."""
 
 from rich.console import Console
 

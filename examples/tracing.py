@@ -1,4 +1,4 @@
-"""A run as a page: which steps came from the draft, which were refused, and when."""
+"""A trace page of a run: accepted and rejected draft steps, and when."""
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.templates import build_plan_execute, template

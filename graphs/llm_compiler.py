@@ -43,7 +43,7 @@ from lookahead_agent.agents.calculations import (
     with_placeholders,
 )
 from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
-from lookahead_agent.agents.few_shot import worked_plans
+from lookahead_agent.agents.few_shot import plan_examples
 from lookahead_agent.agents.nodes import model_node, plain_node, tool_node
 from lookahead_agent.agents.planned_calls import PlannedCall, read_call
 from lookahead_agent.agents.templates import default_llm, template
@@ -146,7 +146,7 @@ def build_llm_compiler(
     later = sorted(ask_before)
     calculator = find_calculator(tools) if calculate else None
     if calculator and len(tools) == 1:
-        told = worked_plans()
+        told = plan_examples()
     else:
         # Which tools there are besides, a planner has to think about.
         described = "\n".join(_described(tool) for tool in tools)
@@ -169,7 +169,7 @@ def build_llm_compiler(
     def early_calls(state: LLMCompilerState) -> EarlyCalls:
         return EarlyCalls(carry_out, most=budget.steps_left(state.get("usage")) - 1, later=later)  # without this reply
 
-    def planned(reader: _PlanReader, results: list[CallResult], meter: UsageMeter) -> LLMCompilerState:
+    def planner_update(reader: _PlanReader, results: list[CallResult], meter: UsageMeter) -> LLMCompilerState:
         meter.count(reader.reply)
         return {"plan": reader.plan, "plans": reader.number, "results": results, "usage": meter.usage(len(results))}
 
@@ -180,7 +180,7 @@ def build_llm_compiler(
             for chunk in chunks:
                 early.add(*reader.read(chunk))
             early.add(*reader.end())
-        return planned(reader, early.results, meter)
+        return planner_update(reader, early.results, meter)
 
     async def aplanner(state: LLMCompilerState) -> LLMCompilerState:
         meter, reader = UsageMeter(), reader_of(state)
@@ -189,12 +189,12 @@ def build_llm_compiler(
             async for chunk in chunks:
                 early.add(*reader.read(chunk))
             early.add(*reader.end())
-        return planned(reader, early.results, meter)
+        return planner_update(reader, early.results, meter)
 
     def calls_of(state: WorkerState) -> list[ToolCall | ToolOutcome]:
         return [ask_or_call(_tool_call(state["call"]), ask_before)]
 
-    def worked(state: WorkerState, outcomes: list[ToolOutcome]) -> LLMCompilerState:
+    def worker_update(state: WorkerState, outcomes: list[ToolOutcome]) -> LLMCompilerState:
         return {"results": [CallResult(call=state["call"], output=outcomes[0].output, failed=outcomes[0].failed)]}
 
     def gather(state: LLMCompilerState) -> LLMCompilerState:
@@ -212,7 +212,7 @@ def build_llm_compiler(
         task += "\n\nNo more can be found out: say what is certain and what is missing." if problem else ""
         return [SystemMessage(JOINER), HumanMessage(task)]
 
-    def joined(state: LLMCompilerState, reply: AIMessage) -> LLMCompilerState:
+    def joiner_update(state: LLMCompilerState, reply: AIMessage) -> LLMCompilerState:
         if not ends(state):
             if problem := _problem(state):
                 return {"missing": problem}
@@ -235,9 +235,9 @@ def build_llm_compiler(
     builder = StateGraph(LLMCompilerState)
     builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("planner", RunnableLambda(planner, aplanner))
-    builder.add_node("worker", tool_node(by_name, calls_of, worked), input_schema=WorkerState)
+    builder.add_node("worker", tool_node(by_name, calls_of, worker_update), input_schema=WorkerState)
     builder.add_node("gather", plain_node(gather))
-    builder.add_node("joiner", model_node(llm, joiner_prompt, joined))
+    builder.add_node("joiner", model_node(llm, joiner_prompt, joiner_update))
     builder.add_edge(START, "planner")
     builder.add_conditional_edges("planner", next_round, ["worker", "joiner"])
     builder.add_edge("worker", "gather")

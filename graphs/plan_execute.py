@@ -42,7 +42,7 @@ from lookahead_agent.agents.calculations import (
     find_calculator,
     named_results,
 )
-from lookahead_agent.agents.few_shot import worked_plans
+from lookahead_agent.agents.few_shot import plan_examples
 from lookahead_agent.agents.nodes import model_node, plain_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ause_tool, use_tool
@@ -162,7 +162,7 @@ def build_plan_execute(
     calculator = find_calculator(tools) if calculate else None
     # Which tools there are besides, a planner has to think about.
     alone = calculator is not None and len(tools) == 1
-    told = worked_plans() if alone else [SystemMessage(PLANNER)]
+    told = plan_examples() if alone else [SystemMessage(PLANNER)]
 
     def planner_prompt(state: PlanExecuteState) -> list[BaseMessage]:
         task = state["question"]
@@ -170,7 +170,7 @@ def build_plan_execute(
             task += "\n\n" + REPLANNER.format(results=_listed(results))
         return [*told, HumanMessage(task)]
 
-    def planned(state: PlanExecuteState, reply: AIMessage) -> PlanExecuteState:
+    def planner_update(state: PlanExecuteState, reply: AIMessage) -> PlanExecuteState:
         plan = parse_plan(reply.text) or [state["question"]]
         if calculator is not None:
             reader = PlanReader()
@@ -217,7 +217,7 @@ def build_plan_execute(
             task += f"\n\nNot everything was done: {stopped}. Say what is certain and what is missing."
         return [SystemMessage(FINISHER), HumanMessage(task)]
 
-    def finished(state: PlanExecuteState, reply: AIMessage) -> PlanExecuteState:
+    def finisher_update(state: PlanExecuteState, reply: AIMessage) -> PlanExecuteState:
         return {"answer": reply.text.strip(), "stopped": _stop(state) or ""}
 
     def _stop(state: PlanExecuteState) -> str | None:
@@ -247,12 +247,12 @@ def build_plan_execute(
 
     builder = StateGraph(PlanExecuteState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("planner", model_node(llm, planner_prompt, planned))
+    builder.add_node("planner", model_node(llm, planner_prompt, planner_update))
     # The executor's model may lose its connection. Its tools raise nothing, so that no call is made again.
     retry = RetryPolicy(max_attempts=2)
     builder.add_node("executor", RunnableLambda(executor, aexecutor), retry_policy=retry, input_schema=ExecutorState)
     builder.add_node("gather", plain_node(gather))
-    builder.add_node("finisher", model_node(llm, finisher_prompt, finished))
+    builder.add_node("finisher", model_node(llm, finisher_prompt, finisher_update))
     builder.add_edge(START, "planner")
     builder.add_conditional_edges("planner", next_round, ["executor", "finisher"])
     builder.add_edge("executor", "gather")

@@ -42,7 +42,7 @@ from typing_extensions import TypedDict
 
 from lookahead_agent.agents.budget import Budget, Usage, add_usage
 from lookahead_agent.agents.calculations import calculator_arguments, fill_results, find_calculator
-from lookahead_agent.agents.few_shot import DONE, short_thoughts, worked_thoughts
+from lookahead_agent.agents.few_shot import DONE, calculation_prompt, next_step_prompt
 from lookahead_agent.agents.nodes import model_node, tool_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ask_or_call, check_ask_before
@@ -130,12 +130,12 @@ def build_react(
         if calculator is not None and _came_of(question, so_far):
             return AIMessage(DONE)
         if one_line:
-            return worked_thoughts(question, so_far)
+            return calculation_prompt(question, so_far)
         if calculate:
-            return short_thoughts(question, so_far)
+            return next_step_prompt(question, so_far)
         return [SystemMessage(THINKER), HumanMessage(question), *so_far, HumanMessage("What next?")]
 
-    def thought_of(state: ReactState, reply: AIMessage) -> ReactState:
+    def thinker_update(state: ReactState, reply: AIMessage) -> ReactState:
         thought, so_far = reply.text.strip(), state.get("messages", [])
         if calculate and so_far and thought == DONE:
             return {"ends": "solved"}
@@ -152,7 +152,7 @@ def build_react(
     def actor_prompt(state: ReactState) -> list[BaseMessage]:
         return [SystemMessage(ACTOR), HumanMessage(state["question"]), *state["messages"], HumanMessage("Act now.")]
 
-    def acted(state: ReactState, reply: AIMessage) -> ReactState:
+    def actor_update(state: ReactState, reply: AIMessage) -> ReactState:
         if reply.tool_calls or reply.invalid_tool_calls:
             return {"messages": [reply]}
         said: ReactState = {"messages": [reply], "answer": reply.text.strip()}
@@ -162,7 +162,7 @@ def build_react(
         # All questions first: what follows an interrupt runs again when the graph goes on.
         return [ask_or_call(call, ask_before) for call in _last(state).tool_calls]
 
-    def observed(state: ReactState, outcomes: list[ToolOutcome]) -> ReactState:
+    def tools_update(state: ReactState, outcomes: list[ToolOutcome]) -> ReactState:
         last = _last(state)
         answers: list[AnyMessage] = [
             ToolMessage(
@@ -184,7 +184,7 @@ def build_react(
             return [SystemMessage(SOLVER), HumanMessage(task)]
         return [SystemMessage(FINISHER), HumanMessage(state["question"]), *so_far, HumanMessage("Answer.")]
 
-    def finished(state: ReactState, reply: AIMessage) -> ReactState:
+    def finisher_update(state: ReactState, reply: AIMessage) -> ReactState:
         stopped = "" if state.get("ends") == "solved" else budget.reached(state.get("usage")) or ""
         if state.get("ends") == "circles":
             stopped = "the thinker repeats itself"
@@ -203,10 +203,10 @@ def build_react(
 
     builder = StateGraph(ReactState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("thinker", model_node(thinking_llm, thinker_prompt, thought_of))
-    builder.add_node("actor", model_node(caller, actor_prompt, acted))
-    builder.add_node("tools", tool_node(by_name, calls_of, observed))
-    builder.add_node("finisher", model_node(llm, finisher_prompt, finished))
+    builder.add_node("thinker", model_node(thinking_llm, thinker_prompt, thinker_update))
+    builder.add_node("actor", model_node(caller, actor_prompt, actor_update))
+    builder.add_node("tools", tool_node(by_name, calls_of, tools_update))
+    builder.add_node("finisher", model_node(llm, finisher_prompt, finisher_update))
     builder.add_edge(START, "thinker")
     builder.add_conditional_edges("thinker", after_thinker)
     builder.add_conditional_edges("actor", after_actor)

@@ -134,19 +134,19 @@ def build_reflection(
     def writer_prompt(state: ReflectionState) -> list[BaseMessage]:
         return [SystemMessage(WRITER), HumanMessage(state["task"])]
 
-    def written(state: ReflectionState, reply: AIMessage) -> ReflectionState:
+    def writer_update(state: ReflectionState, reply: AIMessage) -> ReflectionState:
         return {"answer": reply.text.strip(), "revisions": 0, "changed": True}
 
     def critic_prompt(state: ReflectionState) -> list[BaseMessage]:
         return [SystemMessage(CRITIC), *_SHOWN, HumanMessage(to_review(state["task"], state["answer"]))]
 
-    def criticised(state: ReflectionState, reply: AIMessage) -> ReflectionState:
+    def critic_update(state: ReflectionState, reply: AIMessage) -> ReflectionState:
         return {"critique": reply.text.strip()}
 
     def decider_prompt(state: ReflectionState) -> list[BaseMessage]:
         return [SystemMessage(DECIDER), HumanMessage(f"The reviewer says:\n{state['critique']}")]
 
-    def decided(state: ReflectionState, reply: dict[str, Any]) -> ReflectionState:
+    def decider_update(state: ReflectionState, reply: dict[str, Any]) -> ReflectionState:
         # A verdict that cannot be read is none, and the reviser follows the critique.
         return {"good": isinstance(reply["parsed"], dict) and reply["parsed"].get("verdict") == "good"}
 
@@ -154,7 +154,7 @@ def build_reflection(
         task = f"{to_review(state['task'], state['answer'])}\n\nCritique:\n{state['critique']}"
         return [SystemMessage(REVISER), HumanMessage(task)]
 
-    def revised(state: ReflectionState, reply: AIMessage) -> ReflectionState:
+    def reviser_update(state: ReflectionState, reply: AIMessage) -> ReflectionState:
         # A reviser that says nothing has improved nothing.
         text = reply.text.strip() or state["answer"]
         return {"answer": text, "revisions": state["revisions"] + 1, "changed": text != state["answer"]}
@@ -177,10 +177,10 @@ def build_reflection(
 
     builder = StateGraph(ReflectionState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("writer", model_node(llm, writer_prompt, written))
-    builder.add_node("critic", model_node(llm, critic_prompt, criticised))
-    builder.add_node("decider", model_node(judge, decider_prompt, decided))
-    builder.add_node("reviser", model_node(llm, reviser_prompt, revised))
+    builder.add_node("writer", model_node(llm, writer_prompt, writer_update))
+    builder.add_node("critic", model_node(llm, critic_prompt, critic_update))
+    builder.add_node("decider", model_node(judge, decider_prompt, decider_update))
+    builder.add_node("reviser", model_node(llm, reviser_prompt, reviser_update))
     builder.add_node("end", plain_node(end))
     builder.add_edge(START, "writer")
     builder.add_conditional_edges("writer", after_writing)

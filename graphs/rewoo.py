@@ -37,7 +37,7 @@ from lookahead_agent.agents.calculations import (
     find_calculator,
     with_placeholders,
 )
-from lookahead_agent.agents.few_shot import worked_plans
+from lookahead_agent.agents.few_shot import plan_examples
 from lookahead_agent.agents.nodes import model_node, plain_node, tool_node
 from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.templates import default_llm, template
@@ -129,20 +129,20 @@ def build_rewoo(
     calculator = find_calculator(tools) if calculate else None
     # Which tools there are besides, a planner has to think about.
     alone = calculator is not None and len(tools) == 1
-    told = worked_plans() if alone else [SystemMessage(PLANNER.format(tools=described))]
+    told = plan_examples() if alone else [SystemMessage(PLANNER.format(tools=described))]
     writer = llm.with_structured_output(_schema(tools), include_raw=True)
 
     def planner_prompt(state: RewooState) -> list[BaseMessage]:
         return [*told, HumanMessage(state["question"])]
 
-    def planned(state: RewooState, reply: AIMessage) -> RewooState:
+    def planner_update(state: RewooState, reply: AIMessage) -> RewooState:
         return {"thoughts": reply.text.strip()}
 
     def caller_prompt(state: RewooState) -> list[BaseMessage]:
         task = f"Problem: {state['question']}\n\nPlan:\n{state['thoughts']}"
         return [SystemMessage(CALLER.format(tools=described)), HumanMessage(task)]
 
-    def called(reply: dict[str, Any], usage: Usage) -> RewooState:
+    def caller_update(reply: dict[str, Any], usage: Usage) -> RewooState:
         error = _unreadable(reply)
         stopped = f"the calls could not be read: {error}" if error else ""
         return {"plan": _calls(reply["parsed"]), "stopped": stopped, "usage": usage}
@@ -155,7 +155,7 @@ def build_rewoo(
         if error := _unreadable(reply):
             asked = [*asked, reply["raw"], HumanMessage(UNREADABLE.format(error=error))]
             reply = meter.count(writer.invoke(asked))
-        return called(reply, meter.usage())
+        return caller_update(reply, meter.usage())
 
     async def acaller(state: RewooState) -> RewooState:
         if calculator is not None and (read := _calculations(state["thoughts"], calculator)):
@@ -165,13 +165,13 @@ def build_rewoo(
         if error := _unreadable(reply):
             asked = [*asked, reply["raw"], HumanMessage(UNREADABLE.format(error=error))]
             reply = meter.count(await writer.ainvoke(asked))
-        return called(reply, meter.usage())
+        return caller_update(reply, meter.usage())
 
     def calls_of(state: WorkerState) -> list[ToolCall]:
         call = state["call"]
         return [ToolCall(name=call["tool"], args=call["arguments"], id=f"E{call['number']}")]
 
-    def worked(state: WorkerState, outcomes: list[ToolOutcome]) -> RewooState:
+    def worker_update(state: WorkerState, outcomes: list[ToolOutcome]) -> RewooState:
         return {"evidence": [Evidence(call=state["call"], output=outcomes[0].output, failed=outcomes[0].failed)]}
 
     def gather(state: RewooState) -> RewooState:
@@ -184,7 +184,7 @@ def build_rewoo(
         results = f"Results, of which the last one is the final one:\n{_listed(state)}{note}"
         return [SystemMessage(SOLVER), HumanMessage(f"Problem: {state['question']}\n\n{results}")]
 
-    def solved(state: RewooState, reply: AIMessage) -> RewooState:
+    def solver_update(state: RewooState, reply: AIMessage) -> RewooState:
         stopped = budget.reached(state.get("usage")) or state.get("stopped")
         return {"answer": reply.text.strip(), "stopped": stopped or ""}
 
@@ -206,11 +206,11 @@ def build_rewoo(
 
     builder = StateGraph(RewooState)
     builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("planner", model_node(llm, planner_prompt, planned))
+    builder.add_node("planner", model_node(llm, planner_prompt, planner_update))
     builder.add_node("caller", RunnableLambda(caller, acaller))
-    builder.add_node("worker", tool_node(by_name, calls_of, worked), input_schema=WorkerState)
+    builder.add_node("worker", tool_node(by_name, calls_of, worker_update), input_schema=WorkerState)
     builder.add_node("gather", plain_node(gather))
-    builder.add_node("solver", model_node(llm, solver_prompt, solved))
+    builder.add_node("solver", model_node(llm, solver_prompt, solver_update))
     builder.add_edge(START, "planner")
     builder.add_edge("planner", "caller")
     builder.add_conditional_edges("caller", next_round, ["worker", "solver"])

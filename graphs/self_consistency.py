@@ -123,7 +123,7 @@ def build_self_consistency(
                     replies.append(reply)
                     if (answer := read(reply.text)) is not None:
                         votes[answer] += 1
-                    if decided(votes, samples - len(replies)):
+                    if is_decided(votes, samples - len(replies)):
                         stopped = "the vote is decided" if len(replies) < samples else ""
                         break
                     if reached := budget.reached(meter.usage()):
@@ -162,7 +162,7 @@ def graph() -> CompiledStateGraph[SelfConsistencyState, None, SelfConsistencySta
     return build_self_consistency(default_llm(POLICIES).model_copy(update={"temperature": 0.7}))
 
 
-def decided(votes: Counter[str], left: int) -> bool:
+def is_decided(votes: Counter[str], left: int) -> bool:
     """Whether the answers that are left cannot change which has most votes."""
     ranked = votes.most_common(2)
     if not ranked:

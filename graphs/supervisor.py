@@ -113,7 +113,7 @@ def build_supervisor(
     def router_prompt(state: SupervisorState) -> list[BaseMessage]:
         return [SystemMessage(ROUTER.format(specialists=described)), HumanMessage(state["question"])]
 
-    def routed(state: SupervisorState, reply: dict[str, Any]) -> SupervisorState:
+    def router_update(state: SupervisorState, reply: dict[str, Any]) -> SupervisorState:
         parsed = reply["parsed"] if isinstance(reply["parsed"], dict) else {}
         tasks = {name: str(task) for name, task in parsed.items() if name in tools and str(task).strip()}
         # A router that chooses nobody leaves the question to the first.
@@ -122,15 +122,15 @@ def build_supervisor(
     def specialist(name: str) -> Runnable[SpecialistState, SupervisorState]:
         agent = build_react(llm, tools[name], calculate=calculate, budget=share)
 
-        def found(state: SpecialistState, done: dict[str, Any]) -> SupervisorState:
+        def specialist_update(state: SpecialistState, done: dict[str, Any]) -> SupervisorState:
             finding = Finding(specialist=name, task=state["task"], answer=done.get("answer", ""))
             return {"findings": [finding], "usage": done.get("usage") or Usage()}
 
         def work(state: SpecialistState) -> SupervisorState:
-            return found(state, agent.invoke({"question": state["task"]}))
+            return specialist_update(state, agent.invoke({"question": state["task"]}))
 
         async def awork(state: SpecialistState) -> SupervisorState:
-            return found(state, await agent.ainvoke({"question": state["task"]}))
+            return specialist_update(state, await agent.ainvoke({"question": state["task"]}))
 
         return RunnableLambda(work, awork)
 
@@ -141,7 +141,7 @@ def build_supervisor(
         )
         return [SystemMessage(WRITER), HumanMessage(f"Question: {state['question']}\n\n{found}")]
 
-    def written(state: SupervisorState, reply: AIMessage) -> SupervisorState:
+    def writer_update(state: SupervisorState, reply: AIMessage) -> SupervisorState:
         return {"answer": reply.text.strip(), "stopped": budget.reached(state.get("usage")) or ""}
 
     def to_specialists(state: SupervisorState) -> list[Send]:
@@ -149,11 +149,11 @@ def build_supervisor(
 
     builder = StateGraph(SupervisorState)
     # Specialists are graphs: the time-out is for each of their nodes.
-    builder.add_node("router", model_node(chooser, router_prompt, routed), timeout=budget.node_timeout)
+    builder.add_node("router", model_node(chooser, router_prompt, router_update), timeout=budget.node_timeout)
     for name in tools:
         builder.add_node(name, specialist(name), input_schema=SpecialistState)
         builder.add_edge(name, "writer")
-    builder.add_node("writer", model_node(llm, writer_prompt, written), timeout=budget.node_timeout)
+    builder.add_node("writer", model_node(llm, writer_prompt, writer_update), timeout=budget.node_timeout)
     builder.add_edge(START, "router")
     builder.add_conditional_edges("router", to_specialists, list(tools))
     builder.add_edge("writer", END)

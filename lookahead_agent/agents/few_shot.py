@@ -68,7 +68,7 @@ _ERRANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 
 
-def worked_plans() -> list[BaseMessage]:
+def plan_examples() -> list[BaseMessage]:
     """The messages before a problem for the planner: the task, and three problems with their plans."""
     shown: list[BaseMessage] = [SystemMessage(_PLANNER)]
     for problem, lines in _EXAMPLES:
@@ -77,7 +77,7 @@ def worked_plans() -> list[BaseMessage]:
     return shown
 
 
-def worked_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMessage]:
+def calculation_prompt(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMessage]:
     """The messages before the next thought of a thinker who has a calculator: one calculation.
 
     Args:
@@ -92,8 +92,8 @@ def worked_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMes
     return _thoughts(_THINKER, examples, question, so_far)
 
 
-def short_thoughts(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMessage]:
-    """As `worked_thoughts`, for a thinker who has any tools: one line that says what to do next."""
+def next_step_prompt(question: str, so_far: Sequence[AnyMessage]) -> list[BaseMessage]:
+    """As `calculation_prompt`, for a thinker who has any tools: one line that says what to do next."""
     return _thoughts(_NEXT, _ERRANDS, question, so_far)
 
 

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 
 from lookahead_agent.agents.calculations import PlanReader, calculation, fill_results, find_calculator
-from lookahead_agent.agents.few_shot import DONE, worked_plans, worked_thoughts
+from lookahead_agent.agents.few_shot import DONE, calculation_prompt, plan_examples
 from tools.calculator import calculate, calculator
 
 
@@ -124,7 +124,7 @@ def test_which_tool_is_a_calculator() -> None:
 
 
 def test_the_examples_of_a_thinker_are_calculations_that_come_out() -> None:
-    shown = worked_thoughts("How much?", [])
+    shown = calculation_prompt("How much?", [])
     assert shown[-1].text == "How much?"
     for thought, result in pairwise(shown[2:-1]):
         expression = fill_results(thought.text, {}) if isinstance(thought, AIMessage) else None
@@ -136,14 +136,14 @@ def test_the_examples_of_a_thinker_are_calculations_that_come_out() -> None:
 def test_a_thinker_sees_its_thoughts_and_what_they_came_to() -> None:
     call = AIMessage("", tool_calls=[{"name": "calculator", "args": {}, "id": "1"}])
     so_far = [AIMessage("Thought: Pens: 2 * 3"), call, ToolMessage("6", tool_call_id="1"), AIMessage("Thought: Hm")]
-    assert [(message.type, message.text) for message in worked_thoughts("How much?", so_far)[-4:]] == [
+    assert [(message.type, message.text) for message in calculation_prompt("How much?", so_far)[-4:]] == [
         ("human", "How much?"), ("ai", "Pens: 2 * 3"), ("human", "6"), ("ai", "Hm"),
     ]  # fmt: skip
 
 
 def test_the_examples_of_a_planner_are_plans_of_calculations_that_come_out() -> None:
     comes_to = []
-    for message in worked_plans()[2::2]:
+    for message in plan_examples()[2::2]:
         results: dict[int, str] = {}
         for line in message.text.splitlines():
             number, _, step = line.partition(". ")

@@ -49,7 +49,7 @@ def reply_to(prompt: str) -> str:
 
 
 SAYS = {
-    "first_reply": ["It is 36.", "passes of the target]"],
+    "first_reply": ["It is 36.", "forward passes of the target]"],
     "per_node_policies": ["mine: 2 steps ahead", "They cost $18."],
     "drop_in_create_agent": ["It is 391."],
     "streaming_steps": ["Plan:", "planner", "finisher"],

@@ -16,7 +16,7 @@ from langgraph.types import Command
 from graphs.react import build_react
 from graphs.reflection import build_reflection
 from graphs.rewoo import build_rewoo
-from graphs.self_consistency import answer_of, build_self_consistency, decided
+from graphs.self_consistency import answer_of, build_self_consistency, is_decided
 from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.budget import Budget, Usage, add_usage
@@ -440,10 +440,10 @@ def test_answers_in_one_form(text: str, answer: str | None) -> None:
 
 
 def test_when_a_vote_is_decided() -> None:
-    assert decided(Counter({"a": 3, "b": 1}), 1)
-    assert not decided(Counter({"a": 2, "b": 1}), 1)
-    assert decided(Counter({"a": 1}), 0)
-    assert not decided(Counter(), 3)
+    assert is_decided(Counter({"a": 3, "b": 1}), 1)
+    assert not is_decided(Counter({"a": 2, "b": 1}), 1)
+    assert is_decided(Counter({"a": 1}), 0)
+    assert not is_decided(Counter(), 3)
 
 
 def voting(replies: dict[int, tuple[str, float]]) -> ChatLookahead:

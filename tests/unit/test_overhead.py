@@ -25,11 +25,11 @@ def test_the_share_of_a_pass() -> None:
     assert Overhead(4, 1.0, 250.0, 250.0, 250.0).share(0.009) == pytest.approx(0.1)
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("bench", "overhead", "--requests")
-    assert run(*command, "1,2", "--tokens", "640", "--json", monkeypatch=monkeypatch) == 0
+    assert run(*command, "1,2", "--tokens", "640", "--json") == 0
     assert [one["requests"] for one in json.loads(capsys.readouterr().out)] == [1, 2]
-    assert run(*command, "1", "--tokens", "320", monkeypatch=monkeypatch) == 0
+    assert run(*command, "1", "--tokens", "320") == 0
     assert "of a pass" in capsys.readouterr().out
-    assert run(*command, "x", monkeypatch=monkeypatch) == 2
-    assert run(*command, "0", monkeypatch=monkeypatch) == 2
+    assert run(*command, "x") == 2
+    assert run(*command, "0") == 2
