@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,9 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.decoding.segmenter import delimiter_finder
+from lookahead_agent.delimiters import delimiter_finder
 from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable, in_words
-from lookahead_agent.verifiers.judge import check_prompt
 
 VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
 
@@ -39,6 +39,7 @@ _READS: dict[str, frozenset[str]] = {
     "random": frozenset({"probability"}),
 }
 _OF_VERIFIERS = frozenset().union(*_READS.values())
+_PLACEHOLDERS = {"question", "before", "target", "draft"}
 DEFAULT_DEPTH = 4
 """Steps in flight where steps are speculated on and nothing says how many."""
 
@@ -373,3 +374,27 @@ def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
         return VerifierPolicy.model_validate(fields)
     except ValidationError as error:
         raise PolicyError(f"this is not a policy: {in_words(error)}") from error
+
+
+def check_prompt(prompt: str) -> str:
+    """Return a judge's prompt if it can be filled in.
+
+    Raises:
+        ConfigurationError: It has other placeholders than {question}, {before}, {target} and {draft}, lacks one of
+            the last two, or changes one: a width such as {target:>9} can ask for any amount of memory.
+    """
+    try:
+        fields = [field for field in string.Formatter().parse(prompt) if field[1] is not None]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the judge's prompt is not a format string ({error}); braces are {{{{ and }}}}"
+        ) from None
+    names = {str(name) for _, name, _, _ in fields}
+    if any(width or conversion for _, _, width, conversion in fields):
+        raise ConfigurationError("the placeholders of the judge's prompt have no width, format or conversion: {target}")
+    if not {"target", "draft"} <= names <= _PLACEHOLDERS:
+        raise ConfigurationError(
+            "the judge's prompt needs {target} and {draft}, and may have {question} and {before}; it has "
+            + (", ".join(f"{{{name}}}" for name in sorted(names)) or "none")
+        )
+    return prompt

@@ -10,12 +10,11 @@ Everything but the tokens is real: steps, policies, tool calls, structured outpu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, following
+from lookahead_agent.engines.scripted import ScriptedEngine, reply_script
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 
@@ -31,22 +30,12 @@ class SameText:
         return 1.0 if first == second else 0.0
 
 
-def replying(reply: Reply, seconds: float = 0.0) -> Callable[[str, str], Sequence[ScriptedStep]]:
-    """A script from a function of the prompt: the rest of its reply, each step of it in so many seconds."""
-
-    def script(prompt: str, begun: str) -> Sequence[ScriptedStep]:
-        parts = re.findall(r".*?\n\n|.+\Z", reply(prompt), re.DOTALL)
-        return following([ScriptedStep(part, seconds) for part in parts])(prompt, begun)
-
-    return script
-
-
-def scripted_engines(target: Reply, draft: Reply | None = None, **options: Any) -> EngineSet:
+def scripted_engines(target: Reply | str, draft: Reply | None = None, **options: Any) -> EngineSet:
     """Engines that follow a script: a target that takes its time, and a draft that says the same, or something else."""
     tokenizer = ScriptedTokenizer()
     return EngineSet(
-        ScriptedEngine(tokenizer, replying(target, seconds=0.02), **options),
-        ScriptedEngine(tokenizer, replying(draft or target)),
+        ScriptedEngine(tokenizer, reply_script(target, seconds=0.02), **options),
+        ScriptedEngine(tokenizer, reply_script(draft or target)),
         SameText(),
     )
 
@@ -60,10 +49,7 @@ def scripted_chat(target: Reply | str, draft: Reply | None = None, **fields: Any
         fields: Of `ChatLookahead`.
     """
 
-    def write(prompt: str) -> str:
-        return target if isinstance(target, str) else target(prompt)
-
-    return ChatLookahead(engines=scripted_engines(write, draft), **fields)
+    return ChatLookahead(engines=scripted_engines(target, draft), **fields)
 
 
 def in_turn(**replies: str | Sequence[str]) -> Reply:

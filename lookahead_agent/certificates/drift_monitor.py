@@ -94,7 +94,8 @@ class DriftMonitor:
         self._judge = judge
         self._give_up = give_up
         self._tests: dict[Certificate, DriftTest] = {}
-        self._waiting: deque[tuple[Certificate, StepPair]] = deque()
+        self.waiting: deque[tuple[Certificate, StepPair]] = deque()
+        """Accepted steps to be audited."""
         self._random = random.Random()
         self._task: asyncio.Task[None] | None = None
         self.counts = DriftCounts()
@@ -113,19 +114,19 @@ class DriftMonitor:
     def _draw(self, certificate: Certificate, pair: StepPair, share: float) -> None:
         if self._random.random() >= share:
             return
-        if len(self._waiting) >= _WAITING:
-            self._waiting.popleft()
+        if len(self.waiting) >= _WAITING:
+            self.waiting.popleft()
             self.counts.dropped += 1
-        self._waiting.append((certificate, pair))
+        self.waiting.append((certificate, pair))
 
     def go_on(self) -> None:
         """Audit what waits, in the background, for as long as the target has nothing else to do."""
-        if self._waiting and self._target.in_flight == 0 and (self._task is None or self._task.done()):
+        if self.waiting and self._target.in_flight == 0 and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._audit())
 
     async def _audit(self) -> None:
-        while self._waiting and self._target.in_flight == 0:
-            certificate, pair = self._waiting.popleft()
+        while self.waiting and self._target.in_flight == 0:
+            certificate, pair = self.waiting.popleft()
             try:
                 # In the other order than a judging policy has asked in, or it would only hear again what it knows.
                 disputed = not pair.same_text and not (await self._judge.verify(pair.swapped)).accepted

@@ -3,77 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from typing import Any
-
-import regex
+from functools import cached_property
 
 from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.delimiters import Finder, delimiter_finder, too_slow
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream
-from lookahead_agent.errors import ConfigurationError
-
-_SEARCH_SECONDS = 0.02
-"""Longest search for a delimiter, of a pattern: a step has a few kilobytes, and a search of it takes microseconds."""
-_LONGEST_PATTERN = 1000  # in characters
-_MOST_REPETITIONS = 1000  # product of the numbers in a pattern's `{…}`: `regex` may write each out, which takes memory
-_REPETITION = re.compile(r"\{(\d*)(?:,(\d*))?\}")
-_FLAGS = {re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X, re.A: regex.A}
 
 # Blocks that a step must not be cut in, since they may contain blank lines: fenced code and LaTeX displays.
 _MARKS = re.compile(
     r"^[ \t]*(?P<fence>`{3,}|~{3,})|(?P<display>\\\[|\\\]|\$\$)|\\(?P<side>begin|end)\{(?P<name>\w+\*?)\}", re.MULTILINE
 )
 _CLOSES = {"\\[": "\\]", "$$": "$$"}
-
-Finder = Callable[[str, int], Iterator[Any]]
-"""Finds matches in a text, from a position on."""
-
-
-@lru_cache(maxsize=256)
-def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
-    """A finder of a delimiter in bounded time, for every pattern: `re` has no limit, and lets nobody else work.
-
-    Raises:
-        ConfigurationError: The pattern is too long, repeats too often, cannot be searched for, or matches the empty
-            text.
-    """
-    if isinstance(delimiter, str):
-        find: Finder = re.compile(re.escape(delimiter)).finditer
-        if delimiter == "":
-            raise ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
-        return find
-    written, repetitions = delimiter.pattern, 1
-    for least, most in _REPETITION.findall(written):
-        repetitions *= max([1, *(int(number[:9]) for number in (least, most) if number)])
-    if len(written) > _LONGEST_PATTERN or repetitions > _MOST_REPETITIONS:
-        raise ConfigurationError(
-            f"the delimiter's pattern is too large: it has at most {_LONGEST_PATTERN} characters and "
-            f"{_MOST_REPETITIONS} repetitions"
-        )
-    flags = 0
-    for ours, theirs in _FLAGS.items():
-        flags |= theirs if delimiter.flags & ours else 0
-    try:
-        compiled = regex.compile(written, flags)
-        empty = compiled.match("", timeout=_SEARCH_SECONDS) is not None
-    except TimeoutError:
-        raise _too_slow(delimiter) from None
-    except (regex.error, RecursionError, OverflowError, ValueError) as error:
-        raise ConfigurationError(f"the delimiter /{written}/ cannot be searched for: {error}") from None
-    if empty:
-        raise ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
-    return partial(compiled.finditer, timeout=_SEARCH_SECONDS)
-
-
-def _too_slow(delimiter: str | re.Pattern[str]) -> ConfigurationError:
-    pattern = delimiter if isinstance(delimiter, str) else delimiter.pattern
-    return ConfigurationError(
-        f"the search for the delimiter /{pattern}/ took longer than {_SEARCH_SECONDS:g} s: give one without "
-        "repetitions in repetitions"
-    )
 
 
 @dataclass(frozen=True)
@@ -281,7 +224,7 @@ class Segmenter:
                     return True
                 self._delimited_from = match.end()
         except TimeoutError:
-            raise _too_slow(delimiter) from None
+            raise too_slow(delimiter) from None
         return False
 
     def _step(self, end: StepEnd) -> Step:

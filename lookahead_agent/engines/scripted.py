@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -163,6 +164,21 @@ class ScriptedEngine:
     def close(self) -> None:
         """Refuse further requests."""
         self._closed = True
+
+
+def reply_script(reply: Callable[[str], str] | str, seconds: float = 0.0) -> Script:
+    """A script that writes whole replies step by step.
+
+    Args:
+        reply: The reply to every prompt, or to a given one; a function is asked for each step, and has to say the same.
+        seconds: How long each step takes.
+    """
+
+    def script(prompt: str, begun: str) -> Sequence[ScriptedStep]:
+        parts = re.findall(r".*?\n\n|.+\Z", reply if isinstance(reply, str) else reply(prompt), re.DOTALL)
+        return following([ScriptedStep(part, seconds) for part in parts])(prompt, begun)
+
+    return script
 
 
 def following(steps: Sequence[ScriptedStep], delimiter: str = "\n\n") -> Script:

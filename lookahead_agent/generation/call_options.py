@@ -150,7 +150,8 @@ class CallOptions(SamplingArguments):
     def _go_together(self) -> Self:
         if "tool_choice" in self.model_fields_set:
             self.tools, self.tool_choice = chosen_tools(self.tools, self.tool_choice), forced(self.tool_choice)
-        form, several = constraint(self.response_format), self.parallel_tool_calls is True
+        form = constraint(self.response_format) if self.response_format is not None else None
+        several = self.parallel_tool_calls is True
         if self.tool_choice is not None and form is not None:
             raise ConfigurationError("a reply cannot be a tool call and in a response_format at once")
         if self.tool_choice is not None and not self.tools:

@@ -111,7 +111,8 @@ class ReplyGenerator:
             tokens = [token for part in written for token in part.token_ids]
             if was_alone() and idle and engines.target.in_flight == 0:
                 await self._learn(report, len(tokens), await began if began is not None else None)
-        engines.drift_monitor.go_on()
+        if engines.drift_monitor.waiting:
+            engines.drift_monitor.go_on()
         finish = written[-1].finish_reason
         return ChatReply(
             read.parsed.content,

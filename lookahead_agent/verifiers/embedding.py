@@ -6,6 +6,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,32 +17,30 @@ from lookahead_agent.engines.servers import RemoteModel, Servers
 from lookahead_agent.errors import EngineError, MissingExtraError, ModelError
 
 
+@dataclass(frozen=True)
 class EmbeddingVerifier:
     """Accepts a draft step whose embedding is close to the target step's; a judge decides where it is less close.
 
     Put `PrefilterVerifier` before it: an embedding hardly sees numbers.
 
-    Args:
+    Attributes:
         embedder: Measures the similarity.
         threshold: Least cosine similarity of a pair that is accepted without the judge, in [-1, 1].
         judge: The second stage of a cascade, for pairs below the threshold; None rejects them.
         judge_from: Least similarity of a pair that the judge is asked about.
     """
 
-    def __init__(
-        self, embedder: Embedder, threshold: float, judge: Verifier | None = None, judge_from: float = -1.0
-    ) -> None:
-        self._embedder = embedder
-        self._threshold = threshold
-        self._judge = judge
-        self._judge_from = judge_from
+    embedder: Embedder
+    threshold: float
+    judge: Verifier | None = None
+    judge_from: float = -1.0
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        similarity = await self._embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
-        if self._judge is not None and self._judge_from <= similarity < self._threshold:
-            return await self._judge.verify(pair)
-        return Verdict(similarity >= self._threshold, "similarity", similarity)
+        similarity = await self.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
+        if self.judge is not None and self.judge_from <= similarity < self.threshold:
+            return await self.judge.verify(pair)
+        return Verdict(similarity >= self.threshold, "similarity", similarity)
 
 
 class Embedder(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +13,8 @@ from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel, Servers
 from lookahead_agent.engines.top_logprobs import top_logprobs
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
+from lookahead_agent.errors import ContextLengthError, EngineError
+from lookahead_agent.policy import check_prompt
 
 SYSTEM_PROMPT = (
     "You compare two versions of the next step of a solution. They are equivalent if they say the same thing and "
@@ -25,7 +25,6 @@ USER_PROMPT = (
     "Question:\n{question}\n\nVersion A:\n{target}\n\nVersion B:\n{draft}\n\nAre the two versions equivalent? "
     "Answer yes or no."
 )
-_PLACEHOLDERS = {"question", "before", "target", "draft"}
 # What is left of the question and of the reply so far if the judge's context is too small for all of them.
 _SHORTENED = 600
 
@@ -43,30 +42,6 @@ class JudgeModel(Protocol):
             EngineError: The model failed.
         """
         ...
-
-
-def check_prompt(prompt: str) -> str:
-    """Return a judge's prompt if it can be filled in.
-
-    Raises:
-        ConfigurationError: It has other placeholders than {question}, {before}, {target} and {draft}, lacks one of
-            the last two, or changes one: a width such as {target:>9} can ask for any amount of memory.
-    """
-    try:
-        fields = [field for field in string.Formatter().parse(prompt) if field[1] is not None]
-    except ValueError as error:
-        raise ConfigurationError(
-            f"the judge's prompt is not a format string ({error}); braces are {{{{ and }}}}"
-        ) from None
-    names = {str(name) for _, name, _, _ in fields}
-    if any(width or conversion for _, _, width, conversion in fields):
-        raise ConfigurationError("the placeholders of the judge's prompt have no width, format or conversion: {target}")
-    if not {"target", "draft"} <= names <= _PLACEHOLDERS:
-        raise ConfigurationError(
-            "the judge's prompt needs {target} and {draft}, and may have {question} and {before}; it has "
-            + (", ".join(f"{{{name}}}" for name in sorted(names)) or "none")
-        )
-    return prompt
 
 
 class JudgeVerifier:

@@ -8,10 +8,10 @@ import sys
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.uvicorn_server import run_server
-from lookahead_agent.testing import replying
 
 if __name__ == "__main__":
     limits = ServerSettings.model_validate_json(sys.argv[1])
@@ -20,6 +20,6 @@ if __name__ == "__main__":
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         print(listener.getsockname()[1], flush=True)
-        engine = ScriptedEngine(ScriptedTokenizer(), replying(lambda _: "First this.\n\nThen that.\n\nIt is 4."))
+        engine = ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "First this.\n\nThen that.\n\nIt is 4."))
         llm = ChatLookahead(engines=EngineSet(engine, engine), policies={"planner": "exact"}, max_tokens=50)
         run_server(llm, limits, listener, grace=60)

@@ -22,7 +22,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
-from tests.unit.chat import SameText, replying, scripted_chat
+from tests.unit.chat import SameText, reply_script, scripted_chat
 from tests.unit.test_json_schema import chain
 
 JSON_OBJECT = {"type": "json_object"}
@@ -161,7 +161,7 @@ async def test_an_agent_measures_before_it_answers_in_its_form(tagged: bool, res
 @pytest.mark.parametrize("text", [BARE, '{"degrees": 17}'])
 def test_a_model_thinks_freely_before_either(text: str) -> None:
     tokenizer = ScriptedTokenizer(ThinkingTags(), opens_thinking=True)
-    script = replying(lambda _: f"<think>\nLet me see.\n\nSo it is.\n</think>{text}")
+    script = reply_script(lambda _: f"<think>\nLet me see.\n\nSo it is.\n</think>{text}")
     target = ScriptedEngine(tokenizer, script)
     llm = ChatLookahead(engines=EngineSet(target, ScriptedEngine(tokenizer, script), SameText()), stop=["see"])
     message = llm.bind_tools([thermometer]).invoke("?", response_format=Form.of(Weather).response_format)

@@ -20,7 +20,7 @@ from lookahead_agent.errors import ConfigurationError, ContextLengthError, Engin
 from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import SameText, replying, scripted_chat
+from tests.unit.chat import SameText, reply_script, scripted_chat
 from tests.waiting import becomes
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -359,8 +359,8 @@ THINKING = "<think>I think.\n\nSo I think.</think>\n\nIt is 4.\n\nReally."
 @pytest.mark.parametrize(("answer_from_target", "answer"), [(True, "It is 4."), (False, "It is 5.")])
 def test_a_policy_can_leave_the_final_answer_to_the_target(answer_from_target: bool, answer: str) -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
-    target = ScriptedEngine(tokenizer, replying(lambda _: THINKING, seconds=0.05))
-    draft = ScriptedEngine(tokenizer, replying(lambda _: THINKING.replace("4", "5")))
+    target = ScriptedEngine(tokenizer, reply_script(lambda _: THINKING, seconds=0.05))
+    draft = ScriptedEngine(tokenizer, reply_script(lambda _: THINKING.replace("4", "5")))
     llm = ChatLookahead(engines=EngineSet(target, draft, SameText()))
     policy = {"verifier": "random", "probability": 1, "answer_from_target": answer_from_target}
     message = llm.invoke("What is it?", policy=policy)

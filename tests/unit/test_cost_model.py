@@ -26,7 +26,7 @@ from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.theory.formulas import shared_draft_speedup
-from tests.unit.chat import replying, scripted_engines
+from tests.unit.chat import reply_script, scripted_engines
 from tests.unit.conftest import MeasureWith
 from tests.unit.test_cli import run
 
@@ -195,7 +195,7 @@ def with_logprobs() -> EngineSet:
     tokenizer = engines.target.tokenizer
     assert isinstance(tokenizer, ScriptedTokenizer)
     sure = {"One": -0.1, "Two": -0.6, "Three": -0.8}  # the last has less than half
-    engines.draft = ScriptedEngine(tokenizer, replying(lambda _: "One.\n\nTwo.\n\nThree."), logprobs=sure)
+    engines.draft = ScriptedEngine(tokenizer, reply_script(lambda _: "One.\n\nTwo.\n\nThree."), logprobs=sure)
     return engines
 
 

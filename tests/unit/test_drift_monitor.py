@@ -116,7 +116,7 @@ def figures(llm: ChatLookahead, question: str = "How?") -> dict[str, Any]:
     monitor, target = llm.engines.drift_monitor, llm.engines.target
     background.run(
         becomes(
-            lambda: not monitor._waiting and target.in_flight == 0 and (monitor._task is None or monitor._task.done())
+            lambda: not monitor.waiting and target.in_flight == 0 and (monitor._task is None or monitor._task.done())
         )
     )
     return found
@@ -177,9 +177,9 @@ def test_a_share_is_drawn_and_no_more_wait_than_can(kept: list[Certificate]) -> 
             assert (await verifier.verify(pair)).accepted
 
     asyncio.run(judge(0.02, 1000))
-    assert 3 <= len(monitor._waiting) <= 45
+    assert 3 <= len(monitor.waiting) <= 45
     asyncio.run(judge(1.0, 200))
-    assert len(monitor._waiting) == 64
+    assert len(monitor.waiting) == 64
     assert monitor.counts.dropped >= 136
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import lookahead_agent
+from lookahead_agent.engines import background
+from lookahead_agent.testing import scripted_chat
 
 PACKAGE = Path(lookahead_agent.__file__).parent
-MOST_LAYERS = 14
+ProfileFunction = Callable[[FrameType, str, Any], None]
+EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""As many as asyncio's executor has."""
+MOST_MODULES = 25
+MOST_LAYERS = 11  # of the packages, until the process that keeps engines goes
 
 
 @pytest.mark.parametrize("module", ["lookahead_agent.decoding", "lookahead_agent.theory.simulation"])
@@ -36,6 +47,12 @@ def _loaded(statement: str, modules: list[str]) -> list[str]:
     return process.stdout.split()
 
 
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Also inside packages, by functions, and for types alone."""
+    modules = {name: {found for found in _imported(path) if found != name} for name, path in _modules().items()}
+    assert _circle(modules) == []
+
+
 def test_packages_are_in_layers() -> None:
     """Packages, and single modules beside them, import one way; the longest chain is short."""
     packages: dict[str, set[str]] = {}
@@ -50,6 +67,41 @@ def test_packages_are_in_layers() -> None:
         chains[package] = [package, *below]
     longest = max(chains.values(), key=len)
     assert len(longest) <= MOST_LAYERS, " -> ".join(longest)
+
+
+def test_a_warm_request_passes_through_few_modules() -> None:
+    """Counted in every thread, by a reply of scripted engines with the default policy."""
+    llm = scripted_chat("First this.\n\nThen that.\n\nIt is 4.")
+    assert llm.invoke("What is 2 + 2?").response_metadata["lookahead"]["accepted"] > 0
+    seen: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in path.parents:
+            seen.add(str(path.relative_to(PACKAGE)))
+
+    async def everywhere(profile: ProfileFunction | None) -> None:
+        """Set it in the background loop's thread, and in those of its executor, which start before."""
+        started = threading.Barrier(EXECUTOR_THREADS)
+
+        def in_thread() -> None:
+            started.wait(10)
+            sys.setprofile(profile)
+
+        await asyncio.gather(*[asyncio.to_thread(in_thread) for _ in range(EXECUTOR_THREADS)])
+        sys.setprofile(profile)
+
+    threading.setprofile(note)
+    background.run(everywhere(note))
+    sys.setprofile(note)
+    try:
+        llm.invoke("What is 2 + 2?")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        background.run(everywhere(None))
+    assert {"chat/model.py", "generation/generator.py", "decoding/loop.py", "engines/scripted.py"} <= seen
+    assert len(seen) <= MOST_MODULES, sorted(seen)
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.scripted import ScriptedEngine
+from lookahead_agent.engines.scripted import ScriptedEngine, reply_script
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.generation import generator
 from lookahead_agent.hardware.choice import Arrangement
@@ -18,7 +18,6 @@ from lookahead_agent.hardware.core_time import CoreTime
 from lookahead_agent.hardware.observed import Observed
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.testing import replying
 
 ARRANGEMENT = Arrangement("draft_model", "fp32", "fp32", 2)
 
@@ -32,7 +31,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Observed:
 
 def chat(observed: Observed, tokens_per_delta: int, **fields: Any) -> ChatLookahead:
     target = ScriptedEngine(
-        ScriptedTokenizer(), replying(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
+        ScriptedTokenizer(), reply_script(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
     )
     engine_setup = EngineSetup(
         None,
@@ -101,7 +100,7 @@ class Counting(ScriptedEngine):
 def test_the_first_of_a_burst_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the draft would read its prompt, since nobody knows that more follow."""
     monkeypatch.setattr(generator, "_GATHERING", 1.0)
-    target = Counting(ScriptedTokenizer(), replying(lambda _: "one two three four"))
+    target = Counting(ScriptedTokenizer(), reply_script(lambda _: "one two three four"))
     by_load = {"method": "draft_model", "num_speculative_tokens_per_batch_size": [(1, 3, 2), (4, 32, 0)]}
     engine_setup = EngineSetup(None, None, {"speculative_config": by_load}, speculation_method="draft_model")
     target.replies, target.seen = EngineSet(target, engine_setup=engine_setup), []

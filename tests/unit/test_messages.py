@@ -36,7 +36,7 @@ from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import replying, scripted_chat
+from tests.unit.chat import reply_script, scripted_chat
 from tests.unit.serving import serving
 
 SECRET = "SECRETWORD"
@@ -106,7 +106,7 @@ def chat_with(tokenizer: HFTokenizer, reply: str = "Yes.", **fields: Any) -> tup
             async for delta in super().generate(prompt_ids, sampling):
                 yield delta
 
-    engine = Seeing(tokenizer, replying(lambda _: reply))
+    engine = Seeing(tokenizer, reply_script(lambda _: reply))
     return ChatLookahead(engines=EngineSet(engine), policy="off", **fields), seen
 
 

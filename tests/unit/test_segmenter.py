@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter, delimiter_finder
+from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
 from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.delimiters import delimiter_finder
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
 

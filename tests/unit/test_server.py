@@ -14,7 +14,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokeni
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import SameText, replying, scripted_chat
+from tests.unit.chat import SameText, reply_script, scripted_chat
 from tests.unit.serving import serving
 from tests.waiting import becomes
 
@@ -194,7 +194,7 @@ def test_what_is_not_there(url: str) -> None:
 
 def test_thinking_comes_apart() -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
-    engine = ScriptedEngine(tokenizer, replying(lambda _: "<think>I think.\n\nSo.</think>\n\nIt is 4."))
+    engine = ScriptedEngine(tokenizer, reply_script(lambda _: "<think>I think.\n\nSo.</think>\n\nIt is 4."))
     with serving(ChatLookahead(engines=EngineSet(engine), policy="off")) as (url, _):
         message = post(url, CHAT).json()["choices"][0]["message"]
         deltas = [chunk["choices"][0]["delta"] for chunk in events(post(url, CHAT | {"stream": True}))]

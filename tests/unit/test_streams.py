@@ -34,9 +34,9 @@ from pydantic import BaseModel
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.events import as_chunk
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.testing import replying
 from tests.unit.replies import TOOLS, replies_in
 from tests.unit.serving import serving
 
@@ -72,8 +72,8 @@ def chat(text: str, *, tags: ThinkingTags | None = None, opened: bool = False, a
     def reply(prompt: str) -> str:
         return "Done." if "removed" in prompt else text
 
-    target = ScriptedEngine(tokenizer, replying(reply), tokens_per_delta=at_once)
-    draft = ScriptedEngine(tokenizer, replying(reply))
+    target = ScriptedEngine(tokenizer, reply_script(reply), tokens_per_delta=at_once)
+    draft = ScriptedEngine(tokenizer, reply_script(reply))
     return ChatLookahead(engines=EngineSet(target, draft), **{"policy": "off", **fields})
 
 

@@ -23,7 +23,7 @@ from lookahead_agent.engines.json_schema import relocated, subschemas
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import SameText, replying, scripted_chat
+from tests.unit.chat import SameText, reply_script, scripted_chat
 
 
 class Answer(BaseModel):
@@ -131,8 +131,8 @@ def test_a_model_that_thinks_first_thinks_freely_and_then_keeps_to_the_form(open
     def script(_: str) -> str:
         return f"<think>\n{reply}"  # the part of it that the prompt has already is not written again
 
-    target = ScriptedEngine(tokenizer, replying(script, seconds=0.2))
-    draft = ScriptedEngine(tokenizer, replying(script))
+    target = ScriptedEngine(tokenizer, reply_script(script, seconds=0.2))
+    draft = ScriptedEngine(tokenizer, reply_script(script))
     llm = ChatLookahead(engines=EngineSet(target, draft, SameText()))
     method: Any = "function_calling" if forced else "json_schema"
     result: Any = llm.with_structured_output(Answer, method=method, include_raw=True).invoke("?")
@@ -155,7 +155,7 @@ def test_a_model_that_thinks_first_thinks_freely_and_then_keeps_to_the_form(open
 )
 def test_thinking_without_room_for_an_answer_has_not_stopped(thought: str, max_tokens: int) -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
-    target = ScriptedEngine(tokenizer, replying(lambda _: f"<think>\n{thought}"))
+    target = ScriptedEngine(tokenizer, reply_script(lambda _: f"<think>\n{thought}"))
     llm = ChatLookahead(engines=EngineSet(target), policy="off", max_tokens=max_tokens)
     message = llm.invoke("?", response_format={"type": "json_object"})
     assert (message.text, message.response_metadata["finish_reason"]) == ("", "length")
