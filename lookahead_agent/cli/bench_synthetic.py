@@ -14,7 +14,8 @@ from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
 from lookahead_agent.cost_model.estimator import ModeName
-from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticBench, SyntheticResult, SyntheticSettings, results
+from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticResult, SyntheticSettings, results
+from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
 from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import EngineError
@@ -54,10 +55,7 @@ def synthetic(
     draft_precision: Annotated[
         Kernel | None, typer.Option("--draft-precision", help="The same of the draft's.")
     ] = None,
-    costs: Annotated[
-        Path | None,
-        typer.Option("--costs", help="Measured costs, for the prediction: read if the file is there, else written."),
-    ] = None,
+    costs: options.Costs = None,
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command goes on."),
@@ -70,9 +68,7 @@ def synthetic(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
     engine_arg: options.EngineArgument = None,
-    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Results, appended; a rerun resumes.")] = Path(
-        "results/synthetic.jsonl"
-    ),
+    out: options.Out = Path("results/synthetic.jsonl"),
     report: Annotated[
         Path | None, typer.Option("--report", dir_okay=False, help="Write tables and a picture (.md).")
     ] = None,

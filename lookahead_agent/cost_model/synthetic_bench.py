@@ -1,0 +1,298 @@
+"""Measures the speed of every mode, with models whose words mean nothing and acceptance that is drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lookahead_agent.bench.environment import environment
+from lookahead_agent.cost_model.costs import always_the_same, meaningless_prompt
+from lookahead_agent.cost_model.estimator import ModeName
+from lookahead_agent.cost_model.pair import Pair
+from lookahead_agent.cost_model.synthetic import (
+    PROMPT_TOKENS,
+    SPECULATION,
+    STEPS_ONLY,
+    Configuration,
+    Speculation,
+    SyntheticRow,
+    SyntheticSettings,
+)
+from lookahead_agent.decoding import DecodingSettings, ReplyRequest, StepEvent, lookahead
+from lookahead_agent.decoding.verifier import StepPair, Verdict
+from lookahead_agent.engines import background
+from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.token_speculation import speculative_config
+from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.jsonl import RowFile
+from lookahead_agent.progress import Progress
+from lookahead_agent.verifiers.random_accept import draw
+
+_PROMPTS = 1 << 24
+
+
+class ChanceByPosition:
+    """Accepts by a draw for each position of a reply, independent of the steps.
+
+    Args:
+        alpha: Probability of acceptance, in [0, 1].
+        seed: Of the draws: the same positions are accepted in each configuration.
+    """
+
+    def __init__(self, alpha: float, seed: int) -> None:
+        self._alpha = alpha
+        self._seed = seed
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        """Draw for a pair."""
+        drawn = draw(self._seed, pair.question, pair.position)
+        return Verdict(drawn < self._alpha, "drawn", drawn)
+
+
+def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any]:
+    """vLLM settings that accept draft tokens by chance, each with this probability if those before it are accepted.
+
+    Args:
+        token_alpha: The probability (α₂), in [0, 1].
+        draft_tokens: Draft tokens for each forward pass, at most.
+
+    Returns:
+        Entries of `speculative_config`.
+    """
+    rates = [token_alpha**position for position in range(1, draft_tokens + 1)]
+    return {
+        "num_speculative_tokens": draft_tokens,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": rates,
+    }
+
+
+class SyntheticBench:
+    """A measurement; nothing is loaded yet.
+
+    Args:
+        pair: The models.
+        settings: The settings.
+        out: The file of rows.
+        longest: Seconds after which a measurement has failed.
+
+    Raises:
+        ConfigurationError: `out` has rows of other settings, or something else; or a mode cannot be measured here.
+    """
+
+    def __init__(self, pair: Pair, settings: SyntheticSettings, out: Path, longest: float = 600.0) -> None:
+        self._pair = pair
+        self._settings = settings
+        self._file = RowFile(out)
+        self._longest = longest
+        self._recorded = {
+            "models": pair.names,
+            "arguments": pair.arguments,
+            "step_tokens": settings.step_tokens,
+            "steps": settings.steps,
+            "token_alpha": settings.token_alpha,
+            "draft_tokens": settings.draft_tokens,
+            "seed": settings.seed,
+        }
+        tokens = [mode for mode in settings.modes if mode not in STEPS_ONLY]
+        if tokens and not pair.draws_tokens:
+            raise ConfigurationError(
+                f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would "
+                f"need: choose the modes {','.join(STEPS_ONLY)}"
+            )
+        if any(row.settings != self._recorded for row in self.rows()):
+            raise ConfigurationError(f"{out} has results of other settings: choose another file")
+
+    def rows(self) -> list[SyntheticRow]:
+        """The rows that are measured so far.
+
+        Raises:
+            ConfigurationError: It is something else.
+        """
+        try:
+            return [SyntheticRow.model_validate(row) for row in self._file.rows]
+        except ValidationError as error:
+            raise ConfigurationError(f"{self._file.path} has other rows than of bench synthetic: {error}") from error
+
+    @property
+    def total(self) -> int:
+        """Number of rows of the whole measurement."""
+        return sum(map(len, self._settings.turns))
+
+    def missing(self) -> list[list[tuple[Configuration, int]]]:
+        """Measurements that are left, by the engines that are loaded together."""
+        known = {row.key for row in self.rows()}
+        left = [[each for each in turn if each not in known] for turn in self._settings.turns]
+        return [turn for turn in left if turn]
+
+    def run(
+        self, progress: Progress, seconds: float | None = None, measure_costs: Callable[[], None] | None = None
+    ) -> bool:
+        """Measure the missing rows.
+
+        Args:
+            progress: Shows the measurements.
+            seconds: After which no other measurement begins; None: no limit.
+            measure_costs: Called once, if possible while the engines that it needs are loaded.
+
+        Returns:
+            Whether everything is measured.
+
+        Raises:
+            EngineError: Engines failed; modes that need others have been measured, and a rerun continues.
+        """
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        failures: dict[str, EngineError] = {}
+        with self._file.writing():
+            for turn in self.missing():
+                if time.monotonic() >= end:
+                    return False
+                with ExitStack() as stack:
+                    engines = _Engines(self._pair, {config.mode for config, _ in turn}, self._settings, stack)
+                    failures |= engines.failures
+                    beside = engines.draft is not None and "none" in engines.targets and not self._settings.apart
+                    if measure_costs is not None and beside:
+                        measure_costs()
+                        measure_costs = None
+                    with progress.task("Measuring", len(turn)) as task:
+                        for done, (config, repeat) in enumerate(turn, 1):
+                            if time.monotonic() >= end:
+                                return False
+                            if engines.has(config.mode) and config.mode not in failures:
+                                try:
+                                    row = background.run(self._measure(engines, config, repeat))
+                                except EngineError as error:
+                                    failures[config.mode] = error
+                                else:
+                                    self._file.append(row.model_dump(mode="json"))
+                            task.advance(done)
+        if failures:
+            raise EngineError("; ".join(f"{name}: {error}" for name, error in failures.items()))
+        if measure_costs is not None:
+            measure_costs()
+        return True
+
+    async def _measure(self, engines: _Engines, config: Configuration, repeat: int) -> SyntheticRow:
+        target = engines.target(config.mode)
+        draft = engines.draft if config.mode not in ("off", "sd") else None
+        settings = DecodingSettings(
+            depth=config.depth,
+            step_tokens=self._settings.step_tokens,
+            shared_draft=config.mode in ("shared_draft", "lr+shared_draft"),
+        )
+        positions: list[dict[str, set[int]]] = [defaultdict(set) for _ in range(config.replies)]  # by kind of event
+
+        async def write(number: int) -> Any:
+            name = f"{repeat}.{number}"
+            # Different prompts, or the prefix cache would make all but one for nothing.
+            prompt = meaningless_prompt(target, PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
+            request = ReplyRequest(tuple(prompt), always_the_same(target, self._settings.tokens), question=name)
+            verifier = ChanceByPosition(config.alpha, self._settings.seed) if config.depth else None
+
+            def see(event: StepEvent) -> None:
+                positions[number][event.kind].add(event.position)
+
+            return await lookahead(request, target, draft, verifier, settings, on_step=see)
+
+        try:
+            async with asyncio.timeout(self._longest):
+                replies = await background.all_of(map(write, range(config.replies)))
+        except TimeoutError as error:
+            raise EngineError(f"a measurement of {config.mode} was not done after {self._longest:g} s") from error
+        reports = [reply.report for reply in replies]
+        last = {self._settings.steps - 1}
+        drafts, targets, judged = (
+            [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
+        )
+        return SyntheticRow(
+            mode=config.mode,
+            depth=config.depth,
+            alpha=config.alpha,
+            replies=config.replies,
+            repeat=repeat,
+            seconds_per_token=statistics.mean(
+                (r.seconds["total"] - r.seconds["first"]) / (self._settings.tokens - 1) for r in reports
+            ),
+            steps=sum(len(d) + len(t) for d, t in zip(drafts, targets, strict=True)),
+            accepted=sum(map(len, drafts)),
+            judged=sum(len(j & (d | t)) for j, d, t in zip(judged, drafts, targets, strict=True)),
+            late=sum(len(t - j) for t, j in zip(targets, judged, strict=True)) if config.depth else 0,
+            passes=sum(r.target_forward_passes for r in reports),
+            idle=statistics.mean(r.seconds["waiting"] / r.seconds["total"] for r in reports),
+            tokens={
+                role: {
+                    fate: sum(getattr(getattr(r, f"{role}_tokens"), fate) for r in reports)
+                    for fate in ("committed", "rejected", "aborted", "speculative")
+                }
+                for role in ("target", "draft")
+            },
+            settings=self._recorded,
+            environment=environment(),
+        )
+
+
+class _Engines:
+    """The engines that some modes need, started at the same time."""
+
+    def __init__(self, pair: Pair, modes: set[ModeName], settings: SyntheticSettings, stack: ExitStack) -> None:
+        self.failures: dict[str, EngineError] = {}
+        wanted: dict[str, AbstractContextManager[Engine]] = {}
+        for kind in sorted({SPECULATION[mode] for mode in modes - {"off"}}):
+            wanted[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, settings))
+        if "off" in modes and (pair.divided or "none" not in wanted):
+            wanted["alone"] = pair.engine("target", pair.every_core)
+        if modes - {"off", "sd"}:
+            wanted["draft"] = pair.engine("draft", pair.shares["draft"])
+        with ThreadPoolExecutor(len(wanted)) as starting:
+            started = {name: starting.submit(engine.__enter__) for name, engine in wanted.items()}
+        found: dict[str, Engine] = {}
+        for name, future in started.items():
+            error = future.exception()
+            if error is None:
+                stack.push(wanted[name].__exit__)
+                found[name] = future.result()
+            elif isinstance(error, EngineError):
+                self.failures[name] = error
+        for future in started.values():
+            if (error := future.exception()) is not None and not isinstance(error, EngineError):
+                raise error
+        self.draft = found.pop("draft", None)
+        self._alone = found.pop("alone", found.get("none"))
+        self.targets = found
+
+    def target(self, mode: ModeName) -> Engine:
+        """The target that writes in a mode."""
+        found = self._alone if mode == "off" else self.targets[SPECULATION[mode]]
+        assert found is not None
+        return found
+
+    def has(self, mode: ModeName) -> bool:
+        """Whether the engines of a mode have started."""
+        if mode == "off":
+            return self._alone is not None
+        return SPECULATION[mode] in self.targets and (mode == "sd" or self.draft is not None)
+
+
+def _token_level(kind: Speculation, pair: Pair, settings: SyntheticSettings) -> dict[str, Any]:
+    """Engine arguments for a kind of token speculation."""
+    if kind == "none":
+        return {}
+    chance = synthetic_acceptance(settings.token_alpha, settings.draft_tokens)
+    if kind == "shared_draft":
+        return {
+            "speculative_config": speculative_config({"method": "shared_draft"} | chance, None, on_cpu=pair.divided)
+        }
+    config = speculative_config({"method": "draft_model"} | chance, pair.draft_folder, on_cpu=pair.divided)
+    assert config is not None
+    if pair.draft_quantization is not None:
+        config["quantization"] = pair.draft_quantization
+    return {"speculative_config": config}
