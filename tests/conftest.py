@@ -8,10 +8,10 @@ import tempfile
 
 from hypothesis import settings
 
-from lookahead_agent.running.address import FOLDER_VARIABLE
+from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE
 
 # Engines that whoever runs the tests keeps in the background are not what is tested. A short path: it is a socket's.
-os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="lookahead-")
+os.environ[RUNTIME_DIR_VARIABLE] = tempfile.mkdtemp(prefix="lookahead-")
 
 # Time is never asserted: a busy machine is no fault.
 settings.register_profile("untimed", deadline=None)

@@ -31,10 +31,10 @@ from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextD
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.offered_tools import chosen_tools, forced, openai_tools
+from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
 from lookahead_agent.models.catalogue import RecommendedSampling
 from lookahead_agent.progress import Progress
-from lookahead_agent.running.client import ServerBackend, find_server
 from lookahead_agent.runtime.engine_set import EngineSet
 
 ReplyEvent = TextDelta | StepEvent | AIMessage

@@ -34,9 +34,9 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _COMMANDS = {
     "ask": "ask",
     "agent": "agent",
-    "up": "up",
-    "status": "running",
-    "down": "running",
+    "up": "daemon",
+    "status": "daemon",
+    "down": "daemon",
     "serve": "serve",
     "new": "new",
     "trace": "trace",

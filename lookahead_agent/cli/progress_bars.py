@@ -28,8 +28,8 @@ class ProgressBars:
     Tasks may last at the same time, in different threads: a terminal has one place for all of their bars.
     """
 
-    def __init__(self) -> None:
-        self._console = Terminal(stderr=True)
+    def __init__(self, terminal: Terminal | None = None) -> None:
+        self._console = terminal or Terminal(stderr=True)
         self._lock = threading.Lock()
         self._bars = self._new_bars()
         self._lasting = 0

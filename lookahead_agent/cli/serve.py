@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from contextlib import closing
 from typing import Annotated
 
 import typer
+from pydantic import SecretStr
 
 from lookahead_agent.certificates.drift_monitor import SHARE
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.server import ServerSettings
 
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"
@@ -94,11 +98,7 @@ def serve(
 
     Clients send the key in the environment's LOOKAHEAD_SERVER_KEY, if there is one.
     """
-    try:
-        from lookahead_agent.server import ServerSettings
-        from lookahead_agent.server.uvicorn_server import run_server
-    except ImportError as error:
-        raise MissingExtraError("the server needs its extra: pip install 'lookahead-agent[server]'") from error
+    run_server = server_runner()
     key = os.environ.get(_KEY) or None
     if host not in _LOCAL and key is None:
         raise typer.BadParameter(
@@ -120,28 +120,40 @@ def serve(
         audit_rate=audit_rate,
         max_tokens=max_tokens,
     )
-    settings = ServerSettings.model_validate(
-        {
-            "api_key": key,
-            "served_model": served_model,
-            "max_body_bytes": max_body,
-            "max_prompt_tokens": max_prompt_tokens,
-            "max_tokens": max_tokens,
-            "concurrent": concurrent,
-            "queue": queue,
-            "client_policies": client_policies,
-            "allowed_hosts": ("localhost", host, *(allowed_host or ())),
-            "cors_origins": tuple(cors_origin or ()),
-            "request_timeout": request_timeout,
-            "connections": max_connections,
-        }
+    settings = ServerSettings(
+        api_key=SecretStr(key) if key else None,
+        served_model=served_model,
+        max_body_bytes=max_body,
+        max_prompt_tokens=max_prompt_tokens,
+        max_tokens=max_tokens,
+        concurrent=concurrent,
+        queue=queue,
+        client_policies=client_policies,
+        allowed_hosts=("localhost", host, *(allowed_host or ())),
+        cors_origins=tuple(cors_origin or ()),
+        request_timeout=request_timeout,
+        connections=max_connections,
     )
     # The port is taken before models load, and opened after: whoever can connect gets a reply.
     with closing(_bound(host, port)) as listener, llm:
         llm.start(ProgressBars())
         listener.listen()  # who reads that the server is there, and asks at once, waits for its loop
-        _announce(*listener.getsockname()[:2])
+        name = f"[{host}]" if ":" in host else host
+        Terminal(stderr=True).print(f"Serving on http://{name}:{listener.getsockname()[1]}/v1 (Ctrl-C to stop)")
         run_server(llm, settings, listener, grace)
+
+
+def server_runner() -> Callable[[ChatLookahead, ServerSettings, socket.socket, int], None]:
+    """The function that runs a server.
+
+    Raises:
+        MissingExtraError: Its packages are not installed.
+    """
+    try:
+        from lookahead_agent.server.uvicorn_server import run_server
+    except ImportError as error:
+        raise MissingExtraError("the server needs its extra: pip install 'lookahead-agent[server]'") from error
+    return run_server
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -160,8 +172,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not separator or not node or not policy:
         raise typer.BadParameter(f"{text!r} is not NODE=POLICY", param_hint="--node-policy")
     return node, policy
-
-
-def _announce(host: str, port: int) -> None:
-    name = f"[{host}]" if ":" in host else host
-    Terminal(stderr=True).print(f"Serving on http://{name}:{port}/v1 (Ctrl-C to stop)")

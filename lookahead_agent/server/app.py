@@ -17,6 +17,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.generation.server_backend import ENGINES_HEADER, STATUS_PATH
+from lookahead_agent.server import own_programs
 from lookahead_agent.server.admission import HostCheck, check_key
 from lookahead_agent.server.body import BodyReader
 from lookahead_agent.server.errors import ErrorReply, error_body, install_handlers
@@ -115,6 +117,8 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
     @api.post("/chat/completions", response_model=ChatReplyBody, **_described(ChatRequestBody))
     async def chat(request: Request, policy: PolicyHeader = None, node: NodeHeader = None) -> Response:
         """Reply to a conversation."""
+        if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
+            return await own_programs.respond(request, writer, bodies)
         return await respond(request, ChatRequestBody, policy, node)
 
     @api.post("/completions", response_model=CompletionReplyBody, **_described(CompletionRequestBody))
@@ -154,6 +158,8 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
         return Response(writer.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     app.include_router(api)
+    if settings.engines_digest is not None:
+        app.add_api_route(STATUS_PATH, own_programs.status_route(writer), methods=["GET"])
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
     return app
 

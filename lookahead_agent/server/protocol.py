@@ -9,9 +9,6 @@ from pydantic_core import PydanticCustomError
 
 from lookahead_agent.generation.call_options import MaxTokens, SamplingArguments
 
-_STRICT = ConfigDict(extra="forbid")
-# Earlier replies come back with whatever a client library has added to them.
-_HISTORY = ConfigDict(extra="ignore")
 _MAX_MESSAGES = 10_000
 _MAX_TOOLS = 512
 _MAX_PARTS = 4096
@@ -19,11 +16,13 @@ _MAX_STOPS = 16
 _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a draft's step that was accepted"
 
 
-class _Given(BaseModel):
+class RequestModel(BaseModel):
     """An object of a client's: a field that is null is as good as missing, and one error tells of unknown ones.
 
-    Lists end at their first wrong item (`fail_fast`): what a body costs must not depend on how wrong it is.
+    Lists end at their first wrong item (`fail_fast`): the cost of a body must not depend on how wrong it is.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
@@ -38,10 +37,15 @@ class _Given(BaseModel):
         return given
 
 
-class ContentPart(_Given):
+class HistoryModel(RequestModel):
+    """A part of the conversation: earlier replies come back with fields that client libraries have added."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ContentPart(HistoryModel):
     """A piece of a message; which types the model reads is decided where the messages are converted."""
 
-    model_config = _HISTORY
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -54,28 +58,25 @@ Content = Annotated[
 ]
 
 
-class FunctionCall(_Given):
+class FunctionCall(HistoryModel):
     """The function that a reply called, as the model wrote it: it may lack a name or valid JSON."""
 
-    model_config = _HISTORY
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCall(_Given):
+class ToolCall(HistoryModel):
     """A tool call of an earlier reply."""
 
-    model_config = _HISTORY
     id: str | None = None
     type: Literal["function"] | None = "function"
     function: FunctionCall
     index: int | None = None
 
 
-class Message(_Given):
+class Message(HistoryModel):
     """A message of the conversation."""
 
-    model_config = _HISTORY
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
@@ -97,49 +98,42 @@ class Message(_Given):
         return self
 
 
-class Function(_Given):
+class Function(RequestModel):
     """A function that may be called."""
 
-    model_config = _STRICT
     name: str = Field(pattern=r"^[\w.:-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(_Given):
+class Tool(RequestModel):
     """A tool that may be called."""
 
-    model_config = _STRICT
     type: Literal["function"]
     function: Function
 
 
-class StreamOptions(_Given):
+class StreamOptions(RequestModel):
     """How to stream."""
 
-    model_config = _STRICT
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
-class Sampled(_Given, SamplingArguments):
+class Sampled(RequestModel, SamplingArguments):
     """What both kinds of requests have.
 
     `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
     Fields that this library cannot carry out (penalties, biases, log-probabilities) return an error.
     """
 
-    model_config = _STRICT
     model: str | None = None
     n: int = Field(1, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = None
     user: str | None = None
     policy: str | dict[str, Any] | None = None
@@ -247,15 +241,7 @@ class Usage(BaseModel):
 
 
 class LookaheadFigures(BaseModel):
-    """How a reply came about.
-
-    Attributes:
-        policy: Its policy.
-        steps: Its steps.
-        accepted: Those of them that the draft wrote.
-        acceptance_rate: The share of these.
-        speculation_disabled: Whether speculation ended early.
-    """
+    """How a reply came about: its steps, those of them that are accepted draft steps, and whether speculation ended."""
 
     policy: str
     steps: int

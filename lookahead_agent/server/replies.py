@@ -10,12 +10,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
-from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from lookahead_agent.chat.messages import thinking_of
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.generation.backend import TextDelta
+from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
 from lookahead_agent.generation.tool_calls import as_unreadable
 from lookahead_agent.server.protocol import (
     ChatChoice,
@@ -40,6 +38,7 @@ class Replies(ABC):
         choices: Of each prompt.
         model: The model's name.
         with_usage: Whether a last chunk tells the tokens.
+        with_events: Whether chunks tell steps, and the last one the whole reply, in their field `lookahead`.
     """
 
     prefix: ClassVar[str]
@@ -47,24 +46,26 @@ class Replies(ABC):
 
     def __init__(
         self,
-        streams: Sequence[AsyncGenerator[TextDelta | StepEvent | AIMessage, None]],
+        streams: Sequence[AsyncGenerator[GenerateEvent, None]],
         choices: int,
         model: str,
         *,
         with_usage: bool = False,
+        with_events: bool = False,
     ) -> None:
         self._streams = streams
         self._choices = choices
         self._base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._with_usage = with_usage
-        self._done: dict[int, AIMessage] = {}
+        self._with_events = with_events
+        self._done: dict[int, ChatReply] = {}
         self._started: set[int] = set()
 
     async def body(self) -> dict[str, Any]:
         """All replies in one."""
         async with aclosing(merged(self._streams)) as events:
             async for index, event in events:
-                if isinstance(event, AIMessage):
+                if isinstance(event, ChatReply):
                     self._done[index] = event
         replies = [self._done[index] for index in sorted(self._done)]
         figures = [_figures(reply) for reply in replies]
@@ -76,14 +77,18 @@ class Replies(ABC):
         async with aclosing(merged(self._streams)) as events:
             async for index, event in events:
                 if isinstance(event, StepEvent):
+                    if self._with_events:
+                        yield base | {"choices": [], "lookahead": event_to_json(event)}
                     continue
                 chunks = [
                     base | {"choices": [{"index": index, "logprobs": None} | choice]}
                     for choice in self._deltas(index, event)
                 ]
-                if isinstance(event, AIMessage):
+                if isinstance(event, ChatReply):
                     self._done[index] = event
-                    chunks[-1]["lookahead"] = _figures(event).model_dump()
+                    chunks[-1]["lookahead"] = (
+                        event_to_json(event) if self._with_events else _figures(event).model_dump()
+                    )
                 for chunk in chunks:
                     yield chunk
         if self._with_usage:
@@ -91,10 +96,9 @@ class Replies(ABC):
 
     def _usage(self) -> Usage:
         """The tokens: of each prompt once."""
-        counts = {index: reply.usage_metadata for index, reply in self._done.items() if reply.usage_metadata}
-        prompt = sum(count["input_tokens"] for index, count in counts.items() if index % self._choices == 0)
-        completion = sum(count["output_tokens"] for count in counts.values())
-        thinking = sum(count.get("output_token_details", {}).get("reasoning", 0) for count in counts.values())
+        prompt = sum(reply.prompt_tokens for index, reply in self._done.items() if index % self._choices == 0)
+        completion = sum(len(reply.token_ids) for reply in self._done.values())
+        thinking = sum(reply.thinking_tokens for reply in self._done.values())
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,
@@ -103,10 +107,10 @@ class Replies(ABC):
         )
 
     @abstractmethod
-    def _body(self, replies: Sequence[AIMessage], common: dict[str, Any]) -> BaseModel: ...
+    def _body(self, replies: Sequence[ChatReply], common: dict[str, Any]) -> BaseModel: ...
 
     @abstractmethod
-    def _deltas(self, index: int, event: TextDelta | AIMessage) -> Iterator[dict[str, Any]]:
+    def _deltas(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
         """The choices of a chunk each."""
 
 
@@ -116,14 +120,14 @@ class ChatReplies(Replies):
     prefix = "chatcmpl"
     chunk = "chat.completion.chunk"
 
-    def _body(self, replies: Sequence[AIMessage], common: dict[str, Any]) -> BaseModel:
+    def _body(self, replies: Sequence[ChatReply], common: dict[str, Any]) -> BaseModel:
         choices = [
             ChatChoice(index=index, message=_message(reply), finish_reason=_finish_reason(reply))
             for index, reply in enumerate(replies)
         ]
         return ChatReplyBody(choices=choices, **common)
 
-    def _deltas(self, index: int, event: TextDelta | AIMessage) -> Iterator[dict[str, Any]]:
+    def _deltas(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
         role = {} if index in self._started else {"role": "assistant"}
         self._started.add(index)
         if isinstance(event, TextDelta):
@@ -147,21 +151,21 @@ class TextReplies(Replies):
     prefix = "cmpl"
     chunk = "text_completion"
 
-    def _body(self, replies: Sequence[AIMessage], common: dict[str, Any]) -> BaseModel:
+    def _body(self, replies: Sequence[ChatReply], common: dict[str, Any]) -> BaseModel:
         choices = [
-            TextChoice(index=index, text=reply.text, finish_reason=reply.response_metadata["finish_reason"])
+            TextChoice(index=index, text=reply.content, finish_reason=reply.finish_reason)
             for index, reply in enumerate(replies)
         ]
         return CompletionReplyBody(choices=choices, **common)
 
-    def _deltas(self, index: int, event: TextDelta | AIMessage) -> Iterator[dict[str, Any]]:
+    def _deltas(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
         if isinstance(event, TextDelta):
             yield {"text": event.text, "finish_reason": None}
         else:
-            yield {"text": "", "finish_reason": event.response_metadata["finish_reason"]}
+            yield {"text": "", "finish_reason": event.finish_reason}
 
 
-def _calls(reply: AIMessage) -> list[ToolCall]:
+def _calls(reply: ChatReply) -> list[ToolCall]:
     """Tool calls, also those that cannot be read: clients report these themselves, and must not complete them."""
     read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in reply.tool_calls]
     unread = [(call["id"], call["name"] or "", as_unreadable(call["args"] or "")) for call in reply.invalid_tool_calls]
@@ -171,23 +175,22 @@ def _calls(reply: AIMessage) -> list[ToolCall]:
     ]
 
 
-def _finish_reason(reply: AIMessage) -> str:
+def _finish_reason(reply: ChatReply) -> str:
     """As of the reply; but "tool_calls" also where all calls are invalid, since clients are told of them as calls."""
-    reason: str = reply.response_metadata["finish_reason"]
-    return "tool_calls" if reason == "stop" and _calls(reply) else reason
+    return "tool_calls" if reply.finish_reason == "stop" and _calls(reply) else reply.finish_reason
 
 
-def _message(reply: AIMessage) -> ReplyMessage:
+def _message(reply: ChatReply) -> ReplyMessage:
     calls = _calls(reply)
     return ReplyMessage(
-        content=reply.text or (None if calls else ""),
-        reasoning_content=thinking_of(reply) or None,
+        content=reply.content or (None if calls else ""),
+        reasoning_content=reply.thinking or None,
         tool_calls=calls or None,
     )
 
 
-def _figures(reply: AIMessage) -> LookaheadFigures:
-    figures = reply.response_metadata["lookahead"]
+def _figures(reply: ChatReply) -> LookaheadFigures:
+    figures = reply.lookahead
     return LookaheadFigures(
         **{name: figures[name] for name in ("policy", "steps", "accepted", "acceptance_rate")},
         speculation_disabled=figures["speculation_disabled"] is not None,

@@ -24,6 +24,8 @@ class ServerSettings(BaseModel):
             always allowed; "*.example.com" allows every name that ends so, and "*" all.
         cors_origins: Origins of web pages that may call the server, such as "https://app.example.com"; "*": all.
         request_timeout: Seconds in which a request must have arrived.
+        engines_digest: Digest of the engines, for a Unix socket of this user's own programs: they may send a whole
+            `GenerateRequest`, and get step events, and the type and text of errors. None: the server has other clients.
         connections: Most connections at once; beyond, those that have waited longest without a request are closed.
     """
 
@@ -43,6 +45,7 @@ class ServerSettings(BaseModel):
     cors_origins: tuple[str, ...] = ()
     request_timeout: float = Field(20, gt=0, allow_inf_nan=False)
     connections: int = Field(512, ge=1)
+    engines_digest: str | None = None
 
     def body_limit(self, context_length: int) -> int:
         """Longest body of a request, in bytes."""

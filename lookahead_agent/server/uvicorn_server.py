@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.generation.server_backend import peer
 from lookahead_agent.server.app import create_app
 from lookahead_agent.server.settings import ServerSettings
 
@@ -135,8 +136,13 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; too many close that which has waited longest."""
         super().connection_made(transport)
-        # asyncio does so for sockets that name TCP: else a reply's body waits 40 ms for its head's acknowledgement.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected = transport.get_extra_info("socket")
+        if connected.family != socket.AF_UNIX:
+            # asyncio does so for sockets that name TCP: else a reply's body waits 40 ms for its head's acknowledgement.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        elif not peer(connected)[1]:
+            logger.warning("Closed a connection of another user's process")
+            transport.abort()
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         if self.config.ending:

@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import BaseMessage
 
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
-from lookahead_agent.generation.backend import GenerateRequest, TextDelta
+from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
 from lookahead_agent.server.admission import Admission
@@ -40,6 +39,8 @@ class ReplyWriter:
         self.settings = settings
         self.model_name = settings.served_model or llm.model
         self.admission = Admission(settings.concurrent, settings.queue)
+        self.replies = 0
+        """Replies that are complete."""
         named = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
         self._policies = {policy.name: policy for policy in named}
         self.metrics = Metrics(self.admission, frozenset(llm.policies), frozenset(self._policies))
@@ -123,7 +124,7 @@ class ReplyWriter:
             param="policy",
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TextDelta | StepEvent | AIMessage, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """The text and steps of a reply, and at last the reply.
 
         Raises:
@@ -133,11 +134,12 @@ class ReplyWriter:
         async with self.admission.slot():
             started = time.monotonic()
             first: float | None = None
-            async with aclosing(background.astream(self.llm.generate_events(request))) as events:
+            async with aclosing(background.astream(self.llm.backend.generate(request))) as events:
                 async for event in events:
-                    if isinstance(event, AIMessage):
-                        self.metrics.written(event.response_metadata, time.monotonic() - started, first)
-                    elif first is None and not isinstance(event, StepEvent):
+                    if isinstance(event, ChatReply):
+                        self.replies += 1
+                        self.metrics.written(event, time.monotonic() - started, first)
+                    elif first is None and isinstance(event, TextDelta):
                         first = time.monotonic() - started
                     yield event
 

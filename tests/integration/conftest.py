@@ -28,7 +28,7 @@ LONGEST = (
     "token_speculation",
     "sampling",
     "remote",
-    "running",
+    "daemon",
     "estimate",
     "bench",
     "lossless",

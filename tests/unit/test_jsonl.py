@@ -9,7 +9,7 @@ import json
 import lzma
 import resource
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from io import FileIO
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +22,16 @@ from hypothesis import strategies as st
 
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.certificates.certificate import digest
+from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.server_sent_events import events
 from lookahead_agent.engines.servers import RemoteModel, Servers
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
+from lookahead_agent.generation.server_backend import ServerBackend, ServerStatus
 from lookahead_agent.jsonl import RowFile, append_line, end_at_whole_line, line_of, read_lines, read_value
 from lookahead_agent.models.cache import writable, write_whole
-from lookahead_agent.running.frames import receive, send
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.server.replies import ChatReplies
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace import TraceRecorder, read_trace, timeline, write_page
 from tests.unit.serving import serving
@@ -99,19 +103,25 @@ def test_a_run_whose_words_are_separators(tmp_path: Path) -> None:
 @given(TEXTS)
 @example(WORST)
 @settings(max_examples=60)
-def test_frames_of_running_engines(text: str) -> None:
-    async def sent() -> Any:
-        reader = asyncio.StreamReader()
+def test_events_for_programs_of_this_user(text: str) -> None:
+    reply = ChatReply(text, text, [], [], "stop", 1, 0, [1], {text: text})
+    told: list[GenerateEvent] = [TextDelta("thinking", f"{text}."), TextDelta("answer", f"{text}."), reply]
+    request = GenerateRequest("1", Sampling(max_tokens=1), VerifierPolicy(verifier="off"))
+    status = ServerStatus(
+        pid=1, engines="", models="", reason="", context_length=1, version="", seconds=0, replies=0, running=0
+    )
 
-        class Writer:
-            def write(self, data: bytes) -> None:
-                reader.feed_data(data)
+    async def generated() -> AsyncGenerator[GenerateEvent, None]:
+        for event in told:
+            yield event
 
-        send(Writer(), {"text": text})  # type: ignore[arg-type]
-        reader.feed_eof()
-        return await receive(reader)
+    async def received() -> list[GenerateEvent]:
+        chunks = ChatReplies([generated()], 1, "m", with_events=True).chunks()
+        body = "".join([f"data: {json.dumps(chunk)}\n\n" async for chunk in chunks]).encode()
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+        return [event async for event in ServerBackend(status, transport).generate(request)]
 
-    assert asyncio.run(sent()) == {"text": text}
+    assert asyncio.run(received()) == told
 
 
 @given(TEXTS)

@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lookahead_agent.running.address import FOLDER_VARIABLE
-from lookahead_agent.running.connection import ask_keeper
+from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, server_status
 from tests.integration.command_line import COMMAND, command
 from tests.integration.conftest import descendants
 
@@ -27,7 +26,7 @@ OWN = ("--token-speculation", "none", "--depth", "4")
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="lookahead-") as folder:
-        environment = {**os.environ, FOLDER_VARIABLE: folder}
+        environment = {**os.environ, RUNTIME_DIR_VARIABLE: folder}
         try:
             yield environment
         finally:
@@ -47,13 +46,13 @@ def status(environment: dict[str, str]) -> Any:
 def running_now() -> int:
     """Replies that are being written."""
     time.sleep(0.01)
-    told = asyncio.run(ask_keeper("status"))
+    told = asyncio.run(server_status())
     assert told is not None
-    return int(told["running"])
+    return told.running
 
 
 @pytest.mark.timeout(900)
-def test_commands_use_the_engines_that_are_kept(
+def test_commands_use_the_engines_that_are_processes(
     tiny_pair: tuple[Path, Path], environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = command(tiny_pair, "ask", "A two and three?", "--policy", "exact", *OWN, "--temperature", "0", "--json")
@@ -63,13 +62,13 @@ def test_commands_use_the_engines_that_are_kept(
     said = run(up, environment).stderr
     assert "Running in the background" in said
     told = status(environment)
-    keeper = psutil.Process(told["pid"])
-    kept = [keeper, *descendants(keeper.pid)]
-    assert len(kept) >= 5, "two engines, of two processes each"
-    assert Path(environment[FOLDER_VARIABLE]).stat().st_mode & 0o077 == 0
+    server = psutil.Process(told["pid"])
+    processes = [server, *descendants(server.pid)]
+    assert len(processes) >= 5, "two engines, of two processes each"
+    assert Path(environment[RUNTIME_DIR_VARIABLE]).stat().st_mode & 0o077 == 0
 
     # A command that tried to load an engine of its own would fail here.
-    lean = {**environment, "VLLM_TARGET_DEVICE": "none", "PYTHONPATH": str(_without_vllm(tmp_path))}
+    lean = {**environment, "VLLM_TARGET_DEVICE": "none", "PYTHONPATH": _without_vllm(tmp_path)}
     asked = json.loads(run(ask, lean).stdout)
     off = [part if part != "exact" else "off" for part in ask]
     assert asked["token_ids"] == json.loads(run(off, lean).stdout)["token_ids"]
@@ -81,26 +80,26 @@ def test_commands_use_the_engines_that_are_kept(
 
     # A reply that nobody waits for any more is not written to its end.
     # Asked here: a command takes so long to start that the reply could be done by then.
-    monkeypatch.setenv(FOLDER_VARIABLE, environment[FOLDER_VARIABLE])
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, environment[RUNTIME_DIR_VARIABLE])
     asking = subprocess.Popen([*ask[:-1], "900"], env=environment, stdout=subprocess.PIPE)
     while running_now() == 0:
         assert asking.poll() is None
     asking.send_signal(signal.SIGKILL)
     asking.communicate()
     while running_now():
-        assert keeper.is_running()
+        assert server.is_running()
     assert status(environment)["replies"] == 2
 
     run([str(COMMAND), "down"], environment)
-    _, alive = psutil.wait_procs(kept, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=20)
     assert not alive
-    assert sorted(os.listdir(environment[FOLDER_VARIABLE])) == ["lock", "log"]
+    assert sorted(os.listdir(environment[RUNTIME_DIR_VARIABLE])) == ["lock", "log"]
 
 
-def _without_vllm(folder: Path) -> Path:
-    """A folder that, first on the path, makes vLLM impossible to import."""
+def _without_vllm(folder: Path) -> str:
+    """A path for imports on which vLLM cannot be imported."""
     (folder / "vllm.py").write_text("raise ImportError('this process must not load an engine')\n")
-    return folder
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.mark.timeout(300)

@@ -1,0 +1,156 @@
+"""`lookahead-agent up`, `status` and `down`: a server in the background, for this user's programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.table import Table
+
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.cli import options
+from lookahead_agent.cli.progress_bars import ProgressBars
+from lookahead_agent.cli.serve import server_runner
+from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.engines import background
+from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.generation.server_backend import server_status
+from lookahead_agent.server.daemon import bound_socket, daemon_settings, log_path, private_dir, start_daemon, start_lock
+
+_NOT_RUNNING = 3
+"""Exit status of `status` where nothing runs, as service managers have it."""
+
+
+def up(
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    policy: options.Policy = options.DEFAULT_POLICY,
+    depth: options.Depth = None,
+    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
+    engine_arg: options.EngineArgument = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground, as for a service manager.")
+    ] = False,
+    grace: Annotated[int, typer.Option("--grace", min=0, help="Seconds that running replies have at `down`.")] = 60,
+    progress_to: Annotated[int | None, typer.Option("--progress-to", hidden=True)] = None,
+) -> None:
+    """Keep engines running in the background: `ask`, `agent` and scripts with the same models answer at once.
+
+    They are this user's alone, and stay until `lookahead-agent down`.
+    """
+    llm = options.chat_model(
+        model=model,
+        draft=draft,
+        engine_args=engine_arg,
+        policy=options.policy_of(policy, depth),
+        token_speculation=token_speculation,
+        precision=precision,
+        draft_precision=draft_precision,
+        use_daemon=False,
+    )
+    server_runner()
+    private_dir()
+    assert llm.backend.runtime is not None
+    digest = llm.backend.runtime.spec.digest
+    stderr = Terminal(stderr=True)
+    if (running := background.run(server_status())) is not None:
+        if running.engines != digest:
+            raise ConfigurationError(
+                f"other engines run in the background ({running.models}): end them with `lookahead-agent down` first"
+            )
+        stderr.print(f"Running already, in process {running.pid}.")
+    elif foreground:
+        _serve(llm, digest, grace, progress_to)
+    else:
+        pid = start_daemon([*sys.argv[1:], "--foreground", "--progress-to"], stderr.width)
+        stderr.print(
+            f"Running in the background (process {pid}): ask, agent and scripts with these models use it.\n"
+            "lookahead-agent status tells of it, lookahead-agent down ends it.",
+        )
+
+
+def _serve(llm: ChatLookahead, digest: str, grace: int, progress_to: int | None) -> None:
+    terminal = Terminal(stderr=True)
+    with start_lock(), bound_socket() as listener, llm:
+        if progress_to is not None:
+            os.set_inheritable(progress_to, False)  # or it would stay open in the engines' processes
+            terminal.file = io.TextIOWrapper(UnreadStream(progress_to, "w"), write_through=True)
+        llm.start(ProgressBars(terminal))
+        if progress_to is not None:
+            terminal.file.close()
+            terminal.file = sys.stderr
+        listener.listen()
+        server_runner()(llm, daemon_settings(digest), listener, grace)
+
+
+class UnreadStream(io.FileIO):
+    """The stderr of the command that has started this process, and may have ended since."""
+
+    def write(self, data: Any) -> int:
+        """Write the data, if there is still somebody to read them."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def status(as_json: options.AsJson = False) -> None:
+    """Tell which engines run in the background; exit status 3 if none do."""
+    running = background.run(server_status())
+    if running is None:
+        if as_json:
+            typer.echo("null")
+        else:
+            Terminal(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
+        raise typer.Exit(_NOT_RUNNING)
+    memory = _memory(running.pid)
+    if as_json:
+        typer.echo(json.dumps({**running.model_dump(), "memory_bytes": memory, "log": str(log_path())}))
+        return
+    table = Table.grid(padding=(0, 2))
+    minutes = int(running.seconds) // 60
+    lasting = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    table.add_row("models", running.models)
+    table.add_row("process", f"{running.pid}, for {lasting}, {memory / 2**30:.1f} GiB")
+    table.add_row("replies", f"{running.replies} written, {running.running} running")
+    table.add_row("engines", running.reason)
+    table.add_row("log", str(log_path()))
+    Terminal().print(table)
+
+
+def down() -> None:
+    """End the engines that run in the background, once the replies that they write are complete."""
+    terminal = Terminal(stderr=True)
+    running = background.run(server_status())
+    if running is None:
+        terminal.print("No engines run in the background.")
+        return
+    if running.running:
+        terminal.print(f"Waiting for {running.running} replies …")
+    try:
+        process = psutil.Process(running.pid)
+        process.terminate()
+        process.wait()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.Error as error:
+        raise EngineError(f"process {running.pid} cannot be ended: {error}") from error
+
+
+def _memory(pid: int) -> int:
+    """Bytes that a process and those that it started hold, each page counted once where the system can tell."""
+    total = 0
+    try:
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            full = process.memory_full_info()
+            total += getattr(full, "pss", full.rss)
+    except psutil.Error:  # it ends just now
+        return total
+    return total

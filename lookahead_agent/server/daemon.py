@@ -1,0 +1,162 @@
+"""The server that `lookahead-agent up` starts: on a Unix socket in a folder that only this user can enter."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lookahead_agent.engines import background
+from lookahead_agent.engines.processes import leave_running
+from lookahead_agent.errors import ConfigurationError, EngineStartError
+from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, runtime_dir, server_status, socket_path
+from lookahead_agent.server.settings import ServerSettings
+
+_MAX_PATH = 100
+"""Bytes of a socket's path; the system takes 107."""
+_COMMAND = "from lookahead_agent.cli.app import main; main()"
+
+
+def daemon_settings(engines_digest: str) -> ServerSettings:
+    """The server's settings: this user's own programs need no limits."""
+    return ServerSettings(
+        engines_digest=engines_digest,
+        client_policies=True,
+        max_body_bytes=64 << 20,
+        max_tokens=2**31 - 1,
+        concurrent=1 << 16,
+        connections=1 << 16,
+    )
+
+
+def log_path() -> Path:
+    """What the server logs."""
+    return runtime_dir() / "log"
+
+
+def private_dir() -> Path:
+    """The runtime directory, made if it is missing, for this user only.
+
+    Raises:
+        ConfigurationError: It cannot be made, is a file, a link or another user's, or is too long a path for a socket.
+    """
+    folder = runtime_dir()
+    if len(os.fsencode(socket_path())) > _MAX_PATH:
+        raise ConfigurationError(
+            f"{folder} is too long a path for a socket: set {RUNTIME_DIR_VARIABLE} to a shorter one"
+        )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        # The descriptor is of the folder itself, whatever somebody puts in its place meanwhile.
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        kind = "a symbolic link" if folder.is_symlink() else "a file" if folder.is_file() else None
+        raise _unusable(f"{folder}, which is {kind}" if kind else f"{folder} ({_reason(error)})") from error
+    try:
+        if os.fstat(opened).st_uid != os.getuid():
+            raise _unusable(f"{folder}, which is another user's")
+        os.fchmod(opened, 0o700)
+    finally:
+        os.close(opened)
+    return folder
+
+
+def _unusable(place: str) -> ConfigurationError:
+    return ConfigurationError(f"no server can listen in {place}: set {RUNTIME_DIR_VARIABLE} to another folder")
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror or error}: {error.filename}" if error.filename else error.strerror or str(error)
+
+
+@contextmanager
+def start_lock() -> Iterator[None]:
+    """The right to be this user's server, while the context lasts; one process has it.
+
+    Raises:
+        ConfigurationError: Another one has it.
+    """
+    with (runtime_dir() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                "a server of yours starts or ends just now: see `lookahead-agent status`"
+            ) from None
+        yield
+
+
+@contextmanager
+def bound_socket() -> Iterator[socket.socket]:
+    """The socket at its path while the context lasts, in place of one that a killed server has left.
+
+    Raises:
+        ConfigurationError: It cannot be made there.
+    """
+    path = socket_path()
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+            path.chmod(0o600)
+        except OSError as error:
+            raise _unusable(f"{path} ({_reason(error)})") from error
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def start_daemon(arguments: Sequence[str], columns: int) -> int:
+    """Start the command line as a process of its own session.
+
+    Args:
+        arguments: Of the command line; the file descriptor of this process's stderr is added as the last one.
+        columns: Width of the terminal.
+
+    Returns:
+        The process id, once the server answers.
+
+    Raises:
+        ConfigurationError: Another server starts or ends just now.
+        EngineStartError: The process ended; the message has the last line of its log.
+    """
+    with start_lock():
+        pass
+    stderr = os.dup(2) if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
+    try:
+        with log_path().open("wb") as log:
+            process = subprocess.Popen(
+                # -P: what lies in the current folder is not imported.
+                [sys.executable, "-P", "-c", _COMMAND, *arguments, str(stderr)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[stderr],
+                start_new_session=True,
+                env={**os.environ, "COLUMNS": str(columns)},
+            )
+    finally:
+        os.close(stderr)
+    try:
+        while process.poll() is None:
+            status = background.run(server_status())
+            if status is not None and status.pid == process.pid:
+                leave_running(process.pid)
+                return process.pid
+            time.sleep(0.1)
+    except BaseException:  # Ctrl-C while it loads
+        process.terminate()
+        process.wait()
+        raise
+    last_line = log_path().read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    reason = last_line.removeprefix("Error: ") or f"exit status {process.returncode}"
+    raise EngineStartError(f"the engines did not start: {reason} (the whole log: {log_path()})")

@@ -1,0 +1,506 @@
+"""The server of `lookahead-agent up`: its Unix socket, with scripted engines behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.cli.daemon import UnreadStream
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
+from lookahead_agent.engines.scripted import reply_script
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError
+from lookahead_agent.generation.backend import request_from_json, request_to_json
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.server_backend import (
+    CHAT_PATH,
+    ENGINES_HEADER,
+    RUNTIME_DIR_VARIABLE,
+    ServerBackend,
+    ServerStatus,
+    is_private,
+    peer,
+    server_status,
+    socket_path,
+)
+from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.server.daemon import bound_socket, private_dir, start_lock
+from lookahead_agent.testing import scripted_chat
+from tests.unit.serving import serving, serving_own_programs
+from tests.unit.test_streams import said, summed
+from tests.waiting import becomes
+
+LONG = "One word after another.\n\n" * 2000
+
+
+@tool
+def look_up(word: str) -> str:
+    """Look a word up."""
+    return word
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "run"))
+    private_dir()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> ChatLookahead:
+    """A model whose engines could not start: a folder with nothing in it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return ChatLookahead(model=str(tmp_path / "model"), policy="off", max_tokens=50)
+
+
+def digest(client: ChatLookahead) -> str:
+    """Of the engines that a model wants."""
+    assert client.backend.runtime is not None
+    return client.backend.runtime.spec.digest
+
+
+def in_flight(llm: ChatLookahead) -> int:
+    """Requests in the target."""
+    assert llm.engines is not None
+    return llm.engines.target.in_flight
+
+
+def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> None:
+    behind = scripted_chat("One.\n\nTwo.\n\nThree.", policy="exact")
+    own: Any = behind.invoke("?", policy="exact")
+    with serving_own_programs(behind, digest(client)) as writer:
+        reply: Any = client.bind(policy="exact").invoke("?")
+        assert (reply.text, reply.usage_metadata) == (own.text, own.usage_metadata)
+        told, expected = reply.response_metadata["lookahead"], own.response_metadata["lookahead"]
+        assert {name: told[name] for name in ("policy", "steps", "accepted", "tokens")} == {
+            name: expected[name] for name in ("policy", "steps", "accepted", "tokens")
+        }
+        assert told.keys() == expected.keys()
+        assert told["selection_rule"] == "the call's own argument"
+        assert "".join(chunk.text for chunk in client.stream("?")) == own.text
+        assert "".join(chunk.text for chunk in behind.stream("?")) == own.text
+        assert client.explain() == behind.explain()
+        client.start()
+        assert writer.replies == 2
+        status = background.run(server_status())
+        assert status is not None
+        assert (status.pid, status.replies, status.running) == (os.getpid(), 2, 0)
+        assert status.context_length == behind.backend.context_length()
+        assert socket_path().stat().st_mode & 0o777 == 0o600
+    assert not socket_path().exists()
+
+
+def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) -> None:
+    calling = scripted_chat('<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>')
+    with serving_own_programs(calling, digest(client)):
+        assert client.bind_tools([look_up]).invoke("?").tool_calls[0]["args"] == {"word": "a"}
+    structured = scripted_chat('{"number": 4}')
+    with serving_own_programs(structured, digest(client)):
+        schema = {"title": "a", "type": "object", "properties": {"number": {"type": "integer"}}}
+        assert client.with_structured_output(schema).invoke("?") == {"number": 4}
+    stepwise = scripted_chat("One.\n\nTwo.")
+    with serving_own_programs(stepwise, digest(client)):
+        listener = _Listener()
+        client.invoke("?", {"callbacks": [listener]}, policy="exact")
+        assert listener.kinds >= {"drafted", "accepted"}
+    short = ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "So."), context_length=3)
+    with (
+        serving_own_programs(ChatLookahead(engines=EngineSet(short), policy="off"), digest(client)),
+        pytest.raises(ContextLengthError, match="more than 3 tokens"),
+    ):
+        client.invoke("A question of many words, more than there is room for.")
+    failing = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("So.\n\n"), ScriptedStep("x", error="no /srv/model")])
+    with (
+        serving_own_programs(ChatLookahead(engines=EngineSet(failing), policy="off"), digest(client)),
+        pytest.raises(EngineError, match="no /srv/model"),
+    ):
+        client.invoke("?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I look.\n<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>\nSo.',
+        '<tool_call>{"name": "look_up", "arguments": {"word": "\\ud83d"}}</tool_call>',
+        '<tool_call>{"name": "look_up", "arguments": "{\\"word\\": \\"a"}</tool_call>',
+        '<tool_call>{"name": "look_up", "arguments": {"word": "a',
+        "Half a character: \ud83d.",
+    ],
+)
+def test_calls_cross_over_as_they_are(client: ChatLookahead, text: str) -> None:
+    behind = scripted_chat(text)
+    own = said(behind.bind_tools([look_up]).invoke("?"))
+    with serving_own_programs(behind, digest(client)):
+        bound = client.bind_tools([look_up])
+        assert said(bound.invoke("?")) == own
+        assert said(summed(bound.stream("?"))) == own
+
+
+class _Listener(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+
+    def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+        self.kinds.add(data["kind"])
+
+
+def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> None:
+    behind = scripted_chat(LONG)
+
+    async def leave() -> None:
+        call = asyncio.create_task(client.ainvoke("?", max_tokens=1_000_000))
+        await becomes(lambda: in_flight(behind) > 0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with serving_own_programs(behind, digest(client)) as writer:
+        asyncio.run(leave())
+        asyncio.run(becomes(lambda: in_flight(behind) == writer.admission.running == 0))
+        stream = client.stream("?", max_tokens=1_000_000)
+        assert next(stream).text
+        del stream
+        asyncio.run(becomes(lambda: in_flight(behind) == writer.admission.running == 0))
+        assert writer.replies == 0
+
+
+def test_what_runs_is_finished_and_what_takes_too_long_is_ended(client: ChatLookahead) -> None:
+    behind = scripted_chat("One word after another.\n\n" * 10)
+    with serving_own_programs(behind, digest(client)):
+        future = background.submit(client.ainvoke("?"))
+        asyncio.run(becomes(lambda: in_flight(behind) > 0))
+    assert future.result(10).text
+    behind = scripted_chat(LONG)
+    with serving_own_programs(behind, digest(client), grace=0.01):
+        future = background.submit(client.ainvoke("?", max_tokens=1_000_000))
+        asyncio.run(becomes(lambda: in_flight(behind) > 0))
+    with pytest.raises(EngineError, match="ended while it generated"):
+        future.result(10)
+    asyncio.run(becomes(lambda: in_flight(behind) == 0))
+
+
+def test_other_engines_are_not_taken(client: ChatLookahead, caplog: pytest.LogCaptureFixture) -> None:
+    behind = scripted_chat("These are other engines.")
+    with serving_own_programs(behind, "others") as writer:
+        assert client.explain() == "the engines are not running: call start()"
+        with pytest.raises(LookaheadError):
+            client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
+        assert "are not these" in caplog.text
+        answer = ask_as(client, "{}")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
+        assert writer.replies == 0
+    without = client.model_copy(update={"use_daemon": False})
+    with serving_own_programs(behind, digest(client)):
+        assert client.invoke("?").text == "These are other engines."
+        with pytest.raises(LookaheadError):
+            without.invoke("?")
+
+
+def ask_as(client: ChatLookahead, content: str) -> httpx.Response:
+    """Send a body as a model does that has found the server."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path())), base_url="http://localhost") as sender:
+        return sender.post(CHAT_PATH, content=content, headers={ENGINES_HEADER: digest(client)})
+
+
+def test_nobody_there() -> None:
+    assert background.run(server_status()) is None
+    socket_path().touch()
+    assert not is_private(socket_path()), "a file is no socket"
+    assert background.run(server_status()) is None
+    with bound_socket():
+        assert is_private(socket_path())
+        assert background.run(server_status()) is None, "it does not listen yet"
+    with bound_socket():  # in place of what was left
+        os.chmod(socket_path().parent, 0o755)
+        assert not is_private(socket_path()), "others could have put it there"
+
+
+def test_one_process_is_the_server() -> None:
+    with (
+        start_lock(),
+        pytest.raises(ConfigurationError, match="starts or ends just now: see `lookahead-agent status`"),
+        start_lock(),
+    ):
+        pytest.fail("two processes have the right to the socket")
+    with start_lock():
+        pass
+
+
+def test_processes_of_other_users_are_turned_away(tmp_path: Path) -> None:
+    here, there = socket.socketpair(socket.AF_UNIX)
+    with here, there:
+        assert peer(here) == (os.getpid(), True)
+    if os.getuid() != 0:
+        return
+    with serving_own_programs(scripted_chat("Mine."), "digest"):
+        opened = tmp_path / "opened"
+        for folder in (tmp_path, *tmp_path.parents[:2]):
+            folder.chmod(0o755)
+        os.link(socket_path(), opened)
+        opened.chmod(0o666)
+        asked = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall("
+        asked += "b'GET /health HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))"
+        for user, answer in ((0, "200 OK"), (65534, "")):
+            done = subprocess.run(
+                ["/usr/bin/env", "python3", "-c", asked, str(opened)],
+                user=user,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert answer in done.stdout
+            assert ("200 OK" in done.stdout) == (user == 0), done.stderr
+
+
+def test_a_server_that_does_not_answer_is_named_with_how_to_end_it(client: ChatLookahead) -> None:
+    with bound_socket() as listener:
+        listener.listen()  # and nobody accepts, as of a process that is stopped
+        with pytest.raises(
+            EngineError, match=rf"\(process {os.getpid()}\) has not answered for 0.2 s: `kill -9 {os.getpid()}`"
+        ):
+            background.run(server_status(patience=0.2))
+
+
+def test_a_server_of_another_kind_is_one_clear_error(client: ChatLookahead) -> None:
+    with bound_socket() as listener:
+        listener.listen()
+
+        def answer() -> None:
+            listener.accept()[0].close()
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(EngineError, match=rf"no server of this version: `kill {os.getpid()}`"):
+            client.invoke("?")
+        thread.join()
+
+
+SERVER = """
+import sys
+from lookahead_agent.server.daemon import bound_socket, daemon_settings
+from lookahead_agent.server.uvicorn_server import run_server
+from lookahead_agent.testing import scripted_chat
+
+llm = scripted_chat("One word after another.\\n\\n" * 500, policy="off")
+with bound_socket() as listener:
+    listener.listen()
+    print("ready", flush=True)
+    run_server(llm, daemon_settings(sys.argv[1]), listener, grace=60)
+"""
+
+
+def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_nothing_in_the_way(
+    client: ChatLookahead,
+) -> None:
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", SERVER, digest(client)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", "the socket that a killed server has left is not in the way"
+        reply = client.stream("?", max_tokens=10_000)
+        assert next(reply).text
+        process.kill()
+        with pytest.raises(EngineError, match="ended while it generated"):
+            list(reply)
+        process.communicate()
+        assert background.run(server_status()) is None
+        assert socket_path().exists()
+    with pytest.raises(LookaheadError):
+        client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
+
+
+FORKED = """
+import multiprocessing, sys
+from lookahead_agent import ChatLookahead
+
+llm = ChatLookahead(model=sys.argv[1], policy="off", max_tokens=50)
+assert llm.invoke("q").text == "Fine."
+
+def ask(_):
+    return llm.invoke("q").text
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map_async(ask, range(4)).get(60) == ["Fine."] * 4)
+print(llm.invoke("q").text == "Fine.", flush=True)
+"""
+
+
+def test_forked_processes_ask_the_server_too(client: ChatLookahead) -> None:
+    with serving_own_programs(scripted_chat("Fine."), digest(client)) as writer:
+        done = subprocess.run(
+            [sys.executable, "-c", FORKED, client.model], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stdout.split() == ["True", "True"], done.stderr
+        assert writer.replies == 6
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{[", "[]", "{}", '{"lookahead": 1}', '{"lookahead": {"id": "1"}}', "[" * 100_000, '"\\ud800"']
+)
+def test_requests_that_cannot_be_read_end_nothing_else(client: ChatLookahead, content: str) -> None:
+    with serving_own_programs(scripted_chat("Fine."), digest(client)):
+        answer = ask_as(client, content)
+        assert answer.status_code == 400
+        assert "cannot be read" in answer.json()["error"]["message"]
+        assert client.invoke("?").text == "Fine."
+
+
+def test_ordinary_clients_get_what_any_server_tells_them(client: ChatLookahead) -> None:
+    body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
+    with serving_own_programs(scripted_chat("One.\n\nTwo."), digest(client)):
+        transport = httpx.HTTPTransport(uds=str(socket_path()))
+        with httpx.Client(transport=transport, base_url="http://localhost") as ordinary:
+            told = ordinary.post(CHAT_PATH, json=body).text
+    chunks = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+    assert all(chunk["choices"] for chunk in chunks), "no chunk tells a step"
+    assert [chunk["lookahead"].keys() for chunk in chunks if "lookahead" in chunk] == [
+        {"policy", "steps", "accepted", "acceptance_rate", "speculation_disabled"}
+    ]
+    with serving(scripted_chat("Fine.")) as (url, _):  # other users' programs
+        asked = {**body, "lookahead": {}}
+        answer = httpx.post(url + CHAT_PATH, json=asked, headers={ENGINES_HEADER: digest(client)})
+        assert answer.status_code == 400
+        assert httpx.get(url + "/v1/lookahead/status").status_code == 404
+
+
+STATUS = ServerStatus(
+    pid=1, engines="", models="", reason="", context_length=1, version="", seconds=0, replies=0, running=0
+)
+
+
+@pytest.mark.parametrize(
+    "data", ["{", "[]", "1", "{}", '{"choices": [{}]}', '{"choices": [], "lookahead": {"reply": {}}}', "[" * 200_000]
+)
+def test_events_that_cannot_be_read(client: ChatLookahead, data: str) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=f"data: {data}\n\n".encode()))
+    with pytest.raises(EngineError, match="no event of this version"):
+        list(background.stream(ServerBackend(STATUS, transport).generate(asked(client))))
+
+
+def test_a_stream_without_a_reply_is_an_error(client: ChatLookahead) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"data: [DONE]\n\n"))
+    with pytest.raises(EngineError, match="ended while it generated"):
+        list(background.stream(ServerBackend(STATUS, transport).generate(asked(client))))
+
+
+def asked(client: ChatLookahead, policy: VerifierPolicy | None = None) -> Any:
+    """A request with everything in it."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    options = CallOptions(
+        policy=policy, tools=tools, template_arguments={"enable_thinking": False}, seed=3, stop=["stop"]
+    )
+    return client.request([HumanMessage("?")], options)
+
+
+def test_requests_arrive_as_they_were(client: ChatLookahead) -> None:
+    for policy in (
+        VerifierPolicy(verifier="exact", delimiter=re.compile(r"\n+", re.MULTILINE)),
+        VerifierPolicy(verifier="off").with_selection_rule("a rule"),
+        VerifierPolicy(verifier="cascade", similarity=0.9, depth=3),
+    ):
+        request = asked(client, policy)
+        arrived = request_from_json(json.loads(json.dumps(request_to_json(request))))
+        assert arrived == request
+        assert arrived.selection_rule == request.policy.rule is not None
+
+
+def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
+    with (
+        serving_own_programs(scripted_chat("Fine."), digest(client)),
+        pytest.raises(ConfigurationError, match="use_daemon"),
+    ):
+        client.bind(template_arguments={"now": object()}).invoke("?")
+
+
+def test_a_start_that_nobody_follows_goes_on() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with UnreadStream(writer, "w") as stream:
+        assert stream.write(b"Loading") == 7
+
+
+def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / ("long" * 40)))
+    with pytest.raises(ConfigurationError, match=RUNTIME_DIR_VARIABLE):
+        private_dir()
+
+
+def test_a_link_in_the_folders_place_is_refused_and_its_target_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    target.chmod(0o755)
+    link.symlink_to(target)
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(link))
+    with pytest.raises(ConfigurationError, match=f"is a symbolic link: set {RUNTIME_DIR_VARIABLE}"):
+        private_dir()
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert list(target.iterdir()) == []
+    target.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(target / "server.sock"))
+        assert is_private(target / "server.sock")
+        assert not is_private(link / "server.sock"), "the link could lead elsewhere tomorrow"
+    link.unlink()
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="is a symbolic link"):
+        private_dir()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_of_ones_own_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir(mode=0o777)
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(folder))
+    assert private_dir() == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("of somebody")
+    for place, message in ((file, "is a file"), (file / "below", "File exists")):
+        monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(place))
+        with pytest.raises(ConfigurationError, match=f"{message}.*{RUNTIME_DIR_VARIABLE}"):
+            private_dir()
+    assert file.read_text() == "of somebody"
+
+
+def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o755)
+    if os.getuid() == 0:
+        os.chown(folder, 65534, 65534)
+    else:
+        folder = Path("/usr")
+    before = folder.stat().st_mode
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(folder))
+    with pytest.raises(ConfigurationError, match="another user's"):
+        private_dir()
+    assert folder.stat().st_mode == before
+
+
+def test_a_folder_in_the_sockets_place(tmp_path: Path) -> None:
+    socket_path().mkdir()
+    with pytest.raises(ConfigurationError, match=r"server\.sock"), bound_socket():
+        pytest.fail("listens")
