@@ -22,7 +22,7 @@ from lookahead_agent.sandbox import folders
 from lookahead_agent.sandbox.cgroup import memory_cgroup
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
-from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, other_users
+from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, may_change_user
 
 _INSIDE = "/own"
 _LARGEST_FILE = 16 << 20
@@ -141,7 +141,7 @@ def _bubblewrap(isolation: Isolation) -> list[str]:
         raise IsolationError("bwrap is not installed any more")
     kept = ["CAP_SYS_ADMIN"]
     who = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    if other_users():
+    if may_change_user():
         # It becomes a user of its own: the kernel counts no threads of root, whatever root is called inside.
         kept += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]
     else:

@@ -28,6 +28,7 @@ _REFUSED: _Line = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
 _UNKNOWN: _Line = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
 _DONE: _Line = (_RETURN, 0, 0, _ERRNO | 0)
 """The call succeeds and is not made."""
+_NO_TERMINAL: _Line = (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)
 
 _X32 = 0x40000000
 _NEWEST = 456  # futex_requeue, Linux 6.7
@@ -90,7 +91,7 @@ _CALLS_OF_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 
 
-def _loaded(argument: int) -> _Line:
+def _load_argument(argument: int) -> _Line:
     """The low half of an argument.
 
     The kernel reads these arguments as 32 bits itself, or their high half is none of what is tested.
@@ -98,14 +99,18 @@ def _loaded(argument: int) -> _Line:
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)
 
 
-def _without(argument: int, bits: int, verdict: _Line = _REFUSED) -> list[_Line]:
+def _refuse_bits(argument: int, bits: int, verdict: _Line = _REFUSED) -> list[_Line]:
     """A verdict where one of these bits is set; else what follows."""
-    return [_loaded(argument), (_ANY_BIT, 0, 1, bits), verdict]
+    return [_load_argument(argument), (_ANY_BIT, 0, 1, bits), verdict]
 
 
-def _only(argument: int, values: tuple[int, ...], otherwise: _Line = _REFUSED) -> list[_Line]:
+def _allow_values(argument: int, values: tuple[int, ...], otherwise: _Line = _REFUSED) -> list[_Line]:
     """Allowed where the argument is one of these values."""
-    return [_loaded(argument), *(line for value in values for line in ((_EQUAL, 0, 1, value), _ALLOWED)), otherwise]
+    return [
+        _load_argument(argument),
+        *(line for value in values for line in ((_EQUAL, 0, 1, value), _ALLOWED)),
+        otherwise,
+    ]
 
 
 _STREAM, _NONBLOCK, _CLOEXEC = 1, 0o4000, 0o2000000
@@ -114,70 +119,45 @@ _CLONE_THREAD, _FLAGS_OF_THREADS = 0x10000, 0x7D0F00  # what glibc and musl star
 _MSG_OOB, _MSG_DONTWAIT, _MSG_NOSIGNAL = 1, 0x40, 0x4000
 _EVERY_BIT = 0xFFFFFFFF
 
-# Calls whose arguments decide.
-_DEPENDING: tuple[tuple[tuple[int, int], list[_Line]], ...] = (
+# Calls whose arguments decide, by their numbers on x86_64 and on aarch64.
+_CALLS_BY_ARGUMENT: dict[tuple[int, int], list[_Line]] = {
     # Threads, but no processes.
-    (
-        (56, 220),
-        [*_without(0, _EVERY_BIT ^ _FLAGS_OF_THREADS), (_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSED, _ALLOWED],
-    ),
+    (56, 220): [*_refuse_bits(0, _EVERY_BIT ^ _FLAGS_OF_THREADS), (_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSED, _ALLOWED],
     # glibc then takes clone, whose flags a filter can read.
-    ((435, 435), [_UNKNOWN]),
+    (435, 435): [_UNKNOWN],
     # Memory that is shared and has no file stays whole for one page of it that is mapped, and only that page counts.
     # Great pages are the machine's.
-    (
-        (9, 222),
-        [
-            *_without(3, _MAP_HUGETLB),
-            (_ANY_BIT, 1, 0, _MAP_ANONYMOUS),
-            _ALLOWED,
-            (_ANY_BIT, 0, 1, _MAP_SHARED),
-            _REFUSED,
-            _ALLOWED,
-        ],
-    ),
+    (9, 222): [
+        *_refuse_bits(3, _MAP_HUGETLB), (_ANY_BIT, 1, 0, _MAP_ANONYMOUS), _ALLOWED,
+        (_ANY_BIT, 0, 1, _MAP_SHARED), _REFUSED, _ALLOWED,
+    ],
     # Nothing that merges its pages with others' or puts files' pages out of memory.
-    ((28, 233), _only(2, (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17))),
-    # Event loops wake themselves with a pair of streams, which cannot be sent anywhere else.
-    (
-        (53, 199),
-        [
-            *_without(1, _EVERY_BIT ^ (_STREAM | _NONBLOCK | _CLOEXEC)),
-            (_ANY_BIT, 1, 0, _STREAM),
-            _REFUSED,
-            *_only(0, (1,)),  # AF_UNIX
-        ],
-    ),
+    (28, 233): _allow_values(2, (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17)),
+    # Event loops wake themselves with a pair of streams (AF_UNIX), which cannot be sent anywhere else.
+    (53, 199): [
+        *_refuse_bits(1, _EVERY_BIT ^ (_STREAM | _NONBLOCK | _CLOEXEC)), (_ANY_BIT, 1, 0, _STREAM), _REFUSED,
+        *_allow_values(0, (1,)),
+    ],
     # No address, in either half of the pointer.
-    (
-        (44, 206),
-        [
-            *_without(3, _EVERY_BIT ^ (_MSG_DONTWAIT | _MSG_NOSIGNAL)),
-            *_without(4, _EVERY_BIT),
-            (_LOAD, 0, 0, _ARGUMENTS + 8 * 4 + 4),
-            (_EQUAL, 1, 0, 0),
-            _REFUSED,
-            _ALLOWED,
-        ],
-    ),
-    ((45, 207), [*_without(3, _MSG_OOB), _ALLOWED]),
+    (44, 206): [
+        *_refuse_bits(3, _EVERY_BIT ^ (_MSG_DONTWAIT | _MSG_NOSIGNAL)), *_refuse_bits(4, _EVERY_BIT),
+        (_LOAD, 0, 0, _ARGUMENTS + 8 * 4 + 4), (_EQUAL, 1, 0, 0), _REFUSED, _ALLOWED,
+    ],
+    (45, 207): [*_refuse_bits(3, _MSG_OOB), _ALLOWED],
     # F_SETLK, F_SETLKW: such locks never stand in the way of their own process, so they are not needed, and a real one
     # would stop others who lock the same library. Then F_DUPFD to F_GETLK, F_DUPFD_QUERY, F_DUPFD_CLOEXEC and
     # F_GETPIPE_SZ: no leases, no watches, no signals, no greater pipes.
-    (
-        (72, 25),
-        [_loaded(1), (_EQUAL, 1, 0, 6), (_EQUAL, 0, 1, 7), _DONE, *_only(1, (0, 1, 2, 3, 4, 5, 1027, 1030, 1032))],
-    ),
+    (72, 25): [
+        _load_argument(1), (_EQUAL, 1, 0, 6), (_EQUAL, 0, 1, 7), _DONE,
+        *_allow_values(1, (0, 1, 2, 3, 4, 5, 1027, 1030, 1032)),
+    ],
     # FIOCLEX, FIONCLEX, FIONBIO, FIONREAD, and the questions of `isatty`: TCGETS, TCGETS2, TIOCGWINSZ.
-    (
-        (16, 29),
-        _only(1, (0x5451, 0x5450, 0x5421, 0x541B, 0x5401, 0x802C542A, 0x5413), (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)),
-    ),
+    (16, 29): _allow_values(1, (0x5451, 0x5450, 0x5421, 0x541B, 0x5401, 0x802C542A, 0x5413), _NO_TERMINAL),
     # PR_SET_NAME, PR_GET_NAME.
-    ((157, 167), _only(0, (15, 16))),
+    (157, 167): _allow_values(0, (15, 16)),
     # Limits of its own only.
-    ((302, 261), _only(0, (0,))),
-)
+    (302, 261): _allow_values(0, (0,)),
+}  # fmt: skip
 
 
 def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes | None:
@@ -208,7 +188,7 @@ def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes |
     for numbers in calls.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), _ALLOWED]
-    for choices, lines in _DEPENDING:
-        program += [(_EQUAL, 0, len(lines), choices[column]), *lines]
+    for numbers_of, lines in _CALLS_BY_ARGUMENT.items():
+        program += [(_EQUAL, 0, len(lines), numbers_of[column]), *lines]
     program.append(_REFUSED)
     return b"".join(struct.pack("<HBBI", *line) for line in program)

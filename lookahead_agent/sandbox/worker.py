@@ -52,13 +52,13 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
     call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
 
 
-def other_users() -> bool:
+def may_change_user() -> bool:
     """Whether this process may become other users: root can, but not where a user namespace has root alone."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         return os.geteuid() == 0 and sum(int(line.split()[2]) for line in file) > 1
 
 
-def become_another(kept: int = 0) -> None:
+def become_unprivileged(kept: int = 0) -> None:
     """Become a user who has nothing else, for the kernel counts threads by user.
 
     Args:
@@ -76,13 +76,13 @@ def become_another(kept: int = 0) -> None:
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own files in /proc are its own again
 
 
-def new_namespaces(plan: dict[str, Any]) -> None:
+def unshare_namespaces(plan: dict[str, Any]) -> None:
     """Leave the machine's namespaces."""
     rest = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
-    if not other_users() or libc.unshare(rest) != 0:
-        if other_users():
+    if not may_change_user() or libc.unshare(rest) != 0:
+        if may_change_user():
             os.chmod(plan["folder"], 0o755)
-            become_another()
+            become_unprivileged()
         user, group = os.geteuid(), os.getegid()
         call("unshare", NEWUSER | rest)
         for name, line in (("setgroups", "deny"), ("uid_map", f"1000 {user} 1"), ("gid_map", f"1000 {group} 1")):
@@ -91,7 +91,7 @@ def new_namespaces(plan: dict[str, Any]) -> None:
     call("sethostname", HOST, len(HOST))
 
 
-def new_root(plan: dict[str, Any]) -> None:
+def pivot_root(plan: dict[str, Any]) -> None:
     """A root that has what may be read, and a folder of the code's own in memory."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = plan["folder"]
@@ -113,7 +113,7 @@ def new_root(plan: dict[str, Any]) -> None:
         if not os.statvfs(root + path).f_flag & os.ST_RDONLY:
             raise OSError(f"{path} could be written to")
     os.makedirs(root + plan["inside"])
-    own_folder(plan, root + plan["inside"])
+    mount_own_folder(plan, root + plan["inside"])
     os.chdir(root)
     call("pivot_root", b".", b".")
     call("umount2", b".", MNT_DETACH)
@@ -128,37 +128,37 @@ def mounts() -> list[str]:
     return [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)) for field in fields]
 
 
-def own_folder(plan: dict[str, Any], path: str) -> None:
+def mount_own_folder(plan: dict[str, Any], path: str) -> None:
     """The code's own folder, in memory: the kernel counts all that it holds, with and without names."""
     # Without a size there would be no limit.
     options = f"size={max(1, plan['files'])},nr_inodes=4096,huge=never,mode=777"
     mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
-def no_longer_root(kept: int = 0) -> None:
+def drop_privileges(kept: int = 0) -> None:
     """Become a user who may do nothing, but for some capabilities."""
     if os.geteuid() == 0:
         for capability in range(64):
             if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
                 break  # beyond the last that this kernel has
-        become_another(kept)
+        become_unprivileged(kept)
     header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this process
     call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))  # a program that is started gets none
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def ends_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Be killed when the parent ends, also if nobody could tidy up any more; a change of user forgets it."""
     call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before
         os._exit(STOPPED)
 
 
-def in_new_process(parent: int) -> None:
+def fork_into_namespaces(parent: int) -> None:
     """Go on in the first process of the new namespace; this one waits and ends as that one does."""
     child = os.fork()
     if child:
-        ends_with_parent(parent)
+        die_with_parent(parent)
         _, status = os.waitpid(child, 0)
         os._exit(STOPPED if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
@@ -206,7 +206,7 @@ def set_limits(plan: dict[str, Any]) -> None:
         resource.setrlimit(limit, (value, value))
 
 
-def nothing_uncounted(plan: dict[str, Any]) -> None:
+def refuse_uncounted(plan: dict[str, Any]) -> None:
     """Close what the limits above leave open. Raises OSError where the kernel counts no threads of this user."""
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program that takes dumps would be given one in spite of the limit
     # Of a great page that is partly given back all stays, and only the rest of it counts.
@@ -224,7 +224,7 @@ def nothing_uncounted(plan: dict[str, Any]) -> None:
     raise OSError("the kernel does not count this user's threads")
 
 
-def filtered(program: bytes) -> None:
+def install_filter(program: bytes) -> None:
     """Refuse system calls from here on, see seccomp(2)."""
     instructions = ctypes.create_string_buffer(program, len(program))
 
@@ -235,37 +235,37 @@ def filtered(program: bytes) -> None:
     call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(whole), 0, 0)
 
 
-def confined(plan: dict[str, Any]) -> None:
+def enter_sandbox(plan: dict[str, Any]) -> None:
     """Go into the sandbox."""
     kind = plan["isolation"]
     # bwrap has a process between, and ends that one itself.
     parent = os.getppid() if kind == "bubblewrap" else plan["agent"]
-    ends_with_parent(parent)
+    die_with_parent(parent)
     if plan["cgroup"] is not None:
         os.write(plan["cgroup"], b"0")
         os.close(plan["cgroup"])
     if kind == "namespaces":
-        new_namespaces(plan)
-        in_new_process(parent)
+        unshare_namespaces(plan)
+        fork_into_namespaces(parent)
         parent = 0  # it has no number here
-        ends_with_parent(parent)
-        new_root(plan)
-        no_longer_root()
+        die_with_parent(parent)
+        pivot_root(plan)
+        drop_privileges()
     elif kind == "landlock":
         # Folders above Python's library may be closed to others; what it may read is Landlock's to say.
-        no_longer_root(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
+        drop_privileges(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
         landlock(plan)
     elif kind == "bubblewrap":
-        own_folder(plan, plan["inside"])
+        mount_own_folder(plan, plan["inside"])
         os.chdir(plan["inside"])
-        no_longer_root()
-    ends_with_parent(parent)
+        drop_privileges()
+    die_with_parent(parent)
     set_limits(plan)
     if kind != "none":
         if 0 in os.getresuid():
             raise OSError("the code would be root")
-        nothing_uncounted(plan)
-        filtered(base64.b64decode(plan["filter"]))
+        refuse_uncounted(plan)
+        install_filter(base64.b64decode(plan["filter"]))
 
 
 def run(code: str) -> None:
@@ -287,7 +287,7 @@ def run(code: str) -> None:
 def main() -> None:
     """Go into the sandbox, and run what comes by standard input there."""
     try:
-        confined(json.loads(sys.argv[1]))
+        enter_sandbox(json.loads(sys.argv[1]))
     except OSError as error:
         print(f"no sandbox: {error}", file=sys.stderr)
         sys.stderr.flush()
