@@ -12,7 +12,8 @@ import lookahead_agent
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
 SERVER = "reference/server.md"
 
@@ -21,7 +22,8 @@ def snippets(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-PAGES = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.rglob("*.md")) if snippets(page)]
+EVERY_PAGE = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.rglob("*.md"))]
+PAGES = [page for page in EVERY_PAGE if snippets(DOCS / page)]
 
 
 def scripted(**fields: Any) -> Any:
@@ -47,3 +49,12 @@ def test_the_python_of_the_server_page_runs(capsys: pytest.CaptureFixture[str]) 
     with serving(scripted_chat(REPLY, policies={"planner": "exact"})) as (url, _):
         exec(code.replace("http://127.0.0.1:8000", url), {})
     assert capsys.readouterr().out == f"{REPLY} 1.0\n"
+
+
+@pytest.mark.parametrize("page", ["../README.md", "../CONTRIBUTING.md", *EVERY_PAGE])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    """Tests, modules of the library, graphs, tools and examples, in code marks."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sh|ipynb))`", text))
+    homes = [ROOT, ROOT / "lookahead_agent", ROOT / "tests"]
+    assert [file for file in sorted(named) if not any((home / file).is_file() for home in homes)] == []
