@@ -1,6 +1,6 @@
 """JSON Lines: files with a JSON value on each line, where only a line feed ends a line.
 
-`str.splitlines` and readers like it also split at U+2028, U+0085 and others, which may stand within a JSON string.
+`str.splitlines` and readers like it also split at U+2028, U+0085 and others, which may occur within a JSON string.
 Lines are written in ASCII, so that they mislead no reader and keep lone surrogates.
 """
 

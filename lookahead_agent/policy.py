@@ -283,7 +283,7 @@ class VerifierPolicy(BaseModel):
             else ""
         )
         answer = "; the final answer is the target's" if self.answer_from_target else ""
-        return f"{shape}; a draft step stands if it {conditions[self.verifier]}{same}{certified}{answer}"
+        return f"{shape}; a draft step is accepted if it {conditions[self.verifier]}{same}{certified}{answer}"
 
 
 # The thresholds of strict, balanced and fast are those of the certificates that come with the package, held by a test.

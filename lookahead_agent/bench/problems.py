@@ -20,7 +20,7 @@ class Problem:
     Attributes:
         id: Its id in the file.
         question: The text that is asked.
-        answer: The right answer; None: there is nothing to check.
+        answer: The correct answer; None: there is nothing to check.
     """
 
     id: str

@@ -213,7 +213,7 @@ class Bench:
 
 
 def _at_once(work: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
-    """Results of work in threads, as they come; the first failure ends it.
+    """Results of work in threads, in the order in which it ends; the first failure ends it.
 
     The threads are daemons, so that an interrupted program can end.
     """

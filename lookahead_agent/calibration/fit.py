@@ -150,8 +150,8 @@ def disputed(
     """How many of the pairs that a threshold accepts the target disputes, asked as `watching` asks it.
 
     Returns:
-        None where it was not asked about one of them, and of verifiers that judge draft steps by themselves: in use
-        there is no pair then.
+        None where it was not asked about one of them, and of verifiers that judge a draft step alone: in use there
+        is no pair then.
     """
     if candidate.draft_first:
         return None

@@ -24,9 +24,9 @@ from lookahead_agent.verifiers.arithmetic import false_only_in
 
 @dataclass(frozen=True)
 class OutcomeRule:
-    """Decides by how often the target came to the right answer from the draft's step and from its own.
+    """Decides by how often the target came to the correct answer from the draft's step and from its own.
 
-    First a few continuations from each; only where the draft's step was right less often by a margin, more are written,
+    First a few continuations from each; only where the draft's step led there less often by a margin, more are written,
     and a one-sided exact test of Fisher's on these alone decides. So a step that changes nothing is called an error
     with a probability of at most `level`, and of much less unless chance has raised a suspicion before.
 
@@ -95,7 +95,7 @@ class PairRow(_Row):
     kind: Literal["pair"] = "pair"
     fingerprint: str  # of the problem's question and answer
     question: str
-    answer: str | None  # the right answer; None: nobody knows it
+    answer: str | None  # the correct answer; None: nobody knows it
     before: str = ""  # the reply up to the two steps
     before_ids: tuple[int, ...] = ()  # its tokens, in the target's vocabulary
     position: int = 0  # of the two steps in the reply, from 0
@@ -163,7 +163,7 @@ class LabelledPair:
         """Whether accepting the draft's step changes the outcome; None: not known yet.
 
         A person's label goes first. Else a step does so whose arithmetic is false, or from which the target comes
-        to the right answer less often than from its own, by the rule.
+        to the correct answer less often than from its own, by the rule.
         """
         if self.said is not None:
             return self.said

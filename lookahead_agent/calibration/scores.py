@@ -152,7 +152,7 @@ class Candidate:
 
     @property
     def draft_first(self) -> bool:
-        """Whether draft steps are judged by themselves."""
+        """Whether draft steps are judged alone, without a target step."""
         return self._rules.draft_first
 
     def score(self, pair: LabelledPair) -> float | None:

@@ -38,7 +38,7 @@ from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
 
 ReplyEvent = TextDelta | StepEvent | AIMessage
-"""Text and steps of a reply as they come, and at last its message."""
+"""Text and steps of a reply while they are written, and at last its message."""
 
 
 class ChatLookahead(CallDefaults, SerializableModel):
@@ -495,7 +495,7 @@ class ChatLookahead(CallDefaults, SerializableModel):
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """How many tokens the prompt of these messages has, by the target's chat template; starts no engine.
 
-        Equal to the `input_tokens` of a reply to them. Of messages that are no prompt by themselves, such as a part of
+        Equal to the `input_tokens` of a reply to them. Of messages that are no prompt alone, such as a part of
         a conversation that begins with a tool's result, the texts are counted.
 
         Args:

@@ -55,7 +55,7 @@ class LookaheadScheduler:
         hedge: Whether the target goes on after its own step while the verifier thinks.
         synchronous: Whether to work in rounds: γ draft steps, then all target steps at once, then all verdicts. The
             paper's simpler variant, for study and comparison; `hedge` means nothing to it.
-        draft_first: Whether the verifier judges a draft step by itself, before the target writes any; not with
+        draft_first: Whether the verifier judges a draft step alone, before the target writes any; not with
             `synchronous`.
         awaits_thinking: Whether the reply begins outside the region that may be speculated on, up to a step that
             ends with `StepEnd.THINKING`.
@@ -103,7 +103,7 @@ class LookaheadScheduler:
             case StepWritten(number, step) if candidate is not None and candidate.node is None:
                 candidate.job = None
                 candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
-                # A draft that ends the reply without a word has nothing that could be judged by itself.
+                # A draft that ends the reply without a word has nothing that could be judged alone.
                 silent = self.draft_first and not step.text.strip()
                 if not usable(step) or silent or self._is_written_twice(candidate, node):
                     self._refuse(candidate, actions)

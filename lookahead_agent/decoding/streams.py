@@ -68,7 +68,7 @@ class StepWriter:
     node: Node  # the prefix that the step follows
     stream: Stream
     segmenter: Segmenter  # has its tokens so far
-    live: bool  # whether its tokens are part of the reply as they come
+    live: bool  # whether its tokens are part of the reply at once
     started: float  # in seconds since the reply began, as `ended`
     ended: float = 0.0
     complete: Step | None = None  # once it has ended

@@ -40,7 +40,7 @@ class StepPair:
 
 @dataclass(frozen=True)
 class DraftStep:
-    """A draft step that is judged by itself.
+    """A draft step that is judged alone, without a target step.
 
     Attributes:
         question: What the reply answers.

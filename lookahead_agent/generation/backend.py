@@ -97,7 +97,7 @@ class ChatReply:
 
 
 GenerateEvent = TextDelta | StepEvent | ChatReply
-"""Text and steps as they come, and at last the finished reply."""
+"""Text and steps while they are written, and at last the finished reply."""
 
 
 class Backend(Protocol):

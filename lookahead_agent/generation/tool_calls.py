@@ -277,7 +277,7 @@ class JsonCalls:
         Args:
             text: The text.
             begin: Where the first value begins.
-            separators: What may stand between two values, beside white space.
+            separators: Characters that may separate two values, beside white space.
         """
         found = cls(end=begin)
         while begin < len(text) and text[begin] in "{[":

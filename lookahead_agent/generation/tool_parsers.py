@@ -100,7 +100,7 @@ class JsonToolParser:
     Args:
         opens: The tag before a call.
         closes: The tag after it; None: there is none.
-        separators: What may stand between two calls after one tag, beside white space.
+        separators: Characters that may separate two calls after one tag, beside white space.
     """
 
     def __init__(self, opens: str = "<tool_call>", closes: str | None = "</tool_call>", separators: str = ",") -> None:
@@ -356,7 +356,7 @@ _IN_TEMPLATE = (
 
 
 class VLLMToolParser:
-    """One of vLLM's own parsers, asked for each call by itself where calls can be told apart.
+    """One of vLLM's own parsers, asked for each call alone where calls can be told apart.
 
     Args:
         name: Its name there, as for `vllm serve --tool-call-parser`.

@@ -139,7 +139,7 @@ CATALOGUE: dict[str, ModelSet] = {
             target=QWEN_CODER_1_5B,
             draft=QWEN_CODER_0_5B,
             embedding=MINILM,
-            # The model card samples at 0.7; a model of this size loses right answers by it, so greedy.
+            # The model card samples at 0.7; a model of this size loses correct answers by it, so greedy.
             sampling=RecommendedSampling(temperature=0.0),
             note="runs on two CPU cores; weights also come as Python packages",
         ),

@@ -141,7 +141,7 @@ class ChatReplies(Replies):
         elif calls and role:  # OpenAI's client takes the first chunk as it is
             yield {"delta": role | {"content": ""}, "finish_reason": None}
             role = {}
-        # Clients that read arguments as they come must know by then that these were cut off.
+        # Clients that read arguments while they stream must know by then that these were cut off.
         yield {"delta": role | calls, "finish_reason": _finish_reason(event)}
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Items of several streams as they come, each with the number of its stream; one that fails ends all."""
+    """Items of several streams in order of arrival, each with the number of its stream; one that fails ends all."""
     items: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
 
     async def read(number: int, stream: AsyncGenerator[T, None]) -> None:

@@ -38,7 +38,7 @@ def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
 class TraceRecorder(BaseCallbackHandler):
     """Records the calls of `ChatLookahead` models in a graph or chain.
 
-    Give it to the graph: `graph.invoke(..., {"callbacks": [recorder]})`. Rows are written as they come, so that an
+    Give it to the graph: `graph.invoke(..., {"callbacks": [recorder]})`. Each row is written at once, so that an
     interrupted run leaves what there was.
 
     Args:

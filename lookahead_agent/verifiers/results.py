@@ -107,7 +107,7 @@ def numbers_so_far(text: str) -> frozenset[Fraction | str]:
     settled = re.search(r"^(.*\s)\S+\s+\S+\s+\S*\Z", text, re.DOTALL)
     if settled is None:
         return frozenset()
-    # Compared place by place: a value that changes may stand again further on, where it is not settled.
+    # Compared place by place: a value that changes may occur again further on, where it is not settled.
     return frozenset(value for _, value in _by_place(settled[1]).items() & _by_place(text).items())
 
 

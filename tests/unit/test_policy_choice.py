@@ -78,7 +78,7 @@ def test_the_path_of_a_node(namespace: str | None, path: str) -> None:
 def test_explanations() -> None:
     llm = scripted_chat(REPLY, policies={"plan*": "balanced", "executor": "off"})
     assert llm.policy_for("planner").explain() == (
-        "balanced: steps ahead where that is fastest; a draft step stands if it has a similarity of 0.56 to the "
+        "balanced: steps ahead where that is fastest; a draft step is accepted if it has a similarity of 0.56 to the "
         "target's, and has the same numbers, units and equations; where its models have a certificate of a risk of "
         "0.05, that decides "
         "(chosen by policies['plan*'], in the node 'planner')"

@@ -16,7 +16,7 @@ GONE = {
     r"as (?:it|they) comes?": "by default",
     r"by (?:itself|themselves)": "automatically, alone",
     r"(?:un)?commanded|commands? (?:draft )?steps|a command to": "forced, forces step speculation",
-    r"permissions?": "a policy sets which draft steps may be accepted",
+    r"a permission": "a policy sets which draft steps may be accepted",
     r"rooms|borders?": "layers, break-even map",
     r"arms|fixed ways|ways of writing": "configurations",
     r"right answers?|(?:more|less) often right|answers right": "accuracy, correct answers",
