@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 
 from lookahead_agent.trace.recorder import replies
+from lookahead_agent.trace.timeline import concurrency
 
 
 class NodeMetrics(BaseCallbackHandler):
@@ -67,17 +67,10 @@ class NodeMetrics(BaseCallbackHandler):
         }
         node["seconds"] = _added(node.get("seconds", {}), reported["seconds"])
 
-    def at_once(self) -> tuple[float, float]:
-        """Seconds in which a reply was being written, and those of them in which several were at once."""
+    def concurrency(self) -> tuple[float, float]:
+        """Seconds in which a reply was written, and those of them in which several were."""
         with self._lock:
-            edges = sorted([(start, 1) for start, _ in self._spans] + [(end, -1) for _, end in self._spans])
-        some = several = 0.0
-        running = 0
-        for (at, change), (following, _) in pairwise(edges):
-            running += change
-            some += following - at if running > 0 else 0.0
-            several += following - at if running > 1 else 0.0
-        return some, several
+            return concurrency(self._spans)
 
     def nodes(self) -> list[dict[str, Any]]:
         """One entry per node, in the order in which the nodes first replied."""

@@ -141,7 +141,7 @@ def agent(
                 "nodes": metrics.nodes(),
                 "seconds": seconds,
                 "loading_seconds": loading,
-                "at_once": dict(zip(("replies", "several"), metrics.at_once(), strict=True)),
+                "at_once": dict(zip(("replies", "several"), metrics.concurrency(), strict=True)),
                 "results": state.get("results", []),
                 "thread": thread_id,
             }
@@ -150,7 +150,7 @@ def agent(
         show.print("\nAnswer:", style="bold", end="")
         show.print(f" {state['answer']}\n", soft_wrap=True)
         show.print(_table(metrics.nodes()))
-        some, several = metrics.at_once()
+        some, several = metrics.concurrency()
         together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
         show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
 

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from lookahead_agent.trace import LANES, Bar, Call, TraceRecorder, at_once, timeline
+from lookahead_agent.trace import LANES, Bar, Call, TraceRecorder, concurrency, timeline
 
 # The page's colours, as near as terminals have them.
 _STYLES = {
@@ -46,7 +46,7 @@ def waits(calls: Sequence[Call]) -> Text:
     whole = max(call.end for call in calls) - min(call.start for call in calls)
     chain = [f"{call.path or '(no node)'} {call.end - call.start:.1f} s" for call in calls if call.critical]
     named = " → ".join((["…"] if len(chain) > _LINKS else []) + chain[-_LINKS:])
-    several = at_once(calls)
+    _, several = concurrency((call.start, call.end) for call in calls)
     share = f"{several / whole:.0%}" if whole else "0%"
     return Text(
         f"{whole:.1f} s, waited for {named}; several replies at once for {several:.1f} s ({share})",

@@ -1,6 +1,6 @@
 """What happened in a run, recorded as it happens and shown as a page."""
 
 from lookahead_agent.trace.recorder import TraceRecorder, read_trace
-from lookahead_agent.trace.timeline import LANES, Bar, Call, at_once, lane_of, timeline, write_page
+from lookahead_agent.trace.timeline import LANES, Bar, Call, concurrency, lane_of, timeline, write_page
 
-__all__ = ["LANES", "Bar", "Call", "TraceRecorder", "at_once", "lane_of", "read_trace", "timeline", "write_page"]
+__all__ = ["LANES", "Bar", "Call", "TraceRecorder", "concurrency", "lane_of", "read_trace", "timeline", "write_page"]

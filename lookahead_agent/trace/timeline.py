@@ -80,15 +80,15 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
     return found
 
 
-def at_once(calls: Iterable[Call]) -> float:
-    """Seconds in which several replies were written."""
-    edges = sorted(edge for call in calls for edge in ((call.start, 1), (call.end, -1)))
-    writing, found = 0, 0.0
+def concurrency(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds in which a reply was written, and those of them in which several were, from their begins and ends."""
+    edges = sorted(edge for start, end in spans for edge in ((start, 1), (end, -1)))
+    writing, some, several = 0, 0.0, 0.0
     for (at, change), (following, _) in pairwise(edges):
         writing += change
-        if writing > 1:
-            found += following - at
-    return found
+        some += following - at if writing > 0 else 0.0
+        several += following - at if writing > 1 else 0.0
+    return some, several
 
 
 def _mark_critical(calls: Sequence[Call]) -> None:

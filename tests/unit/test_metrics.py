@@ -17,7 +17,7 @@ def test_a_reply_has_its_time_to_the_first_word() -> None:
     scripted_chat("One.\n\nTwo.").invoke("?", {"callbacks": [metrics]})
     (node,) = metrics.nodes()
     assert 0 < node["seconds"]["first"] <= node["seconds"]["total"]
-    some, several = metrics.at_once()
+    some, several = metrics.concurrency()
     assert some > 0
     assert several == 0
 
@@ -49,4 +49,4 @@ def test_how_long_several_replies_were_written_at_once(
     lost: Any = uuid.uuid4()
     metrics.on_chat_model_start({}, [], run_id=lost)
     metrics.on_llm_error(RuntimeError(), run_id=lost)
-    assert metrics.at_once() == (some, several)
+    assert metrics.concurrency() == (some, several)
