@@ -285,13 +285,7 @@ def _without_results(content: Any) -> tuple[list[dict[str, Any]], Any]:
 
 
 def _text(content: Any, name: str, between: str) -> str:
-    """The text of a content.
-
-    Args:
-        content: Text, or blocks of it.
-        name: How an error calls the message.
-        between: What parts blocks.
-    """
+    """The text of a content, or of its blocks; errors call the message `name`."""
     if isinstance(content, str):
         return content
     texts: list[str] = []

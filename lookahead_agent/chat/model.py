@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -14,23 +13,22 @@ from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.tools import BaseTool
+from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
+from lookahead_agent.chat.binding import BindingModel
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
-from lookahead_agent.chat.messages import begun, from_openai, template_messages
+from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.profile import profile_of
 from lookahead_agent.chat.requests import CallDefaults, with_configured
 from lookahead_agent.chat.serialization import SerializableModel
-from lookahead_agent.chat.structured_output import Form, FormParser, Method, parsed, traced_schema
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
-from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.local_backend import LocalBackend
-from lookahead_agent.generation.offered_tools import chosen_tools, forced, openai_tools
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
 from lookahead_agent.models.catalogue import RecommendedSampling
@@ -41,7 +39,7 @@ ReplyEvent = TextDelta | StepEvent | AIMessage
 """Text and steps of a reply while they are written, and at last its message."""
 
 
-class ChatLookahead(CallDefaults, SerializableModel):
+class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
     """A chat model that thinks with Lookahead Reasoning (arXiv 2506.19830) on vLLM, in this process or behind servers.
 
     A draft model writes whole reasoning steps ahead, the target model writes the matching steps in parallel, and a
@@ -97,13 +95,7 @@ class ChatLookahead(CallDefaults, SerializableModel):
     "reasoning". Custom events `lookahead_step` (`astream_events`, or `stream_mode="custom"` with `stream_steps=True`)
     tell what happens to each step: the fields of `decoding.StepEvent`.
 
-    `response_metadata["lookahead"]` says what happened: `call` (its id), `policy`, `selection_rule`, `certificate` (of
-    a policy with a risk), `audit` (of steps that were looked at again since the engines were started), `node`, `path`,
-    `steps`, `accepted`, `acceptance_rate`, `verifier_calls`, `judge_calls`, `refuted` (draft steps dropped before the
-    verifier had to be asked), `target_forward_passes` (fewer than the target's tokens where draft tokens were
-    accepted), `tokens` (of each engine: `committed`, `rejected`, `aborted`, `speculative`), `seconds` (`total`, the
-    time that `draft`, `target` and `verifier` had work, and `waiting`, in which none had), and `speculation_disabled`
-    (why speculation ended early, or None).
+    `response_metadata["lookahead"]` has the figures of a reply, which the reference's page "Metadata" explains.
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
@@ -275,78 +267,6 @@ class ChatLookahead(CallDefaults, SerializableModel):
             async for event in events:
                 yield event if isinstance(event, StepEvent) else as_chunk(event)
 
-    # Tools and forms
-
-    def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
-        *,
-        tool_choice: str | bool | dict[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Let the model call tools.
-
-        Args:
-            tools: Tools, functions, Pydantic classes, or tool dictionaries in the format of OpenAI or Anthropic. Tools
-                that run on a provider's servers, such as `{"type": "web_search_preview"}`, are refused.
-            tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
-                it must call one; a tool's name: it must call that one. The dictionaries of OpenAI and Anthropic work
-                too: `{"type": "any"}`, `{"type": "tool", "name": …}`, `{"type": "function", "function": {"name": …}}`,
-                `{"type": "allowed_tools", …}`.
-            parallel_tool_calls: True: a reply that must call tools may call several; False: a reply calls one at most;
-                None: as the model likes, but one where it must.
-            kwargs: Bound as well.
-
-        Raises:
-            ConfigurationError: A tool is no function, or `tool_choice` names no tool or has no known form.
-        """
-        converted = openai_tools(tools)
-        if parallel_tool_calls is not None:
-            kwargs["parallel_tool_calls"] = parallel_tool_calls
-        kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
-        return self.bind(tools=chosen_tools(converted, tool_choice), tool_choice=forced(tool_choice), **kwargs)
-
-    def with_structured_output(
-        self,
-        schema: Any = None,
-        *,
-        method: Method = "json_schema",
-        include_raw: bool = False,
-        strict: bool | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, Any]:
-        """Have replies in the form of a schema.
-
-        Args:
-            schema: A Pydantic class, a dataclass or another type, such as an enum or `list[int]` (replies are its
-                instances); a TypedDict, a JSON schema or an OpenAI function (replies are what JSON makes of them). May
-                be None with "json_mode".
-            method: "json_schema": tokens that do not fit the schema are never chosen (guided decoding);
-                "function_calling": by a required tool call; "json_mode": any JSON object, which the prompt must
-                describe.
-            include_raw: Whether to return {"raw": message, "parsed": …, "parsing_error": …} and not to raise.
-            strict: For likeness with other models; replies are always held to the schema.
-            kwargs: Bound as well.
-
-        Raises:
-            ConfigurationError: No schema, or none that can be read.
-        """
-        if method not in get_args(Method):
-            raise ConfigurationError(f"method is {', '.join(get_args(Method))}, not {method!r}")
-        if schema is None and method != "json_mode":
-            raise ConfigurationError(f"the method {method!r} needs a schema")
-        form = Form.of(schema) if schema is not None else None
-        described = traced_schema(schema, form) if form is not None else None
-        kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": described}
-        if form is not None and method == "function_calling":
-            bound = self.bind_tools([form.tool], tool_choice=form.name, **kwargs)
-        elif form is not None and method == "json_schema":
-            bound = self.bind(response_format=form.response_format, **kwargs)
-        else:
-            bound = self.bind(response_format={"type": "json_object"}, **kwargs)
-        return parsed(bound, FormParser(form=form, called=method == "function_calling"), include_raw=include_raw)
-
     # The engines' life
 
     @property
@@ -474,48 +394,12 @@ class ChatLookahead(CallDefaults, SerializableModel):
         policy = self._chosen_policy(_options(stop, kwargs), None)[0]
         return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
 
+    def _tokenizer(self) -> Tokenizer:
+        return self._backend.tokenizer()
+
     def _recommended_sampling(self) -> RecommendedSampling:
         catalogued = self._backend.catalogued
         return catalogued.sampling if catalogued is not None else RecommendedSampling()
-
-    # Counting tokens
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text by the target's tokenizer, without special tokens around it; starts no engine.
-
-        Raises:
-            ModelError: The tokenizer could not be fetched.
-            ConfigurationError: The text has a lone surrogate.
-        """
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        check_encodable(text, "the text")
-        return self._backend.tokenizer().encode(text)
-
-    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """How many tokens the prompt of these messages has, by the target's chat template; starts no engine.
-
-        Equal to the `input_tokens` of a reply to them. Of messages that are no prompt alone, such as a part of
-        a conversation that begins with a tool's result, the texts are counted.
-
-        Args:
-            messages: The messages; none at all have no tokens.
-            tools: As of `bind_tools`.
-
-        Raises:
-            ModelError: The tokenizer could not be fetched.
-            ConfigurationError: A message has content that is not text, or a tool is no function.
-        """
-        if self.custom_get_token_ids is not None:
-            return super().get_num_tokens_from_messages(messages, tools)
-        converted = template_messages(self._convert_input(messages).to_messages()) if messages else []
-        tokenizer, offered = self._backend.tokenizer(), openai_tools(tools or ())
-        if not converted and not offered:
-            return 0
-        try:
-            return len(tokenizer.chat_prompt(begun(converted), offered))
-        except ConfigurationError:
-            return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *offered))
 
 
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:

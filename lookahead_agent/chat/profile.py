@@ -14,12 +14,7 @@ from lookahead_agent.models import configured
 
 
 def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
-    """The profile of a model, from what is known without loading it.
-
-    Args:
-        backend: The model's engines.
-        max_tokens: Most tokens of a reply.
-    """
+    """The profile of a model whose replies have at most `max_tokens`, without loading it."""
     template, thinks = _template(backend)
     profile = ModelProfile(
         max_output_tokens=max_tokens,

@@ -307,13 +307,7 @@ def _unreadable(generation: Generation, why: str) -> OutputParserException:
 
 
 def parsed(llm: Runnable[Any, Any], parser: BaseOutputParser[Any], *, include_raw: bool) -> Runnable[Any, Any]:
-    """A model followed by a parser.
-
-    Args:
-        llm: The model.
-        parser: Reads its reply.
-        include_raw: Whether to return `{"raw": message, "parsed": …, "parsing_error": …}` and not to raise.
-    """
+    """A model and the parser of its reply; `include_raw`: errors are returned beside the message, and not raised."""
     if not include_raw:
         return llm | parser
     read = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)

@@ -39,13 +39,7 @@ def call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dic
 def call_or_form_constraint(
     tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any], *, several: bool
 ) -> dict[str, Any]:
-    """The constraint for a reply that is such a call, or in a form.
-
-    Args:
-        tools: In OpenAI's format.
-        form: The constraint of the form.
-        several: Whether it may be a list of calls.
-    """
+    """The constraint for a reply that is a call of one of these tools, or of `several` in a list, or in a form."""
     if "json" not in form:
         return dict(form)  # a call is an object too
     choices = _calls(tools, "#/anyOf")
@@ -56,12 +50,7 @@ def call_or_form_constraint(
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
-    """The schema of a call of each tool.
-
-    Args:
-        tools: In OpenAI's format.
-        at: Where their list will stand, as a reference.
-    """
+    """The schema of a call of each tool; `at` refers to the place of their list."""
     return [
         {
             "type": "object",

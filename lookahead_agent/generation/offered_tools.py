@@ -21,10 +21,7 @@ _FORMS = (
 
 
 def openai_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools in OpenAI's format.
-
-    Args:
-        tools: Tools, functions, classes, or dictionaries in the format of OpenAI, Anthropic or Bedrock.
+    """Tools, functions, classes, or dictionaries of OpenAI, Anthropic or Bedrock, in OpenAI's format.
 
     Raises:
         ConfigurationError: One is no function.
@@ -82,11 +79,7 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any]]:
-    """The tools that a reply may call.
-
-    Args:
-        tools: In OpenAI's format.
-        choice: What a caller gives as `tool_choice`, in any of the usual forms.
+    """The tools that a reply may call by a `tool_choice` in any of the usual forms.
 
     Raises:
         ConfigurationError: The choice has no known form, or names a tool that is not among them.
@@ -104,11 +97,7 @@ def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any
 
 
 def forced(choice: Any) -> Literal["required"] | None:
-    """Whether a reply must be a tool call.
-
-    Raises:
-        ConfigurationError: The choice has no known form.
-    """
+    """Whether a reply must be a tool call; raises ConfigurationError if the choice has no known form."""
     return "required" if _read(choice)[0] == "required" else None
 
 

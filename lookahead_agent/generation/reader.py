@@ -20,14 +20,7 @@ _NO_RANK = 99
 
 @dataclass
 class ReadReply:
-    """The content of a reply.
-
-    Attributes:
-        parsed: The answer: its text and its tool calls.
-        thinking: What was thought.
-        thinking_spans: Where in the reply's text the thinking is.
-        pieces: What of both has not been passed on yet.
-    """
+    """The content of a reply: the answer, the thinking and its places in the text, and pieces not passed on yet."""
 
     parsed: ParsedReply = field(default_factory=lambda: ParsedReply(""))
     thinking: str = ""
@@ -35,11 +28,7 @@ class ReadReply:
     pieces: list[TextDelta] = field(default_factory=list)
 
     def thinking_tokens(self, text_ends: Sequence[int]) -> int:
-        """How many tokens the thinking has.
-
-        Args:
-            text_ends: Length of the reply's text after each token, shape (n,).
-        """
+        """How many tokens the thinking has, by the length of the text after each token, shape (n,)."""
         begins = (0, *text_ends)
         return sum(any(begin <= at < end for begin, end in self.thinking_spans) for at in begins[: len(text_ends)])
 
@@ -128,11 +117,7 @@ class ReplyReader:
         self._pass_on(None)
 
     def finish(self, cut: bool) -> ReadReply:
-        """The end of the reply.
-
-        Args:
-            cut: Whether the model had more to say: the tokens were used up, or a stop string was written.
-        """
+        """The whole reply; `cut`: the model had more to say, but ran out of tokens or wrote a stop string."""
         pieces: list[TextDelta] = []
         self._emit = pieces.append
         self._read(final=True, cut=cut)
@@ -346,11 +331,7 @@ class ReplyReader:
     # Passing on
 
     def _pass_on(self, rank: int | None) -> None:
-        """Pass on what is certain of the answer.
-
-        Args:
-            rank: Of the calls that are the reply's; None: that is not known yet, but of calls of rank 0.
-        """
+        """Pass on the part of the answer that is certain; `rank` is that of the reply's calls, None: not known yet."""
         if self._unopened and rank is None:
             return
         while self._parts:

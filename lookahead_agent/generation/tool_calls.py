@@ -27,26 +27,16 @@ UNREADABLE = "(unreadable) "
 
 @dataclass
 class ParsedReply:
-    """A reply taken apart.
-
-    Attributes:
-        content: The text without the tool calls.
-        tool_calls: Calls that could be read.
-        invalid_tool_calls: Calls that could not, with the reason.
-    """
+    """A reply's text, its tool calls, and calls that could not be read, with the reason."""
 
     content: str
     tool_calls: list[ToolCall] = field(default_factory=list)
     invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
 
     def add(self, name: Any, arguments: Any, source: str, tools: Tools) -> None:
-        """Add a call that was read, or say why it is none.
+        """Add a call that was read from `source`, or say why it is none.
 
-        Args:
-            name: Of the tool, bound or not: LangGraph's `ToolNode` tells the model which tools there are.
-            arguments: A mapping, or JSON text of one; None: there are none.
-            source: The text that was read.
-            tools: What may be called.
+        The tool may be unknown: LangGraph's `ToolNode` tells the model which tools there are.
         """
         try:
             if not isinstance(name, str) or not name or not _encodable(name):
@@ -85,22 +75,11 @@ class ParsedReply:
             self.add(name, call[keys[0]] if keys else None, source, tools)
 
     def add_invalid(self, name: Any, source: str, error: Exception | str) -> None:
-        """Add a call that could not be read.
-
-        Args:
-            name: Of the tool, if it is known.
-            source: The text that was to be one.
-            error: Why it is none.
-        """
+        """Add a text that could not be read as a call; its tool's name may be known all the same."""
         known = name if isinstance(name, str) and name and _encodable(name) else None
+        reason = f"not a tool call: {error}"
         self.invalid_tool_calls.append(
-            InvalidToolCall(
-                type="invalid_tool_call",
-                name=known,
-                args=source,
-                id=_new_id(),
-                error=f"not a tool call: {error}",
-            )
+            InvalidToolCall(type="invalid_tool_call", name=known, args=source, id=_new_id(), error=reason)
         )
 
     def extend(self, other: ParsedReply) -> None:
@@ -220,12 +199,7 @@ _SURE = 12
 
 
 class BrokenJsonError(ValueError):
-    """Text that is no JSON value, at least not yet.
-
-    Attributes:
-        at: Where it is broken.
-        unfinished: Whether more text might mend it.
-    """
+    """Text that is no JSON value: where it is broken, and whether more text might mend it."""
 
     def __init__(self, message: str, at: int, *, unfinished: bool) -> None:
         super().__init__(message)
@@ -234,11 +208,7 @@ class BrokenJsonError(ValueError):
 
 
 def end_of_json(text: str, begin: int) -> int:
-    """Where the JSON value ends that begins somewhere in a text.
-
-    Raises:
-        BrokenJsonError: There is none.
-    """
+    """The end of the JSON value that begins there; raises BrokenJsonError if there is none."""
     try:
         return _ENDS.raw_decode(text, begin)[1]
     except json.JSONDecodeError as error:
@@ -272,13 +242,7 @@ class JsonCalls:
 
     @classmethod
     def read(cls, text: str, begin: int, separators: str) -> JsonCalls:
-        """The values that begin somewhere in a text.
-
-        Args:
-            text: The text.
-            begin: Where the first value begins.
-            separators: Characters that may separate two values, beside white space.
-        """
+        """The values from `begin` on; `separators` may be between two of them, as white space may."""
         found = cls(end=begin)
         while begin < len(text) and text[begin] in "{[":
             try:

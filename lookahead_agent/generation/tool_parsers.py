@@ -63,12 +63,12 @@ class ToolParser(Protocol):
         ...
 
     def read(self, text: str, at: int, tools: Tools, *, final: bool, cut: bool) -> Found | None:
-        """Read on where a call may begin; None: more text is needed.
+        """Read on at a place where `begins` was found; None: more text is needed.
 
         Args:
             text: The reply, without its thinking.
-            at: Where `begins` was found.
-            tools: What it may call.
+            at: The place.
+            tools: The tools that may be called.
             final: Whether no more text comes.
             cut: Whether the model had more to say then.
         """
@@ -323,14 +323,7 @@ class MistralToolParser:
 
 @dataclass(frozen=True)
 class _Units:
-    """Where single calls are in a format of vLLM's.
-
-    Attributes:
-        begins: What begins a call.
-        ends: What ends it.
-        around: Texts around one, or around all of them.
-        alone: A whole reply with the call in it.
-    """
+    """The tags of a single call in a format of vLLM's, those around one or all, and a whole reply with one call."""
 
     begins: str
     ends: str
@@ -491,11 +484,11 @@ _READ_HERE: dict[str, ToolParser] = {
 
 
 def check_tool_parser(name: str | None) -> None:
-    """Check that there is a tool parser of this name, before any model loads; None: chosen by the model.
+    """Check that vLLM has a tool parser of this name, before any model loads.
 
     Raises:
-        ConfigurationError: There is not; the message lists those that are.
-        MissingExtraError: vLLM, whose parsers these are, is not installed.
+        ConfigurationError: It has not; the message lists those that it has.
+        MissingExtraError: vLLM is not installed.
     """
     if name is None:
         return
@@ -509,11 +502,7 @@ def check_tool_parser(name: str | None) -> None:
 
 
 def choose_tool_parser(name: str | None, tokenizer: Tokenizer) -> ToolParser:
-    """The parser of a model's tool calls.
-
-    Args:
-        name: One of vLLM's; None: by the model's chat template.
-        tokenizer: The target's.
+    """The parser of a model's tool calls: vLLM's of this name, or None: by the model's chat template.
 
     Raises:
         ConfigurationError: No parser of this name goes with the tokenizer.

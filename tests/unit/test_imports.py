@@ -26,7 +26,7 @@ ProfileFunction = Callable[[FrameType, str, Any], None]
 EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """As many as asyncio's executor has."""
 MOST_MODULES = 25
-MOST_LAYERS = 11  # of the packages, until the process that keeps engines goes
+MOST_LAYERS = 10
 
 
 @pytest.mark.parametrize("module", ["lookahead_agent.decoding", "lookahead_agent.theory.simulation"])

@@ -1,0 +1,134 @@
+"""Tools, forms and token counts of the chat model: what LangChain binds to a model, or asks of its prompts."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+
+from lookahead_agent.chat.messages import begun, template_messages
+from lookahead_agent.chat.structured_output import Form, FormParser, Method, parsed, traced_schema
+from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.generation.offered_tools import chosen_tools, forced, openai_tools
+
+
+class BindingModel(BaseChatModel):
+    """A chat model to which tools and forms are bound."""
+
+    @abstractmethod
+    def _tokenizer(self) -> Tokenizer:
+        """The target's tokenizer; starts no engine."""
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Let the model call tools.
+
+        Args:
+            tools: Tools, functions, Pydantic classes, or tool dictionaries in the format of OpenAI or Anthropic. Tools
+                that run on a provider's servers, such as `{"type": "web_search_preview"}`, are refused.
+            tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
+                it must call one; a tool's name: it must call that one. The dictionaries of OpenAI and Anthropic work
+                too: `{"type": "any"}`, `{"type": "tool", "name": …}`, `{"type": "function", "function": {"name": …}}`,
+                `{"type": "allowed_tools", …}`.
+            parallel_tool_calls: True: a reply that must call tools may call several; False: a reply calls one at most;
+                None: as the model likes, but one where it must.
+            kwargs: Bound as well.
+
+        Raises:
+            ConfigurationError: A tool is no function, or `tool_choice` names no tool or has no known form.
+        """
+        converted = openai_tools(tools)
+        if parallel_tool_calls is not None:
+            kwargs["parallel_tool_calls"] = parallel_tool_calls
+        kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
+        return self.bind(tools=chosen_tools(converted, tool_choice), tool_choice=forced(tool_choice), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Have replies in the form of a schema.
+
+        Args:
+            schema: A Pydantic class, a dataclass or another type, such as an enum or `list[int]` (replies are its
+                instances); a TypedDict, a JSON schema or an OpenAI function (replies are what JSON makes of them). May
+                be None with "json_mode".
+            method: "json_schema": tokens that do not fit the schema are never chosen (guided decoding);
+                "function_calling": by a required tool call; "json_mode": any JSON object, which the prompt must
+                describe.
+            include_raw: Whether to return {"raw": message, "parsed": …, "parsing_error": …} and not to raise.
+            strict: For likeness with other models; replies are always held to the schema.
+            kwargs: Bound as well.
+
+        Raises:
+            ConfigurationError: No schema, or none that can be read.
+        """
+        if method not in get_args(Method):
+            raise ConfigurationError(f"method is {', '.join(get_args(Method))}, not {method!r}")
+        if schema is None and method != "json_mode":
+            raise ConfigurationError(f"the method {method!r} needs a schema")
+        form = Form.of(schema) if schema is not None else None
+        described = traced_schema(schema, form) if form is not None else None
+        kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": described}
+        if form is not None and method == "function_calling":
+            bound = self.bind_tools([form.tool], tool_choice=form.name, **kwargs)
+        elif form is not None and method == "json_schema":
+            bound = self.bind(response_format=form.response_format, **kwargs)
+        else:
+            bound = self.bind(response_format={"type": "json_object"}, **kwargs)
+        return parsed(bound, FormParser(form=form, called=method == "function_calling"), include_raw=include_raw)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text by the target's tokenizer, without special tokens around it; starts no engine.
+
+        Raises:
+            ModelError: The tokenizer could not be fetched.
+            ConfigurationError: The text has a lone surrogate.
+        """
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        check_encodable(text, "the text")
+        return self._tokenizer().encode(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """How many tokens the prompt of these messages has, by the target's chat template; starts no engine.
+
+        Equal to the `input_tokens` of a reply to them. Of messages that are no prompt alone, such as a part of
+        a conversation that begins with a tool's result, the texts are counted.
+
+        Args:
+            messages: The messages; none at all have no tokens.
+            tools: As of `bind_tools`.
+
+        Raises:
+            ModelError: The tokenizer could not be fetched.
+            ConfigurationError: A message has content that is not text, or a tool is no function.
+        """
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages, tools)
+        converted = template_messages(self._convert_input(messages).to_messages()) if messages else []
+        tokenizer, offered = self._tokenizer(), openai_tools(tools or ())
+        if not converted and not offered:
+            return 0
+        try:
+            return len(tokenizer.chat_prompt(begun(converted), offered))
+        except ConfigurationError:
+            return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *offered))
