@@ -9,8 +9,7 @@ from typing import Literal
 
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.theory.shared_draft_simulation import simulate_shared_draft
-from lookahead_agent.theory.simulation import Durations, always, simulate
+from lookahead_agent.theory.simulation import Durations, always, simulate, simulate_shared_draft
 
 _STEPS = 200
 _TOKENS = 3000

@@ -2,7 +2,14 @@
 
 Time is counted in target steps: a target step takes 1, a draft step c ≤ 1, a verdict nothing, and any number of target
 steps run at once at no cost. Every step is accepted with probability α, independently. Speedup is steps per unit of
-time, the target alone making 1.
+time, the target alone making 1. The functions take
+
+    alpha: Probability that a step is accepted, in [0, 1].
+    c: Time of a draft step over that of a target step, in (0, 1].
+    depth: Steps in flight at the front, or of a round, γ ≥ 1.
+    token_alpha, token_c, token_depth: The same of tokens, α₂, c₂ and γ₂; of γ₂ tokens in a pass one needs no draft.
+
+and raise ConfigurationError for a value out of its range.
 """
 
 from __future__ import annotations
@@ -18,14 +25,6 @@ def synchronous_speedup(alpha: float, c: float, depth: int) -> float:
     A round takes c(γ-1) for the draft steps that target steps start from, and 1 for the last target step; the last
     draft step is written meanwhile. It commits k+1 steps (the last is the target's) if k were accepted before a
     rejection, and γ otherwise: (1-α^γ)/(1-α) on average.
-
-    Args:
-        alpha: Probability that a step is accepted, in [0, 1].
-        c: Time of a draft step over that of a target step, in (0, 1].
-        depth: Steps of a round, γ ≥ 1.
-
-    Raises:
-        ConfigurationError: A value out of its range.
     """
     _check(alpha, c, depth)
     return _steps_of_a_window(alpha, depth) / (1 + c * (depth - 1))
@@ -40,14 +39,6 @@ def asynchronous_speedup(alpha: float, c: float, depth: int) -> float:
     Depth-bound (γ < ⌈1/c⌉): of a window that restarts once all of it is accepted. It ends at 1 + ck with the rejection
     of step k, at 1 + c(γ-1) if there is none: 1 + c(α-α^γ)/(1-α) on average. A window that slides, as this package's
     does, need not wait for its last step: see `lookahead_agent.theory.simulation`.
-
-    Args:
-        alpha: Probability that a step is accepted, in [0, 1].
-        c: Time of a draft step over that of a target step, in (0, 1].
-        depth: Steps in flight at the front, γ ≥ 1.
-
-    Raises:
-        ConfigurationError: A value out of its range.
     """
     _check(alpha, c, depth)
     if is_draft_bound(c, depth):
@@ -57,35 +48,19 @@ def asynchronous_speedup(alpha: float, c: float, depth: int) -> float:
 
 
 def token_speculation_speedup(alpha: float, c: float, depth: int) -> float:
-    """Speedup of token-level speculation: the synchronous formula with tokens in place of steps.
-
-    Args:
-        alpha: Probability that a token is accepted, in [0, 1].
-        c: Time of a draft token over that of a target token, in (0, 1].
-        depth: Speculated tokens, γ ≥ 1.
-
-    Raises:
-        ConfigurationError: A value out of its range.
-    """
+    """Speedup of token-level speculation: the synchronous formula with tokens in place of steps."""
     return synchronous_speedup(alpha, c, depth)
 
 
 def shared_draft_speedup(alpha: float, c: float) -> float:
-    """Speedup of a target with a shared draft, whose guesses a draft writes beside it: an upper bound.
+    """Speedup of a target with a shared draft, whose draft tokens are written beside it: an upper bound.
 
-    It is the asynchronous variant with tokens in place of steps, draft-bound: the next token takes c after one that the
-    draft had right, and 1 after one that it had not. A pass is not divisible, as a step of many tokens is: what the
-    target takes up in the middle of a pass is lost, for which `guided_simulation` gives 0.7 to 1 of this.
+    It is the asynchronous variant with tokens in place of steps, draft-bound: the next token takes c after one that is
+    accepted, and 1 after one that is not. A forward pass is not divisible, as a step of many tokens is: draft tokens
+    that arrive in the middle of a pass wait, for which `simulate_shared_draft` gives 0.7 to 1 of this.
 
-    In contrast to `token_speculation_speedup` the draft writes while the target does, so that guesses cost no time; in
-    return no target is faster than its draft, 1/c.
-
-    Args:
-        alpha: Probability that a draft token is accepted, in [0, 1].
-        c: Time of a draft token over that of a target token, in (0, 1].
-
-    Raises:
-        ConfigurationError: A value out of its range.
+    In contrast to `token_speculation_speedup` the draft writes while the target does, so that draft tokens cost no
+    time; in return no target is faster than its draft, 1/c.
     """
     _check(alpha, c, 1)
     return 1 / (c + (1 - c) * (1 - alpha))
@@ -95,17 +70,8 @@ def shared_draft_lookahead_speedup(alpha: float, c: float, depth: int, token_alp
     """Speedup of lookahead whose target steps take tokens from the same draft: an upper bound.
 
     The steps' cost ratio grows with the target's speed as in `combined_speedup`, to c·S₂ ≤ 1 here: where every token
-    is guessed right, target and draft are equally fast and steps have nothing left to win. They win where steps mean
+    is accepted, target and draft are equally fast and steps have nothing left to win. They win where steps mean
     the same in other words.
-
-    Args:
-        alpha: Probability that a step is accepted, in [0, 1].
-        c: Time of a draft step over that of a target step, in (0, 1].
-        depth: Steps in flight at the front, γ ≥ 1.
-        token_alpha: Probability that a draft token is accepted, in [0, 1].
-
-    Raises:
-        ConfigurationError: A value out of its range.
     """
     tokens = shared_draft_speedup(token_alpha, c)
     return tokens * asynchronous_speedup(alpha, min(1.0, c * tokens), depth)
@@ -118,37 +84,18 @@ def combined_speedup(alpha: float, c: float, depth: int, token_alpha: float, tok
     in the time of a target step a draft step now takes c·S₂: the speedup is S₂ times that of lookahead with this cost
     ratio. The two levels multiply outright only if the draft becomes as much faster; at c·S₂ ≥ 1 lookahead adds
     nothing.
-
-    Args:
-        alpha: Probability that a step is accepted, in [0, 1].
-        c: Time of a draft step over that of a target step without token-level speculation, in (0, 1].
-        depth: Steps in flight at the front, γ₁ ≥ 1.
-        token_alpha: Probability that a draft token is accepted, in [0, 1].
-        token_c: Time of guessing a token over that of writing one, in (0, 1].
-        token_depth: Tokens that the target looks at in one pass, γ₂ ≥ 1; the first of them needs no guess.
-
-    Raises:
-        ConfigurationError: A value out of its range.
     """
     tokens = token_speculation_speedup(token_alpha, token_c, token_depth)
     return tokens * (asynchronous_speedup(alpha, c * tokens, depth) if c * tokens < 1 else 1.0)
 
 
 def best_split(alpha: float, c: float, token_alpha: float, token_c: float, parallel: int) -> tuple[int, int, float]:
-    """How to divide what the hardware can do at once between steps and tokens.
-
-    Args:
-        alpha: As in `combined_speedup`, as of the next three.
-        c: Cost ratio of steps.
-        token_alpha: Acceptance of tokens.
-        token_c: Cost ratio of tokens.
-        parallel: Tokens that a pass of the target can take at nearly no cost, M ≥ 1: γ₁·γ₂ ≤ M.
+    """The best division of M = `parallel` tokens, which a pass takes at nearly no cost, among steps and tokens.
 
     Returns:
-        γ₁, γ₂ and the speedup; γ₁ = 1 is no lookahead, γ₂ = 1 no token-level speculation. Of equal ones the smallest.
-
-    Raises:
-        ConfigurationError: A value out of its range.
+        γ₁, γ₂ with γ₁·γ₂ ≤ M, and the speedup; γ₁ = 1 is no lookahead, γ₂ = 1 no token-level speculation. Of equal
+        ones the smallest. Both levels win where both acceptance rates are middling: at α near 1 steps alone use all of
+        M, near 0 tokens do, and with a small M there is nothing to divide (`docs/explanation/theory.md`).
     """
     if parallel < 1:
         raise ConfigurationError(f"the target takes at least 1 token at once, not {parallel}")
@@ -158,16 +105,6 @@ def best_split(alpha: float, c: float, token_alpha: float, token_c: float, paral
         for tokens in range(1, parallel // steps + 1)
     ]
     return max(splits, key=lambda split: (round(split[2], 9), -split[0] * split[1]))
-
-
-def combining_wins(alpha: float, c: float, token_alpha: float, token_c: float, parallel: int) -> bool:
-    """Whether the best use of M is both levels at once: γ₁ ≥ 2 and γ₂ ≥ 2 beats either alone; see `best_split`.
-
-    It is so where both acceptance rates are middling: at α near 1 steps alone use all of M, near 0 tokens do, and with
-    a small M there is nothing to divide. `docs/explanation/theory.md` shows the region.
-    """
-    steps, tokens, _ = best_split(alpha, c, token_alpha, token_c, parallel)
-    return steps > 1 and tokens > 1
 
 
 def is_draft_bound(c: float, depth: int) -> bool:

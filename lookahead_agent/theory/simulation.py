@@ -1,4 +1,4 @@
-"""Discrete-event simulation: the very machine that decides in the decoder, on virtual time."""
+"""Discrete-event simulations: the decoder's scheduler on virtual time, and a target with a shared draft."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def always(time: float) -> Draw:
 
 @dataclass(frozen=True)
 class Durations:
-    """How long work takes, in any unit of time; each is drawn anew for every job.
+    """Durations of work, in any unit of time; each is drawn anew for every job.
 
     Attributes:
         target: A target step, if it is the only one.
@@ -52,19 +52,12 @@ class Durations:
 
 @dataclass(frozen=True)
 class SimulatedReply:
-    """What a simulated reply came to.
+    """A simulated reply of the decoder."""
 
-    Attributes:
-        steps: Steps committed.
-        accepted: Those from the draft.
-        seconds: Time taken, in the unit of the durations.
-        alone: Time that the target alone would take for as many steps, on average.
-    """
-
-    steps: int
-    accepted: int
-    seconds: float
-    alone: float
+    steps: int  # committed
+    accepted: int  # those from the draft
+    seconds: float  # in the unit of the durations
+    alone: float  # time that the target alone would take for as many steps, on average
 
     @property
     def speedup(self) -> float:
@@ -162,3 +155,67 @@ def simulate(
     sample = random.Random(seed)
     mean = sum(durations.target(sample) for _ in range(1000)) / 1000
     return SimulatedReply(world.committed, world.accepted, world.now, mean * world.committed)
+
+
+@dataclass(frozen=True)
+class SharedDraftRun:
+    """A simulated reply of a target with a shared draft."""
+
+    tokens: int
+    passes: int  # of the target
+    seconds: float  # in the time of a pass of one token
+
+    @property
+    def speedup(self) -> float:
+        """Against the target alone."""
+        return self.tokens / self.seconds
+
+
+def simulate_shared_draft(
+    alpha: float,
+    c: float,
+    most: int,
+    cost: Callable[[int], float] = lambda _: 1.0,
+    *,
+    tokens: int = 20_000,
+    seed: int = 0,
+) -> SharedDraftRun:
+    """Simulate one long reply of a target with a shared draft.
+
+    The draft writes a token every c from the last token that both agree about. A pass of the target takes the tokens
+    that the draft has written ahead of it by then, up to `most`, and gains those before the first rejected one and one
+    token of its own. After a rejection, or where the target has overtaken the draft with another token than the draft
+    would have written, the draft begins anew after the target's last token.
+
+    Args:
+        alpha: Probability that a token of the draft is the target's (α₂), in [0, 1].
+        c: Time of a draft token over that of a target's pass of one token.
+        most: Draft tokens of a pass at most.
+        cost: Time of a pass by its number of tokens, the draft's and one more; 1 for one.
+        tokens: Of the reply.
+        seed: Of the random numbers.
+    """
+    draw = random.Random(seed)
+
+    def accepted_ahead() -> int:
+        count = 0
+        while count < tokens and draw.random() < alpha:
+            count += 1
+        return count
+
+    now, written, passes = 0.0, 0, 0
+    begun, began_at, accepted = 0, 0.0, accepted_ahead()
+    while written < tokens:
+        drafted = begun + int((now - began_at) / c + 1e-9)
+        draft_tokens = max(0, min(drafted - written, most))
+        gained = min(draft_tokens, begun + accepted - written) + 1
+        now += cost(draft_tokens + 1)
+        passes += 1
+        written += gained
+        if written > begun + accepted:  # the target's own token at the end is not the draft's
+            begun, began_at, accepted = written, now, accepted_ahead()
+        elif written > begun + int((now - began_at) / c + 1e-9):
+            # It has caught up with a draft that is slower: the draft goes on from the target's token.
+            accepted -= written - begun
+            begun, began_at = written, now
+    return SharedDraftRun(written, passes, now)

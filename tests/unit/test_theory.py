@@ -14,15 +14,13 @@ from lookahead_agent.theory.formulas import (
     asynchronous_speedup,
     best_split,
     combined_speedup,
-    combining_wins,
     is_draft_bound,
     shared_draft_lookahead_speedup,
     shared_draft_speedup,
     synchronous_speedup,
     token_speculation_speedup,
 )
-from lookahead_agent.theory.shared_draft_simulation import simulate_shared_draft
-from lookahead_agent.theory.simulation import Durations, SimulatedReply, simulate
+from lookahead_agent.theory.simulation import Durations, SimulatedReply, simulate, simulate_shared_draft
 from tests.unit.scripts import Pair, ScriptedVerifier
 
 ALPHAS = [0.0, 0.5, 0.8, 1.0]
@@ -186,12 +184,17 @@ def test_one_level_alone_is_a_special_case_of_both() -> None:
     assert combined_speedup(0.9, 0.9, 4, 0.9, 0.05, 8) == token_speculation_speedup(0.9, 0.05, 8), "a late draft"
 
 
+def both_levels_win(alpha: float, c: float, token_alpha: float, token_c: float, parallel: int) -> bool:
+    steps, tokens, _ = best_split(alpha, c, token_alpha, token_c, parallel)
+    return steps > 1 and tokens > 1
+
+
 def test_the_region_in_which_both_levels_win() -> None:
-    assert combining_wins(0.7, 0.1, 0.7, 0.05, parallel=16)
-    assert not combining_wins(0.7, 0.1, 0.7, 0.05, parallel=2), "nothing to divide"
-    assert not combining_wins(0.0, 0.1, 0.8, 0.05, parallel=16), "no step is accepted"
-    assert not combining_wins(0.8, 0.1, 0.0, 0.05, parallel=16), "no token is"
-    assert not combining_wins(1.0, 0.05, 0.3, 0.3, parallel=8), "steps alone use all there is"
+    assert both_levels_win(0.7, 0.1, 0.7, 0.05, parallel=16)
+    assert not both_levels_win(0.7, 0.1, 0.7, 0.05, parallel=2), "nothing to divide"
+    assert not both_levels_win(0.0, 0.1, 0.8, 0.05, parallel=16), "no step is accepted"
+    assert not both_levels_win(0.8, 0.1, 0.0, 0.05, parallel=16), "no token is"
+    assert not both_levels_win(1.0, 0.05, 0.3, 0.3, parallel=8), "steps alone use all there is"
 
 
 @pytest.mark.parametrize("parallel", [1, 4, 16])
