@@ -22,12 +22,7 @@ _AS_MANY = 0.02
 
 @dataclass(frozen=True)
 class Fit:
-    """A verifier's thresholds.
-
-    Attributes:
-        candidate: The verifier.
-        of_risk: By risk; risks that it cannot keep are left out.
-    """
+    """A verifier's thresholds by risk, without the risks that it cannot keep."""
 
     candidate: Candidate
     of_risk: Mapping[float, Threshold]
@@ -35,25 +30,15 @@ class Fit:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """What became of a stated risk on problems that calibration did not see.
+    """A stated risk on problems that calibration did not see, over several divisions of the problems."""
 
-    Attributes:
-        risk: As stated.
-        splits: How many times the problems were divided.
-        certified: In how many of them some threshold kept the risk.
-        kept: In how many of those the share of errors among the others' accepted pairs was no larger.
-        shares: That share, of each of them.
-        errors: The same over all of them together.
-        accepted: Accepted share of pairs, over all of them together.
-    """
-
-    risk: float
-    splits: int
-    certified: int
-    kept: int
-    shares: tuple[float, ...]
-    errors: float
-    accepted: float
+    risk: float  # as stated
+    splits: int  # divisions
+    certified: int  # divisions in which some threshold kept the risk
+    kept: int  # of these, those in which the others' share of errors was no larger
+    shares: tuple[float, ...]  # of errors among the others' accepted pairs, of each certified division
+    errors: float  # the same over all of them together
+    accepted: float  # accepted share of pairs, over all of them together
 
 
 def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: OutcomeRule) -> dict[str, ScoredPair]:
@@ -81,13 +66,9 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: Outcom
 def fit(
     pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate], rule: OutcomeRule, level: float = LEVEL
 ) -> list[Fit]:
-    """Thresholds of verifiers, of which the best may be taken for each risk.
+    """Thresholds of verifiers, learnt from pairs by problem; the best may be taken for each risk.
 
-    Args:
-        pairs: By problem.
-        candidates: The verifiers.
-        rule: When a step changes the outcome.
-        level: Probability with which a threshold that is taken is riskier than stated.
+    `level` is the probability with which a threshold that is taken is riskier than stated.
 
     Raises:
         ConfigurationError: The pairs say nothing; see `thresholds`.
@@ -122,16 +103,7 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
 def kept(
     pairs: Mapping[str, LabelledPair], policy: VerifierPolicy, rule: OutcomeRule, level: float = LEVEL
 ) -> Threshold:
-    """What a policy accepts of labelled pairs, and how many of these are errors; nothing is chosen.
-
-    Args:
-        pairs: By problem.
-        policy: Any that goes by a threshold.
-        rule: When a step changes the outcome.
-        level: Of the bound.
-
-    Returns:
-        Its threshold; the risk is the share of errors among the accepted pairs.
+    """The threshold of a policy, with its counts and risk on labelled pairs and a bound; nothing is chosen.
 
     Raises:
         ConfigurationError: The policy has no threshold, or a pair was not measured.
@@ -147,11 +119,10 @@ def kept(
 def disputed(
     pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold, rule: OutcomeRule
 ) -> int | None:
-    """How many of the pairs that a threshold accepts the target disputes, asked as `watching` asks it.
+    """The number of accepted pairs that the target disputes, asked as `DriftMonitor` asks it.
 
-    Returns:
-        None where it was not asked about one of them, and of verifiers that judge a draft step alone: in use there
-        is no pair then.
+    None where it was not asked about one of them, and of verifiers that judge a draft step alone: in use there is no
+    pair then.
     """
     if candidate.draft_first:
         return None
@@ -177,16 +148,7 @@ def split_results(
     seed: int = 0,
     learn_from: float = 0.5,
 ) -> Iterator[SplitResult]:
-    """Learn thresholds from some of the problems and hold the others against them, again and again.
-
-    Args:
-        pairs: By problem.
-        candidates: The verifiers, of which the best is taken each time.
-        rule: When a step changes the outcome.
-        level: Probability with which a threshold may be riskier than stated.
-        splits: How often.
-        seed: Of the divisions.
-        learn_from: Share of the problems that thresholds are learnt from, in (0, 1).
+    """Learn thresholds from a share of the problems and hold the others against them, again and again.
 
     Raises:
         ConfigurationError: The pairs say nothing; see `thresholds`.

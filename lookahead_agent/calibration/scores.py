@@ -35,16 +35,9 @@ _JUDGED = frozenset({"p_aligned", "p_swapped"})
 
 
 def score_pairs(file: Path, measures: Sequence[Measure], make: Callable[[], ChatLookahead], progress: Progress) -> int:
-    """Measure what is missing, and append it to the file of pairs.
+    """Measure what a file of pairs lacks, append it, and return how many pairs were measured.
 
-    Args:
-        file: The file.
-        measures: What is measured.
-        make: Makes the chat model that measures, if there is anything to measure; it is closed.
-        progress: Told how far it is.
-
-    Returns:
-        How many pairs were measured.
+    `make` makes the chat model, if there is anything to measure; it is closed.
 
     Raises:
         ConfigurationError: There is no such file, or it is something else; or there is no embedder or judge; or another
@@ -89,16 +82,7 @@ async def _score(
 
 
 async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) -> dict[str, float]:
-    """Measure a pair.
-
-    Args:
-        engines: Target, and embedder and judge where they are asked.
-        row: The pair.
-        names: What is measured.
-
-    Raises:
-        EngineError: An engine failed.
-    """
+    """Measure a pair with the target, and the embedder and judge where they are asked."""
     pair = row.pair
     target = engines.target
     step: DraftStep | None = None
@@ -125,19 +109,12 @@ async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) ->
 
 @dataclass(frozen=True)
 class Candidate:
-    """A verifier whose threshold can be learnt.
-
-    Attributes:
-        name: Of the verifier, and whether it compares results first.
-        measure: What the threshold is of, and the policy's field for it.
-        grid: Thresholds to choose from, fixed before any pair is seen.
-        fields: Of its policy, without the threshold.
-    """
+    """A verifier whose threshold can be learnt."""
 
     name: str
-    measure: Measure
-    grid: tuple[float, ...]
-    fields: Mapping[str, Any]
+    measure: Measure  # the measure that the threshold is of, and the policy's field for it
+    grid: tuple[float, ...]  # thresholds to choose from, fixed before any pair is seen
+    fields: Mapping[str, Any]  # of its policy, without the threshold
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -219,20 +196,19 @@ def _steps(low: float, high: float, step: float) -> tuple[float, ...]:
     return tuple(round(low + step * number, 6) for number in range(count + 1))
 
 
+_SHARES = _steps(0.0, 1.0, 0.01)
 CANDIDATES: dict[str, Candidate] = {
     candidate.name: candidate
     for candidate in (
-        Candidate("embedding", "similarity", _steps(0.0, 1.0, 0.01), {"verifier": "embedding"}),
-        Candidate(
-            "embedding+results", "similarity", _steps(0.0, 1.0, 0.01), {"verifier": "embedding", "same_numbers": True}
-        ),
-        Candidate("judge", "p_aligned", _steps(0.0, 1.0, 0.01), {"verifier": "judge", "same_numbers": False}),
-        Candidate("judge+results", "p_aligned", _steps(0.0, 1.0, 0.01), {"verifier": "judge", "same_numbers": True}),
-        Candidate("both orders", "p_aligned", _steps(0.0, 1.0, 0.01), {"verifier": "judge", "both_orders": True}),
+        Candidate("embedding", "similarity", _SHARES, {"verifier": "embedding"}),
+        Candidate("embedding+results", "similarity", _SHARES, {"verifier": "embedding", "same_numbers": True}),
+        Candidate("judge", "p_aligned", _SHARES, {"verifier": "judge", "same_numbers": False}),
+        Candidate("judge+results", "p_aligned", _SHARES, {"verifier": "judge", "same_numbers": True}),
+        Candidate("both orders", "p_aligned", _SHARES, {"verifier": "judge", "both_orders": True}),
         Candidate(
             "cascade",
             "p_aligned",
-            _steps(0.0, 1.0, 0.01),
+            _SHARES,
             {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True},
         ),
         Candidate("score", "score", _steps(0.0, 9.0, 0.1), {"verifier": "score"}),

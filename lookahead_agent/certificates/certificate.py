@@ -20,50 +20,28 @@ PACKAGED = Path(__file__).parent / "packaged"
 
 
 class Certificate(BaseModel):
-    """That a policy keeps a risk.
-
-    Attributes:
-        risk: Share of accepted steps that change the outcome.
-        models: Names by role of those that it is about: "target", "draft", and "embedding" or "judge" where they decide
-            (a judge of None is the target).
-        precision: Of the weights of target and draft.
-        delimiter: What ends the steps of its pairs.
-        verifier: Which of the candidates it is.
-        policy: Fields of the policy, the threshold among them.
-        threshold: Least score of an accepted pair.
-        level: Probability δ with which the risk may be larger.
-        tests: Verifiers of which this was the best.
-        pairs: Pairs of the calibration.
-        accepted: Those of them that it accepts.
-        errors: Errors among these: accepted steps that change the outcome.
-        disputed: Those of the accepted that the target, asked as a judge, disputes: see `watching`. None: not measured.
-        bound: Upper bound of the share of errors by the counts.
-        rule: When a step counts as changing the outcome.
-        data: Name and digest of the file of pairs.
-        date: Day of the calibration.
-        environment: Versions and hardware.
-    """
+    """The evidence that a policy keeps a risk, for one pair of models."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    risk: float
-    models: dict[str, str | None]
-    precision: dict[str, str]
-    delimiter: str = "\n\n"
-    verifier: str
-    policy: dict[str, Any]
-    threshold: float
-    level: float
-    tests: int
-    pairs: int
-    accepted: int
-    errors: int
-    bound: float
-    disputed: int | None = None
-    rule: dict[str, float]
-    data: str
-    date: str
-    environment: dict[str, Any] = {}
+    risk: float  # share of accepted steps that change the outcome, at most
+    models: dict[str, str | None]  # by role: "target", "draft", and "embedding" or "judge" (None: the target) if asked
+    precision: dict[str, str]  # of the weights of target and draft
+    delimiter: str = "\n\n"  # that ends the steps of the calibration
+    verifier: str  # the name of the candidate
+    policy: dict[str, Any]  # the policy's fields, the threshold among them
+    threshold: float  # least score of an accepted pair
+    level: float  # probability δ with which the risk may be larger
+    tests: int  # verifiers of which this was the best
+    pairs: int  # of the calibration
+    accepted: int  # pairs that the policy accepts
+    errors: int  # accepted pairs whose draft step changes the outcome
+    bound: float  # upper bound of the share of errors by the counts
+    disputed: int | None = None  # accepted pairs that the target, asked as a judge, disputes; None: not measured
+    rule: dict[str, float]  # by which a step changes the outcome
+    data: str  # name and digest of the file of pairs
+    date: str  # of the calibration
+    environment: dict[str, Any] = {}  # versions and hardware
 
     def __hash__(self) -> int:
         return hash((self.risk, self.threshold, self.data))
@@ -98,14 +76,9 @@ def certificates(models: Mapping[str, str]) -> list[Certificate]:
 
 
 def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
-    """Keep certificates of one pair of models, in place of those of the same precision and delimiter.
+    """Keep certificates of one pair of models in a folder (by default beside the models), and return their file.
 
-    Args:
-        found: At least one.
-        folder: Where; None: beside the models.
-
-    Returns:
-        The file.
+    They replace those of the same precision and delimiter.
 
     Raises:
         ConfigurationError: The file cannot be written, or is something else.
@@ -127,17 +100,11 @@ def digest(file: Path) -> str:
 
 
 class Found(NamedTuple):
-    """What there is of a risk.
+    """A certificate of a risk, or the reason why there is none."""
 
-    Attributes:
-        certificate: Of the verifier that accepts most; None: none is good enough.
-        words: Which it is, or why there is none.
-        given_up: Whether one that was good enough was given up.
-    """
-
-    certificate: Certificate | None
-    words: str
-    given_up: bool
+    certificate: Certificate | None  # of the verifier that accepts most
+    words: str  # a description of it, or the reason
+    given_up: bool  # whether one that was good enough was given up
 
 
 def find_certificate(
@@ -147,14 +114,9 @@ def find_certificate(
     given_up: Collection[Certificate] = (),
     delimiter: str = "\n\n",
 ) -> Found:
-    """The certificate of the verifier that accepts most at a stated risk with these models.
+    """The certificate of the verifier that accepts most at a stated risk with these models, by role.
 
-    Args:
-        risk: Share of accepted steps that may change the outcome.
-        models: Names by role.
-        precision: Of the weights of target and draft, by role.
-        given_up: Certificates that hold no longer.
-        delimiter: What ends a step. Shorter steps are another kind of pair, of which a certificate says nothing.
+    Certificates that were given up hold no longer. A certificate says nothing of steps with another delimiter.
 
     Raises:
         ConfigurationError: A file of certificates is something else.

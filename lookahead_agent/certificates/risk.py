@@ -30,51 +30,34 @@ LEVEL = 0.1
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """A pair as a verifier sees it, and what followed.
+    """A pair as a verifier sees it, and its label."""
 
-    Attributes:
-        score: What is held against the threshold; infinite where the pair is accepted or rejected whatever it is.
-        changes_outcome: Whether accepting the draft's step changes the outcome.
-    """
-
-    score: float
+    score: float  # held against the threshold; infinite where the pair is accepted or rejected whatever it is
     changes_outcome: bool
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold that keeps a risk.
+    """A threshold that keeps a risk."""
 
-    Attributes:
-        value: Least score of an accepted pair.
-        risk: Share of errors among accepted pairs that it keeps.
-        accepted: Pairs of the calibration that reach it.
-        errors: Errors among them.
-        pairs: Pairs of the calibration.
-        bound: Upper bound of the share of errors by these counts alone (Clopper and Pearson), at the tests' level.
-    """
-
-    value: float
-    risk: float
-    accepted: int
-    errors: int
-    pairs: int
-    bound: float
+    value: float  # least score of an accepted pair
+    risk: float  # share of errors among accepted pairs that it keeps
+    accepted: int  # pairs that reach it
+    errors: int  # accepted pairs whose draft step changes the outcome
+    pairs: int  # of the calibration
+    bound: float  # upper bound of the share of errors by these counts alone (Clopper and Pearson), at the tests' level
 
 
 def thresholds(
     pairs: Sequence[ScoredPair], grid: Sequence[float], *, level: float = LEVEL, tests: int = 1
 ) -> dict[float, Threshold]:
-    """The most accepting threshold of each risk that any keeps.
+    """The most accepting threshold by risk of `RISKS`; risks that no threshold keeps are left out.
 
     Args:
         pairs: Independent of each other: one of a problem.
         grid: Thresholds, fixed before the pairs were seen.
         level: Probability δ with which one of them may be riskier than stated.
-        tests: How many verifiers are tested on the same pairs, the best of which is taken.
-
-    Returns:
-        By risk of `RISKS`; risks that no threshold keeps are left out.
+        tests: Verifiers that are tested on the same pairs, the best of which is taken.
 
     Raises:
         ConfigurationError: There are no pairs, all change the outcome or none does, or a score is not a number.
