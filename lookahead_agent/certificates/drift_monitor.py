@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 DISPUTED_BELOW = 0.5
 """The target, asked whether two steps are equivalent, disputes them with less p(yes)."""
-SHARE = 0.02
+AUDIT_RATE = 0.02
 """Share of the accepted steps that is audited by default."""
 _LEVEL = 0.01  # probability δ with which the test ever raises an alarm where nothing has changed
 _BASE_LEVEL = 0.05
@@ -100,26 +100,26 @@ class DriftMonitor:
         self._task: asyncio.Task[None] | None = None
         self.counts = DriftCounts()
 
-    def over(
-        self, verifier: Verifier | DraftVerifier, certificate: Certificate, share: float
+    def audited(
+        self, verifier: Verifier | DraftVerifier, certificate: Certificate, rate: float
     ) -> Verifier | DraftVerifier:
         """The same verifier, of which this share of the accepted pairs is audited, in [0, 1].
 
         Nothing is if the certificate does not say how many pairs of the calibration were disputed.
         """
-        if certificate.disputed is None or share == 0 or isinstance(verifier, DraftVerifier):
+        if certificate.disputed is None or rate == 0 or isinstance(verifier, DraftVerifier):
             return verifier
-        return _Audited(verifier, lambda pair: self._draw(certificate, pair, share))
+        return _Audited(verifier, lambda pair: self._draw(certificate, pair, rate))
 
-    def _draw(self, certificate: Certificate, pair: StepPair, share: float) -> None:
-        if self._random.random() >= share:
+    def _draw(self, certificate: Certificate, pair: StepPair, rate: float) -> None:
+        if self._random.random() >= rate:
             return
         if len(self.waiting) >= _WAITING:
             self.waiting.popleft()
             self.counts.dropped += 1
         self.waiting.append((certificate, pair))
 
-    def go_on(self) -> None:
+    def audit_waiting(self) -> None:
         """Audit what waits, in the background, for as long as the target has nothing else to do."""
         if self.waiting and self._target.in_flight == 0 and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._audit())

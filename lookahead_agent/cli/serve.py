@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
-from lookahead_agent.certificates.drift_monitor import SHARE
+from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
@@ -51,7 +51,7 @@ def serve(
         typer.Option(
             "--audit-rate", min=0, max=1, help="Share of the steps accepted by a certificate that are looked at again."
         ),
-    ] = SHARE,
+    ] = AUDIT_RATE,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = 4096,
     max_prompt_tokens: Annotated[
         int | None, typer.Option("--max-prompt-tokens", min=1, help="Longest prompt. Default: the context.")

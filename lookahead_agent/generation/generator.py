@@ -68,7 +68,7 @@ class ReplyGenerator:
         self._tools = request.tools
         self._verifier = engines.verifier(policy)
         if certificate is not None and self._verifier is not None:
-            self._verifier = engines.drift_monitor.over(self._verifier, certificate, request.audit_rate)
+            self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
         self._chosen = self._mode()
 
     def _mode(self) -> ModeChoice:
@@ -112,7 +112,7 @@ class ReplyGenerator:
             if was_alone() and idle and engines.target.in_flight == 0:
                 await self._learn(report, len(tokens), await began if began is not None else None)
         if engines.drift_monitor.waiting:
-            engines.drift_monitor.go_on()
+            engines.drift_monitor.audit_waiting()
         finish = written[-1].finish_reason
         return ChatReply(
             read.parsed.content,

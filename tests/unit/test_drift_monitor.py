@@ -156,11 +156,11 @@ def test_nothing_is_watched_that_need_not_be(kept: list[Certificate]) -> None:
     assert target.answers == 0
     verifier = EmbeddingVerifier(AlwaysSimilar(), 0.8)
     monitor = monitored(target)
-    assert monitor.over(verifier, certificate(), 1.0) is verifier, "nothing to compare with"
+    assert monitor.audited(verifier, certificate(), 1.0) is verifier, "nothing to compare with"
     alone = LikelihoodVerifier(target, 0.0)
-    assert monitor.over(alone, kept[0], 1.0) is alone
-    assert isinstance(monitor.over(PrefilterVerifier(verifier), kept[0], 1.0), EarlyVerifier)
-    assert not isinstance(monitor.over(RandomVerifier(0.5), kept[0], 1.0), EarlyVerifier)
+    assert monitor.audited(alone, kept[0], 1.0) is alone
+    assert isinstance(monitor.audited(PrefilterVerifier(verifier), kept[0], 1.0), EarlyVerifier)
+    assert not isinstance(monitor.audited(RandomVerifier(0.5), kept[0], 1.0), EarlyVerifier)
 
 
 def test_a_share_is_drawn_and_no_more_wait_than_can(kept: list[Certificate]) -> None:
@@ -170,7 +170,7 @@ def test_a_share_is_drawn_and_no_more_wait_than_can(kept: list[Certificate]) -> 
     pair = StepPair("q", "", step, Step((2,), "b", StepEnd.DELIMITER))
 
     async def judge(share: float, times: int) -> None:
-        verifier = monitor.over(PrefilterVerifier(EmbeddingVerifier(AlwaysSimilar(), 0.8)), kept[0], share)
+        verifier = monitor.audited(PrefilterVerifier(EmbeddingVerifier(AlwaysSimilar(), 0.8)), kept[0], share)
         assert isinstance(verifier, EarlyVerifier)
         assert verifier.refutes(PartialStep((1,), "It is 3.", True), PartialStep((2,), "It is 4 of all that", False))
         for _ in range(times):
@@ -191,7 +191,7 @@ def test_an_engine_that_fails_harms_nothing(kept: list[Certificate]) -> None:
     target.close()
 
     async def look() -> None:
-        monitor.go_on()
+        monitor.audit_waiting()
         await becomes(lambda: monitor.counts.dropped == 1)
 
     asyncio.run(look())
