@@ -49,9 +49,7 @@ class TaskConfig(BaseModel):
 
     Attributes:
         name: In reports; empty: as `task`.
-        task: "questions", or a template's name.
         dataset: JSON Lines file with question and answer, or "own".
-        answer: How answers are compared.
         limit: Number of problems; None: all.
         skip: Problems to leave out at the file's beginning.
         prompt: Follows each question after a blank line.
@@ -65,7 +63,6 @@ class TaskConfig(BaseModel):
         schedules: "async", and "sync" for the paper's simpler algorithm.
         samples: Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`.
         concurrency: Problems at once.
-        max_tokens: Limit of a reply.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -131,9 +128,7 @@ class BenchConfig(BaseModel):
     """A benchmark.
 
     Attributes:
-        name: In reports.
         about: Its purpose, and the source of its settings.
-        model: Target model.
         draft_model: None: the catalogue's, as for `embedding_model`.
         judge_model: None: the target judges.
         base_url: The target's server, or servers; None: an engine in this process, as for the next two.

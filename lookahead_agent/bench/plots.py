@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead_agent.bench.prediction import Prediction
 from lookahead_agent.bench.samples import Results, Sample
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ConfigurationSummary, NodeSummary, by_configuration
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
-from lookahead_agent.theory.formulas import asynchronous_speedup, is_draft_bound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +22,6 @@ Picture = tuple[str, "Figure"]
 """Caption and figure."""
 
 _GREY = "#999999"
-_MOST_DEPTH = 16
 
 
 def pictures(
@@ -32,7 +29,6 @@ def pictures(
     results: Results,
     configurations: Sequence[ConfigurationSummary],
     nodes: Sequence[NodeSummary],
-    predictions: Sequence[Prediction],
 ) -> dict[str, Picture]:
     """All pictures of a task, by file name; those without results are left out.
 
@@ -57,9 +53,6 @@ def pictures(
             f"{task}: profile of one reply at a time; verdicts and our own Python run beside the engines",
             _profile(alone, own_cpu),
         )
-    predictions = [prediction for prediction in predictions if prediction.task == task]
-    if len({prediction.depth for prediction in predictions}) > 1:
-        made[f"{task}-depth"] = f"{task}: speed by depth, measured and in theory", _speedup_by_depth(predictions)
     return made
 
 
@@ -232,26 +225,4 @@ def _profile(samples: Sequence[Sample], own_cpu: dict[str, float | None]) -> Fig
     axes.invert_yaxis()
     axes.set_xlabel("seconds of a reply")
     _legend_beside(axes)
-    return figure
-
-
-def _speedup_by_depth(predictions: Sequence[Prediction]) -> Figure:
-    figure, ((axes,),) = new_figure(7, 4)
-    ordered = sorted(predictions, key=lambda prediction: prediction.depth)
-    deepest = ordered[-1]
-    depths = range(1, min(_MOST_DEPTH, 2 * deepest.depth) + 1)
-    c = min(deepest.c, 1.0)
-    theory = [asynchronous_speedup(deepest.alpha, c, depth) for depth in depths]
-    axes.plot(depths, theory, "--", color=_GREY, label=f"formula at α = {deepest.alpha:.2f}, c = {deepest.c:.2f}")
-    bound = next((depth for depth in depths if is_draft_bound(c, depth)), None)
-    if bound is not None:
-        axes.axvline(bound, color="#dddddd", linewidth=0.8)
-        axes.text(bound, 0.02, " from here the draft is the limit", fontsize=7, va="bottom", color="#777777")
-    at = [prediction.depth for prediction in ordered]
-    axes.plot(at, [each.stages[-1][1] for each in ordered], "s:", color="C1", label="simulated, all causes")
-    axes.plot(at, [each.measured for each in ordered], "o-", color="C0", label="measured")
-    axes.axhline(1, color=_GREY, linewidth=0.8, linestyle=":")
-    axes.set(xlabel="depth γ", ylabel="tokens per second against off")
-    axes.set_ylim(bottom=0)
-    _legend(axes)
     return figure

@@ -88,13 +88,7 @@ class CallRecorder(BaseCallbackHandler):
 
 
 def _times(events: list[tuple[float, dict[str, Any]]], started: float) -> StepTimes:
-    def lasted(kind: str) -> list[float]:
-        return [data["ended"] - data["started"] for _, data in events if data["kind"] == kind]
-
     return StepTimes(
-        draft=lasted("drafted"),
-        target=lasted("written"),
-        verifier=lasted("judged"),
+        verifier=[data["ended"] - data["started"] for _, data in events if data["kind"] == "judged"],
         committed=[at - started for at, data in events if data["kind"] in ("accepted", "committed")],
-        verdicts=[(data["verdict"] or "", data["score"]) for _, data in events if data["kind"] == "judged"],
     )

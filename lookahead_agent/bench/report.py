@@ -14,7 +14,6 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader
 
 from lookahead_agent.bench.plots import Picture, as_svg, picture_of_tasks, pictures
-from lookahead_agent.bench.prediction import Prediction, predict
 from lookahead_agent.bench.samples import Results
 from lookahead_agent.bench.statistics import Estimate
 from lookahead_agent.bench.summary import ConfigurationSummary, NodeSummary, nodes, summarize
@@ -44,7 +43,6 @@ class Report:
         self.results = results
         self.configurations = summarize(results)
         self.nodes = nodes(results)
-        self.predictions = predict(results)
 
     @property
     def tasks(self) -> list[str]:
@@ -94,17 +92,15 @@ class Report:
         overview = picture_of_tasks(self.configurations)
         of_all: list[tuple[str, list[Table], dict[str, Picture]]] = [("", [], {"tasks": overview})] if overview else []
         return of_all + [
-            (task, self.tables(task), pictures(task, self.results, self.configurations, self.nodes, self.predictions))
+            (task, self.tables(task), pictures(task, self.results, self.configurations, self.nodes))
             for task in self.tasks
         ]
 
     def tables(self, task: str) -> list[Table]:
-        """The tables of a task: configurations, nodes, predictions."""
+        """The tables of a task: configurations, nodes."""
         found = [_table(_CONFIGURATION_COLUMNS, [each for each in self.configurations if each.task == task])]
         if of_nodes := [node for node in self.nodes if node.task == task]:
             found.append(_table(_NODE_COLUMNS, of_nodes))
-        if of_task := [prediction for prediction in self.predictions if prediction.task == task]:
-            found.append(prediction_table(of_task))
         return found
 
     def conditions(self) -> str:
@@ -179,20 +175,6 @@ _NODE_COLUMNS: dict[str, Callable[[NodeSummary], str]] = {
     "steps": lambda node: str(node.steps),
     "accepted": lambda node: f"{node.acceptance:.0%}" if node.speculates else "",
 }
-
-
-def prediction_table(predictions: Sequence[Prediction]) -> Table:
-    """Predicted and measured speed (tokens per second, off = 1)."""
-    columns: dict[str, Callable[[Prediction], str]] = {
-        "predicted for": lambda each: each.configuration,
-        "depth": lambda each: str(each.depth),
-        "α": lambda each: f"{each.alpha:.2f}",
-        "c": lambda each: f"{each.c:.2f}",
-    }
-    for index, (cause, _) in enumerate(predictions[0].stages):
-        columns["+ " * (index > 0) + cause] = lambda each, index=index: f"{each.stages[index][1]:.2f}"  # type: ignore[misc]
-    columns["measured"] = lambda each: f"{each.measured:.2f}"
-    return _table(columns, predictions)
 
 
 def as_csv(configurations: Sequence[ConfigurationSummary]) -> str:

@@ -117,11 +117,7 @@ class Bench:
         return read_results(self.out.rows)
 
     def run(self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None) -> Results:
-        """Measure the missing samples.
-
-        Args:
-            progress: Shows how models are loaded.
-            on_sample: Called with each new sample.
+        """Measure the missing samples; `progress` shows how models are loaded.
 
         Raises:
             EngineError: A target failed; a rerun goes on.
@@ -166,8 +162,7 @@ class Bench:
             for sample in _at_once([partial(self._sample, job, llm, name, engines) for job in turn]):
                 self.out.append(sample.model_dump(mode="json"))
                 on_sample(sample)
-        if meter.record is not None:
-            self.out.append(meter.record.model_dump(mode="json"))
+        self.out.append(meter.record.model_dump(mode="json"))
 
     def _sample(self, job: Job, llm: ChatLookahead, turn: str, engines: dict[str, Any]) -> Sample:
         recorder = CallRecorder()

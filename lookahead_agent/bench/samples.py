@@ -23,21 +23,15 @@ class _Row(BaseModel):
 
 
 class StepTimes(_Row):
-    """Durations of the steps of a call, in seconds.
+    """Durations in a call, in seconds.
 
     Attributes:
-        draft: Of each complete draft step.
-        target: Of each complete target step, committed or not.
         verifier: Of each verdict.
         committed: From the begin of the call to each committed step.
-        verdicts: The reason of each verdict, and the score that a threshold decided on; None: no score.
     """
 
-    draft: list[float] = Field(default_factory=list)
-    target: list[float] = Field(default_factory=list)
     verifier: list[float] = Field(default_factory=list)
     committed: list[float] = Field(default_factory=list)
-    verdicts: list[tuple[str, float | None]] = Field(default_factory=list)
 
 
 class CallRecord(_Row):
@@ -45,19 +39,14 @@ class CallRecord(_Row):
 
     Attributes:
         node: The graph's node; None outside a graph.
-        policy: Name of its policy.
         started: Seconds from the begin of the sample.
-        seconds: Duration.
         first_token: Seconds to its first committed token; None: unknown.
-        steps: Steps of the reply.
-        accepted: Draft steps among them.
+        accepted: Draft steps among the committed ones.
         verifier_calls: Draft steps that the verifier judged.
         judge_calls: Prompts to a judge model.
         tokens: By "target" and "draft": how many were "committed", "rejected", "aborted".
         busy: Seconds in which the draft, the target and the verifier had work.
         speculation_disabled: The reason; None: speculation ran to the end.
-        times: Durations of its steps.
-        token_ids: Tokens of the reply.
     """
 
     node: str | None = None
@@ -106,21 +95,16 @@ class Sample(_Row):
     """A problem, solved in one configuration.
 
     Attributes:
-        task: Name of the task.
         workload: "questions", or the template's name.
-        problem: Id of the problem.
-        problem_fingerprint: Of its text.
-        sample: Number of the sample, from 0.
+        problem: Its id.
+        sample: Its number, from 0.
         block: Number of the block of modes that ran and are compared together.
         mode: See `config.ModeName`.
-        configuration: Name of the configuration.
-        policies: Names of its calls' policies.
+        policies: Of its calls.
         concurrency: Samples at once.
         seconds: Time to the answer.
         correct: None: nothing to check.
         answer: The reply, or the graph's answer.
-        error: The failure; None: it did not fail.
-        turn: Id of its turn.
         settings: All else that determines the result.
         engines: Models, cores and arguments of the engines.
         environment: Versions and hardware.

@@ -22,8 +22,7 @@ class ConfigurationSummary:
     """One configuration of a task.
 
     Attributes:
-        samples: Number of samples.
-        errors: Failed samples among them.
+        errors: Failed samples.
         accuracy: Share of correct answers; None: nothing to check.
         accuracy_difference: Against the baseline, problem by problem; None for the baseline, as for the next two.
         speedup: The baseline's seconds over this one's: the median over problems.

@@ -13,7 +13,6 @@ import pytest
 from lookahead_agent.bench.comparison import changes
 from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig
 from lookahead_agent.bench.plots import as_svg, new_figure, picture_of_tasks, pictures
-from lookahead_agent.bench.prediction import predict
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import SCHEMA, CallRecord, Results, Sample, StepTimes, TurnRecord, read_results
@@ -45,11 +44,8 @@ def sample(configuration: str, problem: int, seconds: float, correct: bool = Tru
         },
         busy={"verifier": 0.0 if off else seconds / 4},
         times=StepTimes(
-            draft=[] if off else [seconds / 8] * 2,
-            target=[seconds / 2] * 2,
             verifier=[] if off else [0.0, 0.0],
             committed=[seconds / 2, seconds],
-            verdicts=[] if off else [("similarity", 0.9), ("similarity", 0.4)],
         ),
         token_ids=[1, 2] if correct else [1, 3],
     )
@@ -165,20 +161,6 @@ def test_pairs_stay_pairs() -> None:
     assert estimate(mean_difference, slow, slow).excludes(0) is False
 
 
-def test_predictions_begin_with_the_formula(tmp_path: Path) -> None:
-    config = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off", "lr"), depths=(1, 4)),))
-    results = Bench(config, tmp_path / "r.jsonl", scripted_configuration).run()
-    shallow, deep = predict(results)
-    assert (shallow.depth, deep.depth) == (1, 4)
-    assert deep.alpha == 1
-    assert deep.c < 0.2
-    assert deep.stages[0][0] == "formula"
-    # Three steps, of which the target's all run at once from the moment that the draft has written them.
-    assert deep.stages[1][1] == pytest.approx(3, rel=0.1)
-    assert deep.stages[-1][1] > 0
-    assert deep.measured > 0, "how near it comes is for benchmarks: here it depends on what else runs"
-
-
 @pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl.xz")), ids=lambda file: file.stem)
 def test_measured_results_are_read(file: Path) -> None:
     results = read_results(RowFile(file).rows)
@@ -275,13 +257,11 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
     results = Bench(config, tmp_path / "r.jsonl", scripted_configuration).run()
     report = Report(results)
     drawn, again = (
-        pictures(task, results, report.configurations, report.nodes, report.predictions)
-        for task in ("questions", "questions-again")
+        pictures(task, results, report.configurations, report.nodes) for task in ("questions", "questions-again")
     )
     assert set(drawn) == {
         "questions-speedup-accuracy",
         "questions-acceptance",
-        "questions-depth",
         "questions-profile",
     }
     assert set(again) == {
@@ -293,9 +273,6 @@ def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) 
     _, profile = drawn["questions-profile"]
     assert len(profile.axes[0].get_yticks()) == 4
     assert sum(patch.get_width() for patch in profile.axes[0].patches) > 0
-    _, depth = drawn["questions-depth"]
-    measured = next(line for line in depth.axes[0].lines if line.get_label() == "measured")
-    assert list(measured.get_xdata()) == [1, 2, 4]
 
 
 def test_a_figure_is_the_same_each_time() -> None:

@@ -22,7 +22,6 @@ def test_processor_time_and_memory_of_other_processes_count() -> None:
         with TurnMeter("a", [psutil.Process(process.pid)]) as meter:
             process.stdout.readline()
         process.communicate(b"\n")
-    assert meter.record is not None
     own = psutil.Process().memory_info().rss
     assert meter.record.id == "a"
     assert meter.record.cpu_seconds is not None
@@ -40,14 +39,13 @@ def test_a_process_that_ends_meanwhile_is_no_error() -> None:
         TurnMeter("a", [psutil.Process(process.pid)]) as meter,
     ):
         process.communicate(b"\n")
-    assert meter.record is not None
+    assert meter.record.seconds > 0
 
 
 def test_energy_and_gpu_time_where_the_machine_tells() -> None:
     joules = iter([100.0, 142.0])
     with TurnMeter("a", [], lambda: next(joules), lambda: [0.5, 1.0]) as meter:
         pass
-    assert meter.record is not None
     assert meter.record.joules == 42
     assert meter.record.gpu_seconds is not None
     assert 0 <= meter.record.gpu_seconds <= 1.6 * meter.record.seconds + 0.1
