@@ -58,3 +58,11 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sh|ipynb))`", text))
     homes = [ROOT, ROOT / "lookahead_agent", ROOT / "tests"]
     assert [file for file in sorted(named) if not any((home / file).is_file() for home in homes)] == []
+
+
+def test_contributing_names_every_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "lookahead_agent").glob("*/__init__.py")}
+    assert packages == set(re.findall(r"`([a-z_]+)/`", text.partition("| package |")[2].partition("## Add")[0])) - {
+        "graphs"
+    }

@@ -33,7 +33,11 @@ REPORTS = ("depth", "modes", "templates", "gpu-h100-32b", "gpu-h100-8b-mps")
 OTHERS = {f"docs/results/reports/{name}.md" for name in REPORTS}
 PAGES = [
     page
-    for page in ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+    for page in (
+        "README.md",
+        "CONTRIBUTING.md",
+        *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
+    )
     if page not in OTHERS
 ]
 
