@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lookahead_agent.bench.answers import AnswerKind
-from lookahead_agent.bench.problems import OWN
+from lookahead_agent.bench.datasets import OWN
 from lookahead_agent.errors import ConfigurationError, in_words
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET

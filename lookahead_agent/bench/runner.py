@@ -19,8 +19,8 @@ from langchain_core.runnables import RunnableConfig
 from lookahead_agent.bench.answers import is_correct
 from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of
+from lookahead_agent.bench.datasets import Problem, dataset_file, read_problems
 from lookahead_agent.bench.environment import environment
-from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
 from lookahead_agent.bench.recorder import CallRecorder
 from lookahead_agent.bench.resources import TurnMeter, energy_counter, gpu_load
 from lookahead_agent.bench.samples import Results, Sample, SampleKey, read_results

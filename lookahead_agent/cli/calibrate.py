@@ -11,8 +11,8 @@ import typer
 from rich.panel import Panel
 
 from lookahead_agent.bench.answers import AnswerKind
+from lookahead_agent.bench.datasets import dataset_file, read_problems
 from lookahead_agent.bench.plots import save_svg
-from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import Collection, Collector
 from lookahead_agent.calibration.fit import certificates_of, fit, kept, split_results
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, OutcomeRule, labelled_pairs, pair_file

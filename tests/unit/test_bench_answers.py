@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent.bench.answers import AnswerKind, final_choice, final_number, is_correct
-from lookahead_agent.bench.datasets import DATASETS, Dataset, fetch_dataset
-from lookahead_agent.bench.problems import dataset_file, read_problems
+from lookahead_agent.bench.datasets import DATASETS, Dataset, dataset_file, fetch_dataset, read_problems
 from lookahead_agent.errors import ConfigurationError
 
 
