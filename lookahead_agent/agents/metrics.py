@@ -12,6 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 
+from lookahead_agent.decoding import acceptance_rate
 from lookahead_agent.trace.recorder import replies
 from lookahead_agent.trace.timeline import concurrency
 
@@ -59,7 +60,7 @@ class NodeMetrics(BaseCallbackHandler):
         node["replies"] += 1
         for key in ("steps", "accepted", "verifier_calls"):
             node[key] = node.get(key, 0) + reported[key]
-        node["acceptance_rate"] = node["accepted"] / node["steps"] if node["steps"] else 0.0
+        node["acceptance_rate"] = acceptance_rate(node["accepted"], node["steps"])
         tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else 0
         node["output_tokens"] = node.get("output_tokens", 0) + tokens
         node["tokens"] = {

@@ -1,7 +1,7 @@
 """Has target and draft write over problems, and the target go on from a step of each: pairs labelled by what follows.
 
 The target writes a reply. After each of its steps but the last the draft writes its own next step; of the positions
-where the two can stand for each other one is drawn. From there the target goes on, several times from the draft's step
+where the two are comparable one is drawn. From there the target goes on, several times from the draft's step
 and several times from its own.
 """
 
@@ -37,7 +37,7 @@ _SEEDS = 1 << 31
 
 
 @dataclass(frozen=True)
-class Collection:
+class CollectionSettings:
     """How pairs are collected.
 
     Raises:
@@ -70,7 +70,7 @@ class Collector:
         ConfigurationError: `out` has rows of other settings, or a problem without an answer is no matter of numbers.
     """
 
-    def __init__(self, llm: ChatLookahead, problems: Sequence[Problem], how: Collection, out: Path) -> None:
+    def __init__(self, llm: ChatLookahead, problems: Sequence[Problem], how: CollectionSettings, out: Path) -> None:
         self._llm = llm
         self._problems = problems
         self._how = how
@@ -154,7 +154,7 @@ class _Work:
     """The requests to the engines."""
 
     def __init__(
-        self, engines: EngineSet, draft: Engine, how: Collection, sampling: Sampling, rules: VerifierPolicy
+        self, engines: EngineSet, draft: Engine, how: CollectionSettings, sampling: Sampling, rules: VerifierPolicy
     ) -> None:
         self._target = engines.target
         self._draft = draft

@@ -71,7 +71,7 @@ def fit(
     `level` is the probability with which a threshold that is taken is riskier than stated.
 
     Raises:
-        ConfigurationError: The pairs say nothing; see `thresholds`.
+        ConfigurationError: No threshold can be learnt from the pairs; see `thresholds`.
     """
     return [
         Fit(
@@ -100,7 +100,7 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
     return min(about_as_many, key=lambda one: by_cost.index(one[0].name), default=None)
 
 
-def kept(
+def evaluate(
     pairs: Mapping[str, LabelledPair], policy: VerifierPolicy, rule: OutcomeRule, level: float = LEVEL
 ) -> Threshold:
     """The threshold of a policy, with its counts and risk on labelled pairs and a bound; nothing is chosen.
@@ -116,7 +116,7 @@ def kept(
     return Threshold(threshold, share, len(errors), count, len(known), upper_bound(len(errors), count, level))
 
 
-def disputed(
+def count_disputed(
     pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold, rule: OutcomeRule
 ) -> int | None:
     """The number of accepted pairs that the target disputes, asked as `DriftMonitor` asks it.
@@ -151,7 +151,7 @@ def split_results(
     """Learn thresholds from a share of the problems and hold the others against them, again and again.
 
     Raises:
-        ConfigurationError: The pairs say nothing; see `thresholds`.
+        ConfigurationError: No threshold can be learnt from the pairs; see `thresholds`.
     """
     known = {candidate.name: scored(pairs, candidate, rule) for candidate in candidates}
     for of_candidate in known.values():
@@ -208,7 +208,7 @@ def certificates_of(
             accepted=threshold.accepted,
             errors=threshold.errors,
             bound=threshold.bound,
-            disputed=disputed(pairs, candidate, threshold, rule),
+            disputed=count_disputed(pairs, candidate, threshold, rule),
             rule=asdict(rule),
             data=data,
             date=datetime.date.today().isoformat(),

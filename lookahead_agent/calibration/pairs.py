@@ -115,7 +115,7 @@ class PairRow(_Row):
 
     @property
     def same_text(self) -> bool:
-        """Whether both steps say the same, letter for letter, so that nothing can follow from accepting the draft's."""
+        """Whether both steps have the same text, so that accepting the draft's can change nothing."""
         return self.pair.same_text
 
     @property
@@ -143,7 +143,7 @@ class ScoresRow(_Row):
 
 
 class LabelRow(_Row):
-    """A person's word on whether accepting the draft's step changes the outcome; None takes back an earlier one."""
+    """A person's label: whether accepting the draft's step changes the outcome; None takes back an earlier one."""
 
     kind: Literal["label"] = "label"
     changes_outcome: bool | None
@@ -157,7 +157,7 @@ class LabelledPair:
     outcomes: OutcomesRow | None = None
     scores: dict[str, float] = field(default_factory=dict)
     judge: str | None = None  # the model that judged; None: the target
-    said: bool | None = None  # a person's label
+    label: bool | None = None  # by a person
 
     def changes_outcome(self, rule: OutcomeRule) -> bool | None:
         """Whether accepting the draft's step changes the outcome; None: not known yet.
@@ -165,8 +165,8 @@ class LabelledPair:
         A person's label goes first. Else a step does so whose arithmetic is false, or from which the target comes
         to the correct answer less often than from its own, by the rule.
         """
-        if self.said is not None:
-            return self.said
+        if self.label is not None:
+            return self.label
         if self.row.same_text:
             return False
         if self.row.false_arithmetic:
@@ -217,7 +217,7 @@ def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
                     known.scores |= scores.scores
                     known.judge = scores.judge or known.judge
                 case LabelRow() as label:
-                    found[label.problem].said = label.changes_outcome
+                    found[label.problem].label = label.changes_outcome
         except (ValidationError, KeyError) as error:
             raise ConfigurationError(f"row {number} is none of `lookahead-agent calibrate`: {error!r}") from error
     return {problem: pair for problem, pair in found.items() if pair.row.draft is not None}

@@ -103,7 +103,7 @@ class Found(NamedTuple):
     """A certificate of a risk, or the reason why there is none."""
 
     certificate: Certificate | None  # of the verifier that accepts most
-    words: str  # a description of it, or the reason
+    description: str  # of the certificate, or the reason
     given_up: bool  # whether one that was good enough was given up
 
 

@@ -105,7 +105,7 @@ class DriftMonitor:
     ) -> Verifier | DraftVerifier:
         """The same verifier, of which this share of the accepted pairs is audited, in [0, 1].
 
-        Nothing is if the certificate does not say how many pairs of the calibration were disputed.
+        No pair is audited if the certificate lacks the number of disputed pairs of its calibration.
         """
         if certificate.disputed is None or rate == 0 or isinstance(verifier, DraftVerifier):
             return verifier
@@ -158,7 +158,7 @@ class DriftMonitor:
 
 
 class _Audited:
-    """A verifier whose accepted pairs `accepted` is told of."""
+    """A verifier that calls `accepted` with each pair that it accepts."""
 
     def __init__(self, verifier: Verifier, accepted: Callable[[StepPair], None]) -> None:
         self._verifier = verifier

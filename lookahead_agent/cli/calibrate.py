@@ -13,8 +13,8 @@ from rich.panel import Panel
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.datasets import dataset_file, read_problems
 from lookahead_agent.bench.plots import save_svg
-from lookahead_agent.calibration.collector import Collection, Collector
-from lookahead_agent.calibration.fit import certificates_of, fit, kept, split_results
+from lookahead_agent.calibration.collector import CollectionSettings, Collector
+from lookahead_agent.calibration.fit import certificates_of, evaluate, fit, split_results
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, OutcomeRule, labelled_pairs, pair_file
 from lookahead_agent.calibration.plots import kept_risks
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure, score_pairs
@@ -36,7 +36,7 @@ Level = Annotated[
 ]
 
 _DEFAULT_VERIFIERS = "embedding+results"
-_ASKED = "Does it change the outcome? y, n, f (forget what was said), s (skip), q (quit)"
+_ASKED = "Does it change the outcome? y, n, f (forget the label), s (skip), q (quit)"
 
 
 @calibrate.callback()
@@ -83,7 +83,7 @@ def collect(
 
     Interrupt it at any time: run again, it goes on.
     """
-    how = Collection(answer, context.obj, temperature_on, at_once, seed)
+    how = CollectionSettings(answer, context.obj, temperature_on, at_once, seed)
     cores = binding(available_cores())
     with options.chat_model(
         model=model,
@@ -143,22 +143,22 @@ def score(
 def label(
     context: typer.Context,
     pairs: Pairs,
-    every: Annotated[bool, typer.Option("--every", help="Also pairs about which somebody has said something.")] = False,
+    every: Annotated[bool, typer.Option("--every", help="Also pairs that have a person's label.")] = False,
 ) -> None:
-    """Show pairs, and ask whether the draft's step changes the outcome; your word goes before what followed."""
+    """Show pairs, and ask whether the draft's step changes the outcome; your label goes before the outcomes."""
     rule: OutcomeRule = context.obj
     file = pair_file(pairs)
     show = Terminal()
     with file.writing():
         for pair in labelled_pairs(file.rows).values():
-            if pair.row.same_text or (pair.said is not None and not every):
+            if pair.row.same_text or (pair.label is not None and not every):
                 continue
             _show_pair(show, pair, rule)
-            said = typer.prompt(_ASKED, default="s").lower()[:1]
-            if said == "q":
+            answer = typer.prompt(_ASKED, default="s").lower()[:1]
+            if answer == "q":
                 break
-            if said in ("y", "n", "f"):
-                row = LabelRow(problem=pair.row.problem, changes_outcome={"y": True, "n": False, "f": None}[said])
+            if answer in ("y", "n", "f"):
+                row = LabelRow(problem=pair.row.problem, changes_outcome={"y": True, "n": False, "f": None}[answer])
                 file.append(row.model_dump(mode="json"))
     _show_pairs(labelled_pairs(file.rows), rule)
 
@@ -248,10 +248,10 @@ def compare(
     level: Level = LEVEL,
     as_json: options.AsJson = False,
 ) -> None:
-    """Tell what policies accept of measured pairs, and how many of these are errors; thresholds are as they say."""
+    """Count the measured pairs that policies accept, and the errors among them, with the policies' own thresholds."""
     known = labelled_pairs(pair_file(pairs).rows)
     rule: OutcomeRule = context.obj
-    found = {name: kept(known, as_policy(name), rule, level) for name in options.words(policies)}
+    found = {name: evaluate(known, as_policy(name), rule, level) for name in options.words(policies)}
     if as_json:
         typer.echo(json.dumps({name: asdict(one) for name, one in found.items()}))
         return

@@ -1,4 +1,4 @@
-"""Events, which the scheduler is told, and actions, which it wants done."""
+"""The scheduler's input, events, and its output, actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the decoder is asked, how it is to work, what it answers, and what it says about each step meanwhile."""
+"""The decoder's request, settings, reply, and the events of its steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DecodingSettings:
         draft_temperature: See `width`.
         delimiter: Text, or pattern, that ends a step.
         max_step_tokens: Length limit of one step in tokens; a step cut there is never accepted.
-        step_tokens: Tokens of every step, whatever they say: for measurements with weights that mean nothing. None:
+        step_tokens: Tokens of every step, whatever its text: for measurements with random weights. None:
             steps end by their text.
         hedge: Whether the target goes on after its own step while the verifier thinks.
         synchronous: Whether to work in rounds (the paper's simpler variant).
@@ -134,7 +134,7 @@ class StepEvent:
         text: Its text, with the delimiter.
         started: When its writing (of "judged": its judging) began, in seconds since the reply did.
         ended: When that ended.
-        verdict: What decided, in a word or two; None if the verifier was not asked.
+        verdict: The verifier's reason, in a word or two; None if it was not asked.
         score: The measure that was held against the threshold, if there is one.
     """
 

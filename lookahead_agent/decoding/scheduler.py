@@ -103,7 +103,7 @@ class LookaheadScheduler:
             case StepWritten(number, step) if candidate is not None and candidate.node is None:
                 candidate.job = None
                 candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
-                # A draft that ends the reply without a word has nothing that could be judged alone.
+                # A draft that ends the reply without text has nothing that could be judged alone.
                 silent = self.draft_first and not step.text.strip()
                 if not usable(step) or silent or self._is_written_twice(candidate, node):
                     self._refuse(candidate, actions)
@@ -175,7 +175,7 @@ class LookaheadScheduler:
                 self._refuse(candidate, actions)
 
     def _is_written_twice(self, candidate: Candidate, node: Node) -> bool:
-        """Whether another candidate already says the same: this one can gain nothing."""
+        """Whether another candidate has the same tokens: this one can gain nothing."""
         assert candidate.node is not None
         assert candidate.node.step is not None
         ids = candidate.node.step.token_ids
@@ -265,7 +265,7 @@ class LookaheadScheduler:
         nodes = [node for node in self.nodes() if node.chosen is None][: self.depth * self.width]
         if self._phase == "drafting":
             for node in nodes:
-                # The last draft steps are only compared, so they are written beside the target's.
+                # The last draft steps are only compared, so they are written while the target's are.
                 if node.position - self.front.position + 1 < self.depth:
                     self._start_drafts(node, actions)
             if self._jobs:

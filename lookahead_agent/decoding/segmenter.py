@@ -27,7 +27,7 @@ class Segmentation:
         delimiter: Text, or pattern, that ends a step once the step has other text than white space. Inside a fenced
             code block or a LaTeX display it does not. None: no text does.
         max_step_tokens: Length limit of one step in tokens.
-        step_tokens: Tokens of every step, whatever they say, but for the reply's budget; None: steps end by their text.
+        step_tokens: Tokens of every step, whatever its text, within the reply's budget; None: steps end by their text.
         action_markers: Texts that open an action region.
         thinking_marker: Tag that opens the thinking, where a reply has not begun to think yet.
         boundary: Text that ends a step wherever it is, such as the tag that closes the thinking.

@@ -46,8 +46,8 @@ def usable(draft: Step) -> bool:
 def comparable(draft: Step, target: Step) -> bool:
     """Whether a verifier may be asked about this pair at all.
 
-    The draft's step must be usable, and a pair of which only one side ends the reply, or only one side says anything,
-    cannot stand for each other. Whether a model ends the reply or a stop string does is the same.
+    The draft's step must be usable, and a pair of which only one side ends the reply, or only one side has text,
+    cannot replace each other. A stop string ends a reply as its own end does.
     """
     ends = {draft.end, target.end}
     alike = len(ends) == 1 or ends == {StepEnd.EOS, StepEnd.STOP}

@@ -29,7 +29,7 @@ class StepPair:
 
     @property
     def same_text(self) -> bool:
-        """Whether both steps say the same, letter for letter."""
+        """Whether both steps have the same text, letter for letter."""
         return self.draft.text.strip() == self.target.text.strip()
 
     @property
@@ -61,7 +61,7 @@ class Verdict:
 
     Attributes:
         accepted: The decision.
-        reason: What decided, in a word or two.
+        reason: The deciding check, in a word or two.
         score: The measure that was held against the threshold, if there is one.
         judge_calls: Questions to a language model that it took.
     """
@@ -73,7 +73,7 @@ class Verdict:
 
 
 class Verifier(Protocol):
-    """Decides which draft steps are kept, each beside the target's step."""
+    """Decides which draft steps are accepted, each against the target's step."""
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair.

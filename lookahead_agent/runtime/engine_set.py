@@ -144,10 +144,10 @@ class EngineSet:
             found = find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
             self._certificates[asked] = found
         if found.certificate is not None:
-            return policy.with_verifier(found.certificate.policy), found.certificate, found.words
+            return policy.with_verifier(found.certificate.policy), found.certificate, found.description
         if policy.verifier == "certified" or found.given_up:
-            return policy.with_verifier({"verifier": "exact"}), None, f"exact, since {found.words}"
-        return policy, None, f"not certified, since {found.words}"
+            return policy.with_verifier({"verifier": "exact"}), None, f"exact, since {found.description}"
+        return policy, None, f"not certified, since {found.description}"
 
     def _give_up(self, certificate: Certificate) -> None:
         """Go by a certificate no longer."""

@@ -53,7 +53,7 @@ def token_speculation_speedup(alpha: float, c: float, depth: int) -> float:
 
 
 def shared_draft_speedup(alpha: float, c: float) -> float:
-    """Speedup of a target with a shared draft, whose draft tokens are written beside it: an upper bound.
+    """Speedup of a target with a shared draft, whose draft tokens are written meanwhile: an upper bound.
 
     It is the asynchronous variant with tokens in place of steps, draft-bound: the next token takes c after one that is
     accepted, and 1 after one that is not. A forward pass is not divisible, as a step of many tokens is: draft tokens

@@ -27,7 +27,7 @@ _VERSION = 1
 
 
 def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
-    """The replies of a `ChatLookahead` among those that a callback is told of, each with what its metadata reports."""
+    """The replies of a `ChatLookahead` in a callback's result, each with its `lookahead` metadata."""
     for generations in response.generations:
         for generation in generations:
             message = generation.message if isinstance(generation, ChatGeneration) else None
@@ -83,7 +83,7 @@ class TraceRecorder(BaseCallbackHandler):
             if self._file is not None and self._failure is None:
                 try:
                     append_line(self._file, row)
-                except OSError as error:  # told once, by `close`: a callback's errors end no run
+                except OSError as error:  # `close` raises it once: a callback's errors end no run
                     self._failure = error
 
     def close(self) -> None:

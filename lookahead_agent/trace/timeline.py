@@ -103,7 +103,7 @@ def _mark_critical(calls: Sequence[Call]) -> None:
 
 
 def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
-    # A step is told of when it is written and again when it is decided; the first event of a call tells when it began.
+    # A step has an event when it is written and another when it is decided; a call's first event has its beginning.
     call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - row["ended"], row["at"]))
     call.end = max(call.end, call.start + row["ended"])
     if row["kind"] not in _SHOWN:

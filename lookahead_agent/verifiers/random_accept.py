@@ -1,4 +1,4 @@
-"""The control: accepts by chance, whatever the steps say."""
+"""The control: accepts by chance, whatever the steps are."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from lookahead_agent.bench.datasets import Problem, read_problems
-from lookahead_agent.calibration.collector import Collection, Collector
-from lookahead_agent.calibration.fit import Fit, best, disputed, fit, kept, split_results
+from lookahead_agent.calibration.collector import CollectionSettings, Collector
+from lookahead_agent.calibration.fit import Fit, best, count_disputed, evaluate, fit, split_results
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, ScoresRow, labelled_pairs
 from lookahead_agent.calibration.scores import CANDIDATES, score_pairs
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
@@ -80,7 +80,7 @@ def problems(count: int = 8, answer: str | None = "12") -> list[Problem]:
 
 
 def collected(out: Path, count: int = 8, answer: str | None = "12") -> dict[str, LabelledPair]:
-    collector = Collector(scripted(), problems(count, answer), Collection(at_once=3), out)
+    collector = Collector(scripted(), problems(count, answer), CollectionSettings(at_once=3), out)
     collector.run(LogProgress())
     return collector.pairs
 
@@ -120,7 +120,7 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     whole = collected(tmp_path / "whole.jsonl", 12)
     out = tmp_path / "pairs.jsonl"
     with pytest.raises(EngineError, match="gone"):
-        Collector(scripted(_gone), problems(12), Collection(at_once=3), out).run(LogProgress())
+        Collector(scripted(_gone), problems(12), CollectionSettings(at_once=3), out).run(LogProgress())
     assert 0 < len(RowFile(out).rows) < len(RowFile(tmp_path / "whole.jsonl").rows)
     again = collected(out, 12)
     assert {name: pair.changes_outcome(OutcomeRule()) for name, pair in again.items()} == {
@@ -131,28 +131,28 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     collected(out, 12)
     assert out.read_text().splitlines() == rows, "nothing is done twice"
     with pytest.raises(ConfigurationError, match="other settings"):
-        Collector(scripted(), problems(), Collection(seed=1), out)
+        Collector(scripted(), problems(), CollectionSettings(seed=1), out)
     with pytest.raises(ConfigurationError, match="is another in"):
-        Collector(scripted(), [Problem("p0", "Another?", "1")], Collection(), out)
+        Collector(scripted(), [Problem("p0", "Another?", "1")], CollectionSettings(), out)
     other = scripted()
     assert other.engines is not None
     other.engines.names["draft"] = "another"
     with pytest.raises(ConfigurationError, match="other models"):
-        Collector(other, problems(13), Collection(), out).run(LogProgress())
+        Collector(other, problems(13), CollectionSettings(), out).run(LogProgress())
 
 
 def test_what_cannot_be_collected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="temperature above 0"):
-        Collection(temperature=0.0)
+        CollectionSettings(temperature=0.0)
     with pytest.raises(ConfigurationError, match="at least 1"):
-        Collection(at_once=0)
+        CollectionSettings(at_once=0)
     with pytest.raises(ConfigurationError, match="has no answer"):
-        Collector(scripted(), problems(answer=None), Collection("math"), tmp_path / "pairs.jsonl")
+        Collector(scripted(), problems(answer=None), CollectionSettings("math"), tmp_path / "pairs.jsonl")
     alone = scripted()
     assert alone.engines is not None
     alone.engines.draft = None
     with pytest.raises(ConfigurationError, match="no draft model"):
-        Collector(alone, problems(), Collection(), tmp_path / "pairs.jsonl").run(LogProgress())
+        Collector(alone, problems(), CollectionSettings(), tmp_path / "pairs.jsonl").run(LogProgress())
     (tmp_path / "other.jsonl").write_text('{"kind": "sample"}\n')
     with pytest.raises(ConfigurationError, match="none of `lookahead-agent calibrate`"):
         labelled_pairs(RowFile(tmp_path / "other.jsonl").rows)
@@ -334,7 +334,7 @@ def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, thr
 @pytest.mark.parametrize("policy", ["off", "exact", "random", "judge:judge_prompt={target}{draft}", "risk=0.1"])
 def test_what_a_policy_without_a_threshold_accepts_cannot_be_told(policy: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot be told from measures"):
-        kept({"p": _pair(0.9, False)}, as_policy(policy), OutcomeRule())
+        evaluate({"p": _pair(0.9, False)}, as_policy(policy), OutcomeRule())
 
 
 @given(
@@ -348,7 +348,7 @@ def test_what_a_policy_accepts_is_told_as_its_verifier_decides(policy: str, **sc
     verifier = engines.verifier(as_policy(policy))
     assert isinstance(verifier, PrefilterVerifier)
     verdict = asyncio.run(verifier.verify(pair.row.pair))
-    assert kept({"p": pair}, as_policy(policy), OutcomeRule()).accepted == verdict.accepted
+    assert evaluate({"p": pair}, as_policy(policy), OutcomeRule()).accepted == verdict.accepted
 
 
 def test_the_verifier_that_accepts_most_is_taken() -> None:
@@ -386,7 +386,7 @@ def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
     pairs["agreed"].scores["p_swapped"] = 0.9
 
     def count(name: str, least: float) -> int | None:
-        return disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1), OutcomeRule())
+        return count_disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1), OutcomeRule())
 
     assert count("embedding", 0.5) == 20
     assert count("embedding", 0.92) == 0
