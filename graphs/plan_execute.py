@@ -46,7 +46,7 @@ from lookahead_agent.agents.few_shot import plan_examples
 from lookahead_agent.agents.nodes import model_node, plain_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ause_tool, use_tool
-from lookahead_agent.chat.messages import unreadable
+from lookahead_agent.chat.messages import invalid_call_text
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
 thoughts: what is given, what is asked, and which calculations lead there. Do not work out results.
@@ -335,7 +335,7 @@ def _result(state: ExecutorState, call: ToolCall, outcome: ToolOutcome) -> StepR
 
 def _not_made(state: ExecutorState, reply: AIMessage) -> list[StepResult]:
     """Results of the calls that cannot be read, or of a reply that calls nothing."""
-    problems = [(call.get("name") or "", unreadable(call)) for call in reply.invalid_tool_calls]
+    problems = [(call.get("name") or "", invalid_call_text(call)) for call in reply.invalid_tool_calls]
     if not reply.tool_calls and not problems:
         problems = [("", reply.text)]
     return [

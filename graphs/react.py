@@ -46,7 +46,7 @@ from lookahead_agent.agents.few_shot import DONE, calculation_prompt, next_step_
 from lookahead_agent.agents.nodes import model_node, tool_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ask_or_call, check_ask_before
-from lookahead_agent.chat.messages import answers_to_unreadable
+from lookahead_agent.chat.messages import invalid_call_messages
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
 far and what to do next. Do not work out results, and do not answer yet."""
@@ -174,7 +174,7 @@ def build_react(
             for call, outcome in zip(last.tool_calls, outcomes, strict=True)
         ]
         # The model is told of a call that could not be read, and tries again within the budget.
-        unreadable = answers_to_unreadable(last)
+        unreadable = invalid_call_messages(last)
         return {"messages": [*answers, *unreadable], "usage": Usage(steps=len(unreadable))}
 
     def finisher_prompt(state: ReactState) -> list[BaseMessage]:

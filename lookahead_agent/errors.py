@@ -81,7 +81,7 @@ class EngineStartError(EngineError):
     """An engine could not be started."""
 
 
-def in_words(error: ValidationError) -> str:
+def validation_message(error: ValidationError) -> str:
     """What pydantic found wrong, in one line: each field with what is wrong about it."""
     return "; ".join(
         ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from lookahead_agent.delimiters import delimiter_finder
-from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable, in_words
+from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable, validation_message
 
 VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
 
@@ -373,7 +373,7 @@ def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
     try:
         return VerifierPolicy.model_validate(fields)
     except ValidationError as error:
-        raise PolicyError(f"this is not a policy: {in_words(error)}") from error
+        raise PolicyError(f"this is not a policy: {validation_message(error)}") from error
 
 
 def check_prompt(prompt: str) -> str:

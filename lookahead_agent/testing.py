@@ -22,7 +22,7 @@ Reply = Callable[[str], str]
 """Given the prompt, the whole reply. It is asked again for each step, and has to say the same again."""
 
 
-class SameText:
+class EqualTextEmbedder:
     """Finds equal texts similar and others not."""
 
     async def similarity(self, first: str, second: str) -> float:
@@ -36,7 +36,7 @@ def scripted_engines(target: Reply | str, draft: Reply | None = None, **options:
     return EngineSet(
         ScriptedEngine(tokenizer, reply_script(target, seconds=0.02), **options),
         ScriptedEngine(tokenizer, reply_script(draft or target)),
-        SameText(),
+        EqualTextEmbedder(),
     )
 
 
@@ -52,7 +52,7 @@ def scripted_chat(target: Reply | str, draft: Reply | None = None, **fields: Any
     return ChatLookahead(engines=scripted_engines(target, draft), **fields)
 
 
-def in_turn(**replies: str | Sequence[str]) -> Reply:
+def scripted_replies(**replies: str | Sequence[str]) -> Reply:
     """A reply for each kind of prompt.
 
     Args:

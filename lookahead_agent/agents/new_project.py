@@ -163,12 +163,12 @@ def _test(project: _Project) -> str:
 
 from agent import POLICIES, {project.builder}
 {project.imports}
-from lookahead_agent.testing import in_turn, scripted_chat
+from lookahead_agent.testing import scripted_replies, scripted_chat
 
 
 def test_the_graph_answers() -> None:
     # The next reply for the first of these texts that a prompt has.
-    reply = in_turn(
+    reply = scripted_replies(
 {script}    )
     llm = scripted_chat(reply, policies=POLICIES)
     graph = {project.build}

@@ -18,7 +18,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
 from pydantic import ValidationError
 
-from lookahead_agent.errors import LookaheadError, in_words
+from lookahead_agent.errors import LookaheadError, validation_message
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def _cut_line(shown: int, length: int, rest: str) -> str:
 def error_text(error: BaseException) -> str:
     """An error in words that a model can use; at most `LONGEST_RESULT` characters, whatever the error says."""
     try:
-        said = in_words(error) if isinstance(error, ValidationError) else str(error)
+        said = validation_message(error) if isinstance(error, ValidationError) else str(error)
     except Exception:  # an error that cannot be printed is still one
         said = ""
     if isinstance(error, ValidationError):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.datasets import OWN
-from lookahead_agent.errors import ConfigurationError, in_words
+from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 
@@ -222,4 +222,4 @@ def make_config(fields: dict[str, Any]) -> BenchConfig:
     try:
         return BenchConfig.model_validate(fields)
     except ValidationError as error:
-        raise ConfigurationError(f"this is no benchmark: {in_words(error)}") from error
+        raise ConfigurationError(f"this is no benchmark: {validation_message(error)}") from error

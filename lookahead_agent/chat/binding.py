@@ -12,11 +12,11 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.chat.messages import begun, template_messages
-from lookahead_agent.chat.structured_output import Form, FormParser, Method, parsed, traced_schema
+from lookahead_agent.chat.messages import template_messages, without_empty_replies
+from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.generation.offered_tools import chosen_tools, forced, openai_tools
+from lookahead_agent.generation.tool_choice import openai_tools, required_choice, select_tools
 
 
 class BindingModel(BaseChatModel):
@@ -54,7 +54,7 @@ class BindingModel(BaseChatModel):
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
         kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
-        return self.bind(tools=chosen_tools(converted, tool_choice), tool_choice=forced(tool_choice), **kwargs)
+        return self.bind(tools=select_tools(converted, tool_choice), tool_choice=required_choice(tool_choice), **kwargs)
 
     def with_structured_output(
         self,
@@ -86,7 +86,7 @@ class BindingModel(BaseChatModel):
         if schema is None and method != "json_mode":
             raise ConfigurationError(f"the method {method!r} needs a schema")
         form = Form.of(schema) if schema is not None else None
-        described = traced_schema(schema, form) if form is not None else None
+        described = callback_schema(schema, form) if form is not None else None
         kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": described}
         if form is not None and method == "function_calling":
             bound = self.bind_tools([form.tool], tool_choice=form.name, **kwargs)
@@ -94,7 +94,7 @@ class BindingModel(BaseChatModel):
             bound = self.bind(response_format=form.response_format, **kwargs)
         else:
             bound = self.bind(response_format={"type": "json_object"}, **kwargs)
-        return parsed(bound, FormParser(form=form, called=method == "function_calling"), include_raw=include_raw)
+        return with_parser(bound, FormParser(form=form, called=method == "function_calling"), include_raw=include_raw)
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of a text by the target's tokenizer, without special tokens around it; starts no engine.
@@ -129,6 +129,6 @@ class BindingModel(BaseChatModel):
         if not converted and not offered:
             return 0
         try:
-            return len(tokenizer.chat_prompt(begun(converted), offered))
+            return len(tokenizer.chat_prompt(without_empty_replies(converted), offered))
         except ConfigurationError:
             return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *offered))

@@ -21,7 +21,7 @@ from langchain_core.runnables.config import ensure_config
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.decoding.request import STEP_EVENT, StepEvent
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
-from lookahead_agent.generation.tool_calls import as_unreadable
+from lookahead_agent.generation.tool_calls import as_invalid_json
 
 
 def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AIMessage:
@@ -90,7 +90,7 @@ def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
     calls += [
         tool_call_chunk(
             name=call["name"],
-            args=as_unreadable(call["args"] or ""),
+            args=as_invalid_json(call["args"] or ""),
             id=call["id"],
             index=len(item.tool_calls) + index,
         )

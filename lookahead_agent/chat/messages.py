@@ -233,10 +233,10 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
             raise ConfigurationError("the last message calls tools: append a message with the result of each call")
         if continues(converted) and not converted[-1]["content"] and thinking_of(last):
             raise ConfigurationError("the last message is all thinking, which no template continues: leave it out")
-    return begun(converted)
+    return without_empty_replies(converted)
 
 
-def begun(converted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_empty_replies(converted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages of a template without empty ones of the model's own at the end, which begin no reply.
 
     Raises:
@@ -314,7 +314,7 @@ def _text(content: Any, name: str, between: str) -> str:
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 
-def unreadable(call: InvalidToolCall) -> str:
+def invalid_call_text(call: InvalidToolCall) -> str:
     """The text that tells a model that a call could not be read; small models call again only if the tool is named."""
     reason = call.get("error") or "its arguments are not a JSON object"
     written = _NAME.search(call.get("args") or "")
@@ -322,9 +322,9 @@ def unreadable(call: InvalidToolCall) -> str:
     return f"Error: this call could not be read ({reason}). Call {name} again, with arguments that are one JSON object."
 
 
-def answers_to_unreadable(message: AIMessage) -> list[ToolMessage]:
+def invalid_call_messages(message: AIMessage) -> list[ToolMessage]:
     """For each call of a reply that could not be read, a message that tells the model so."""
     return [
-        ToolMessage(unreadable(call), tool_call_id=call.get("id") or "", name=call.get("name"), status="error")
+        ToolMessage(invalid_call_text(call), tool_call_id=call.get("id") or "", name=call.get("name"), status="error")
         for call in message.invalid_tool_calls
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
-from lookahead_agent.chat.messages import answers_to_unreadable
+from lookahead_agent.chat.messages import invalid_call_messages
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.policy import PolicyLike, as_policy
 
@@ -112,7 +112,7 @@ class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
         reply = state["messages"][-1]
         if not isinstance(reply, AIMessage) or not reply.invalid_tool_calls:
             return None
-        told: list[AnyMessage] = [*answers_to_unreadable(reply)]
+        told: list[AnyMessage] = [*invalid_call_messages(reply)]
         if reply.tool_calls:
             return {"messages": told}
         failures = _failures(state["messages"])

@@ -20,7 +20,7 @@ from lookahead_agent.chat.binding import BindingModel
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.profile import profile_of
-from lookahead_agent.chat.requests import CallDefaults, with_configured
+from lookahead_agent.chat.requests import CallDefaults, with_configurable_policy
 from lookahead_agent.chat.serialization import SerializableModel
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
@@ -349,25 +349,25 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """Reply to a text or messages."""
-        return super().invoke(input, config, **with_configured(kwargs, config))
+        return super().invoke(input, config, **with_configurable_policy(kwargs, config))
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
         """`invoke` for callers in an event loop."""
-        return await super().ainvoke(input, config, **with_configured(kwargs, config))
+        return await super().ainvoke(input, config, **with_configurable_policy(kwargs, config))
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
         """Reply to a text or messages in chunks."""
-        return super().stream(input, config, **with_configured(kwargs, config))
+        return super().stream(input, config, **with_configurable_policy(kwargs, config))
 
     def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[AIMessageChunk]:
         """`stream` for callers in an event loop."""
-        return super().astream(input, config, **with_configured(kwargs, config))
+        return super().astream(input, config, **with_configurable_policy(kwargs, config))
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         if isinstance(model_input, Sequence) and not isinstance(model_input, str):
@@ -398,7 +398,7 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
         return self._backend.tokenizer()
 
     def _recommended_sampling(self) -> RecommendedSampling:
-        catalogued = self._backend.catalogued
+        catalogued = self._backend.catalogue_entry
         return catalogued.sampling if catalogued is not None else RecommendedSampling()
 
 

@@ -241,7 +241,7 @@ def choose_policy(
     return as_policy(default).with_selection_rule(rule)
 
 
-def with_configured(options: dict[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
+def with_configurable_policy(options: dict[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options of a call, with the policy that its configuration names if the call itself names none.
 
     LangChain hands a model nothing of the configuration's "configurable" outside a chain or a graph.

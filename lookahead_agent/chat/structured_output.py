@@ -131,7 +131,7 @@ class Form:
         return arguments if self.is_object else arguments[_VALUE]
 
 
-def traced_schema(schema: Any, form: Form) -> Any:
+def callback_schema(schema: Any, form: Form) -> Any:
     """A schema as LangChain tells its callbacks of it: a Pydantic class as it is, where LangChain can convert it.
 
     A tool is taken as it is. LangChain's conversion fails for root models and types, with errors that end the call.
@@ -306,7 +306,7 @@ def _unreadable(generation: Generation, why: str) -> OutputParserException:
     return OutputParserException(f"the reply {why}", llm_output=generation.text)
 
 
-def parsed(llm: Runnable[Any, Any], parser: BaseOutputParser[Any], *, include_raw: bool) -> Runnable[Any, Any]:
+def with_parser(llm: Runnable[Any, Any], parser: BaseOutputParser[Any], *, include_raw: bool) -> Runnable[Any, Any]:
     """A model and the parser of its reply; `include_raw`: errors are returned beside the message, and not raised."""
     if not include_raw:
         return llm | parser

@@ -65,7 +65,7 @@ class _End:
     """Follows the last item of a stream."""
 
 
-async def emitted(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
+async def events_of(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
     """Run `work(emit)`; yields what it emits as it comes, and at last its result.
 
     Closing the generator cancels the work and waits for its end.

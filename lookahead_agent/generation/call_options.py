@@ -21,7 +21,7 @@ from pydantic import (
 from lookahead_agent.engines.json_schema import check_schema
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.generation.constraints import call_constraint, call_or_form_constraint, constraint
-from lookahead_agent.generation.offered_tools import chosen_tools, forced, openai_tools
+from lookahead_agent.generation.tool_choice import openai_tools, required_choice, select_tools
 
 
 def _number(value: Any) -> Any:
@@ -149,7 +149,7 @@ class CallOptions(SamplingArguments):
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         if "tool_choice" in self.model_fields_set:
-            self.tools, self.tool_choice = chosen_tools(self.tools, self.tool_choice), forced(self.tool_choice)
+            self.tools, self.tool_choice = select_tools(self.tools, self.tool_choice), required_choice(self.tool_choice)
         form = constraint(self.response_format) if self.response_format is not None else None
         several = self.parallel_tool_calls is True
         if self.tool_choice is not None and form is not None:

@@ -48,7 +48,7 @@ class LocalBackend:
                 generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
                 return await generator(request, engines, thinking, parser, emit).reply()
 
-        return background.emitted(reply)
+        return background.events_of(reply)
 
     def _prepare(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
         """Find the policy's certificate, which the engines remember, and the parser of tool calls."""
@@ -99,7 +99,7 @@ class LocalBackend:
         return self._given or (self.runtime.running if self.runtime is not None else None)
 
     @property
-    def catalogued(self) -> ModelSet | None:
+    def catalogue_entry(self) -> ModelSet | None:
         """The catalogue's entry for the target; None if it has none."""
         return self.runtime.models.catalogued if self.runtime is not None else None
 
@@ -136,7 +136,7 @@ class LocalBackend:
 
     def thinking(self, engines: EngineSet) -> ThinkingTags | None:
         """The tags around the target's thinking: from the catalogue, else from its chat template."""
-        return self.catalogued.thinking if self.catalogued is not None else engines.target.tokenizer.thinking
+        return self.catalogue_entry.thinking if self.catalogue_entry is not None else engines.target.tokenizer.thinking
 
     def explain(self, policies: Sequence[VerifierPolicy]) -> str:
         """How the engines were chosen, and the certificates of policies; see `ChatLookahead.explain`."""

@@ -22,7 +22,7 @@ _DEEPEST = 100
 _MEANINGLESS = frozenset({"id", "type"})
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 UNREADABLE = "(unreadable) "
-"""Precedes the text of a call that could not be read: see `as_unreadable`."""
+"""Precedes the text of a call that could not be read: see `as_invalid_json`."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class ParsedReply:
         self.invalid_tool_calls += other.invalid_tool_calls
 
 
-def as_unreadable(source: str) -> str:
+def as_invalid_json(source: str) -> str:
     """The text of a call that could not be read, for those who would read it after all.
 
     LangChain's chunks and clients of the server complete JSON that ends early, and take an empty text for no arguments:

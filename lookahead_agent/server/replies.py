@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
-from lookahead_agent.generation.tool_calls import as_unreadable
+from lookahead_agent.generation.tool_calls import as_invalid_json
 from lookahead_agent.server.protocol import (
     ChatChoice,
     ChatReplyBody,
@@ -168,7 +168,9 @@ class TextReplies(Replies):
 def _calls(reply: ChatReply) -> list[ToolCall]:
     """Tool calls, also those that cannot be read: clients report these themselves, and must not complete them."""
     read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in reply.tool_calls]
-    unread = [(call["id"], call["name"] or "", as_unreadable(call["args"] or "")) for call in reply.invalid_tool_calls]
+    unread = [
+        (call["id"], call["name"] or "", as_invalid_json(call["args"] or "")) for call in reply.invalid_tool_calls
+    ]
     return [
         ToolCall(id=identifier or "", function=FunctionCall(name=name, arguments=arguments), index=index)
         for index, (identifier, name, arguments) in enumerate(read + unread)

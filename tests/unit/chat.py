@@ -1,9 +1,9 @@
 """A ChatLookahead on scripted engines."""
 
 from lookahead_agent.engines.scripted import reply_script
-from lookahead_agent.testing import SameText, scripted_chat, scripted_engines
+from lookahead_agent.testing import EqualTextEmbedder, scripted_chat, scripted_engines
 
-__all__ = ["SameText", "is_for_a_planner", "reply_script", "scripted_chat", "scripted_engines"]
+__all__ = ["EqualTextEmbedder", "is_for_a_planner", "reply_script", "scripted_chat", "scripted_engines"]
 
 
 def is_for_a_planner(prompt: str) -> bool:

@@ -34,7 +34,7 @@ from lookahead_agent.models import CATALOGUE, DEFAULT_SET
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.testing import SameText
+from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers import PrefilterVerifier
 from lookahead_agent.verifiers.judge import USER_PROMPT
 
@@ -43,7 +43,7 @@ TOKENS = ScriptedTokenizer()  # one for all: rows have tokens, and each tokenize
 REPLY = ["Three boxes of four.\n\n", "3 * 4 = 12\n\n", "The answer is 12."]
 
 
-class Similar(SameText):
+class Similar(EqualTextEmbedder):
     """Finds everything rather similar."""
 
     async def similarity(self, first: str, second: str) -> float:

@@ -22,7 +22,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
-from tests.unit.chat import SameText, reply_script, scripted_chat
+from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
 from tests.unit.test_json_schema import chain
 
 JSON_OBJECT = {"type": "json_object"}
@@ -163,7 +163,7 @@ def test_a_model_thinks_freely_before_either(text: str) -> None:
     tokenizer = ScriptedTokenizer(ThinkingTags(), opens_thinking=True)
     script = reply_script(lambda _: f"<think>\nLet me see.\n\nSo it is.\n</think>{text}")
     target = ScriptedEngine(tokenizer, script)
-    llm = ChatLookahead(engines=EngineSet(target, ScriptedEngine(tokenizer, script), SameText()), stop=["see"])
+    llm = ChatLookahead(engines=EngineSet(target, ScriptedEngine(tokenizer, script), EqualTextEmbedder()), stop=["see"])
     message = llm.bind_tools([thermometer]).invoke("?", response_format=Form.of(Weather).response_format)
     assert [call["args"] for call in message.tool_calls] == ([ARGUMENTS] if text == BARE else [])
     assert message.text == ("" if text == BARE else text)

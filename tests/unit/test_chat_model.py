@@ -20,7 +20,7 @@ from lookahead_agent.errors import ConfigurationError, ContextLengthError, Engin
 from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import SameText, reply_script, scripted_chat
+from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
 from tests.waiting import becomes
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -174,7 +174,7 @@ def test_a_failing_draft_is_reported_and_harmless() -> None:
     tokenizer = ScriptedTokenizer()
     target = ScriptedEngine(tokenizer, [ScriptedStep(REPLY, 0.1)])
     draft = ScriptedEngine(tokenizer, [ScriptedStep("x", error="no memory")])
-    message = ChatLookahead(engines=EngineSet(target, draft, SameText())).invoke("?")
+    message = ChatLookahead(engines=EngineSet(target, draft, EqualTextEmbedder())).invoke("?")
     assert message.text == REPLY
     assert message.response_metadata["lookahead"]["speculation_disabled"] == "no memory"
 
@@ -325,7 +325,7 @@ async def test_a_cancelled_call_leaves_no_request() -> None:
     engines = EngineSet(
         ScriptedEngine(tokenizer, [ScriptedStep("x", hangs=True)]),
         ScriptedEngine(tokenizer, [ScriptedStep("x", hangs=True)]),
-        SameText(),
+        EqualTextEmbedder(),
     )
     task = asyncio.create_task(ChatLookahead(engines=engines).ainvoke("?"))
     await becomes(lambda: engines.target.in_flight > 0)
@@ -361,7 +361,7 @@ def test_a_policy_can_leave_the_final_answer_to_the_target(answer_from_target: b
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
     target = ScriptedEngine(tokenizer, reply_script(lambda _: THINKING, seconds=0.05))
     draft = ScriptedEngine(tokenizer, reply_script(lambda _: THINKING.replace("4", "5")))
-    llm = ChatLookahead(engines=EngineSet(target, draft, SameText()))
+    llm = ChatLookahead(engines=EngineSet(target, draft, EqualTextEmbedder()))
     policy = {"verifier": "random", "probability": 1, "answer_from_target": answer_from_target}
     message = llm.invoke("What is it?", policy=policy)
     assert answer in message.text

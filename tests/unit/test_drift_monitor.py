@@ -20,7 +20,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.testing import SameText
+from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers import (
     EmbeddingVerifier,
     EngineJudge,
@@ -87,7 +87,7 @@ def chat(yes: float, **more: Any) -> tuple[ChatLookahead, ScriptedEngine]:
     return ChatLookahead(engines=engines, policy="risk=0.05", temperature=0.0, **more), target
 
 
-class AlwaysSimilar(SameText):
+class AlwaysSimilar(EqualTextEmbedder):
     """Finds everything similar."""
 
     async def similarity(self, first: str, second: str) -> float:

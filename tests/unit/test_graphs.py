@@ -22,7 +22,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.budget import Budget, Usage, add_usage
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.testing import in_turn
+from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
 from tests.waiting import becomes
 from tools.calculator import calculator
@@ -31,7 +31,7 @@ Script = dict[str, list[str] | str]
 
 
 def model(script: Script, **fields: Any) -> ChatLookahead:
-    return scripted_chat(in_turn(**script), **fields)
+    return scripted_chat(scripted_replies(**script), **fields)
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -376,7 +376,7 @@ def test_reflection_ends_when_a_revision_changes_nothing(revised: str) -> None:
 
 def test_reflections_decider_goes_by_the_critique_alone() -> None:
     asked: list[str] = []
-    answers = in_turn(
+    answers = scripted_replies(
         **{
             "You carry out": "A poem.",
             "strict but fair": "Nothing has to change.",

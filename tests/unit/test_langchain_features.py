@@ -25,7 +25,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokeni
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import SameText, reply_script, scripted_chat
+from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
 from tests.unit.test_policy_choice import graph_of
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -36,7 +36,7 @@ def thinker() -> ChatLookahead:
     tokenizer = ScriptedTokenizer(ThinkingTags())
     target = ScriptedEngine(tokenizer, reply_script(lambda _: THOUGHT, seconds=0.05))
     return ChatLookahead(
-        engines=EngineSet(target, ScriptedEngine(tokenizer, reply_script(lambda _: THOUGHT)), SameText())
+        engines=EngineSet(target, ScriptedEngine(tokenizer, reply_script(lambda _: THOUGHT)), EqualTextEmbedder())
     )
 
 

@@ -17,7 +17,7 @@ from langgraph.types import Command, interrupt
 from graphs.llm_compiler import build_llm_compiler
 from lookahead_agent.agents.budget import Budget
 from lookahead_agent.agents.metrics import NodeMetrics
-from lookahead_agent.testing import in_turn
+from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
 from tools.calculator import calculator
 
@@ -62,7 +62,7 @@ def _nothing_made() -> None:
 
 
 def model(plan: str | list[str], answer: str | list[str] = "It is done.", **fields: Any) -> Any:
-    return scripted_chat(in_turn(You_plan=plan, You_finish=answer), **fields)
+    return scripted_chat(scripted_replies(You_plan=plan, You_finish=answer), **fields)
 
 
 def test_it_plans_calls_and_joins() -> None:

@@ -19,7 +19,7 @@ from lookahead_agent.agents.nodes import model_node, tool_node
 from lookahead_agent.agents.tool_use import ToolOutcome
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.testing import in_turn, scripted_chat
+from lookahead_agent.testing import scripted_chat, scripted_replies
 from tests.waiting import becomes
 from tools.calculator import calculator
 
@@ -42,7 +42,7 @@ async def test_a_graph_comes_to_the_same_both_ways(name: str) -> None:
     task = {project.given: "How much does it earn?"}
     states = []
     for awaited in (True, False):
-        graph = build(name, scripted_chat(in_turn(**project.script), policy="off", temperature=0.5))
+        graph = build(name, scripted_chat(scripted_replies(**project.script), policy="off", temperature=0.5))
         # Not awaited within an event loop, too.
         state = await graph.ainvoke(task) if awaited else graph.invoke(task)
         assert state["usage"].pop("seconds") > 0
@@ -109,7 +109,7 @@ async def test_a_tool_may_be_a_coroutine(name: str) -> None:
             "You_plan": f'Plan:\n1. look_up("{looked_up}")',
             "You_finish": "7.",
         }
-        llm = scripted_chat(in_turn(**script), policy="off")
+        llm = scripted_chat(scripted_replies(**script), policy="off")
         budget = Budget(node_timeout=None if looked_up == "quick" else 0.3)
         graph = getattr(templates, f"build_{name}")(llm, [look_up], budget=budget)
         cancelled.clear()

@@ -12,7 +12,7 @@ from langchain_core.utils.json import parse_partial_json
 
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.generation.reader import ReplyReader
-from lookahead_agent.generation.tool_calls import as_unreadable
+from lookahead_agent.generation.tool_calls import as_invalid_json
 from lookahead_agent.generation.tool_parsers import ToolParser, choose_tool_parser
 from tests.unit.replies import FORMATS, TAGS, cuts_of, read, replies_in, said
 from tests.unit.test_tool_parsers import tokenizer_with
@@ -58,7 +58,7 @@ def test_pieces_read_as_the_whole(
     for invalid in reply.parsed.invalid_tool_calls:
         assert invalid["error"]
         assert invalid["args"] is not None
-        assert not completed(as_unreadable(invalid["args"]))
+        assert not completed(as_invalid_json(invalid["args"]))
 
 
 @given(pieces=st.lists(st.sampled_from(["\n", "\n\n", " ", "```", "a\n", "<think>", "<tool_call>", "`", "b"])))

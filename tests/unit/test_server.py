@@ -14,7 +14,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokeni
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import SameText, reply_script, scripted_chat
+from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
 from tests.unit.serving import serving
 from tests.waiting import becomes
 
@@ -239,7 +239,7 @@ def slow_chat(seconds: float = 30.0) -> ChatLookahead:
     tokenizer = ScriptedTokenizer()
     steps = [ScriptedStep("First this.\n\n"), ScriptedStep("Then that.\n\n", seconds), ScriptedStep("It is 4.")]
     return ChatLookahead(
-        engines=EngineSet(ScriptedEngine(tokenizer, steps), ScriptedEngine(tokenizer, steps), SameText())
+        engines=EngineSet(ScriptedEngine(tokenizer, steps), ScriptedEngine(tokenizer, steps), EqualTextEmbedder())
     )
 
 

@@ -23,7 +23,7 @@ from lookahead_agent.engines.json_schema import relocated, subschemas
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import SameText, reply_script, scripted_chat
+from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
 
 
 class Answer(BaseModel):
@@ -133,7 +133,7 @@ def test_a_model_that_thinks_first_thinks_freely_and_then_keeps_to_the_form(open
 
     target = ScriptedEngine(tokenizer, reply_script(script, seconds=0.2))
     draft = ScriptedEngine(tokenizer, reply_script(script))
-    llm = ChatLookahead(engines=EngineSet(target, draft, SameText()))
+    llm = ChatLookahead(engines=EngineSet(target, draft, EqualTextEmbedder()))
     method: Any = "function_calling" if forced else "json_schema"
     result: Any = llm.with_structured_output(Answer, method=method, include_raw=True).invoke("?")
     assert result["parsed"] == Answer(number=4)

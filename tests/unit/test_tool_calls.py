@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from lookahead_agent.generation.tool_calls import ParsedReply, as_unreadable, parse_constrained
+from lookahead_agent.generation.tool_calls import ParsedReply, as_invalid_json, parse_constrained
 from tests.unit.replies import TOOLS, read, said
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -191,8 +191,8 @@ def test_a_call_that_is_cut_off_leaves_those_before_it() -> None:
 
 def test_what_is_unreadable_stays_so() -> None:
     for text in ("", " ", "{", '{"path": "/a', "[1", '"a', "1", "null", "true", "NaN", "-1"):
-        assert as_unreadable(text) == f"(unreadable) {text}"
-    assert as_unreadable("<tool_call>{") == "<tool_call>{"
+        assert as_invalid_json(text) == f"(unreadable) {text}"
+    assert as_invalid_json("<tool_call>{") == "<tool_call>{"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from lookahead_agent.agents import templates
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, ause_tool, cut, error_text, make_tool, use_tool
-from lookahead_agent.testing import in_turn, scripted_chat
+from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
 from tools.files import make_file_tools
 
@@ -119,7 +119,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 
 
 def graph_of(name: str, look_up: BaseTool) -> Any:
-    llm = scripted_chat(in_turn(**SCRIPTS[name]), policy="off")
+    llm = scripted_chat(scripted_replies(**SCRIPTS[name]), policy="off")
     tools: Any = {"searcher": [look_up, note]} if name == "supervisor" else [look_up, note]
     more: dict[str, Any] = {"max_plans": 1} if name in ("plan_execute", "llm_compiler") else {}
     return getattr(templates, f"build_{name}")(llm, tools, InMemorySaver(), **more)
@@ -326,7 +326,7 @@ def test_a_made_tool_may_ask_somebody() -> None:
         return str(interrupt(text))
 
     llm = scripted_chat(
-        in_turn(You_think="I ask.", You_solve=[call("look_up", text="Which?"), "It is b."]), policy="off"
+        scripted_replies(You_think="I ask.", You_solve=[call("look_up", text="Which?"), "It is b."]), policy="off"
     )
     graph: Any = templates.build_react(llm, [look_up], InMemorySaver())
     config: Any = {"configurable": {"thread_id": "1"}}
@@ -380,7 +380,7 @@ async def test_langgraphs_own_tool_node_and_langchains_agents_go_on(tmp_path: Pa
         "It cannot be done.",
     ]
     agent: Any = create_agent(
-        scripted_chat(in_turn(You=replies), policy="off"), [calculator, read], system_prompt="You act."
+        scripted_chat(scripted_replies(You=replies), policy="off"), [calculator, read], system_prompt="You act."
     )
     state = agent.invoke({"messages": [HumanMessage("How much?")]})
     assert [message.status for message in state["messages"] if isinstance(message, ToolMessage)] == ["error"] * 2

@@ -78,7 +78,7 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in parts.items() if key not in described}
 
 
-def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any]]:
+def select_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any]]:
     """The tools that a reply may call by a `tool_choice` in any of the usual forms.
 
     Raises:
@@ -96,7 +96,7 @@ def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> list[dict[str, Any
     return [tool for tool, name in zip(tools, known, strict=True) if name in names]
 
 
-def forced(choice: Any) -> Literal["required"] | None:
+def required_choice(choice: Any) -> Literal["required"] | None:
     """Whether a reply must be a tool call; raises ConfigurationError if the choice has no known form."""
     return "required" if _read(choice)[0] == "required" else None
 
