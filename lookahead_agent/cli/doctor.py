@@ -11,13 +11,14 @@ from rich.text import Text
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, Terminal
-from lookahead_agent.hardware.checkup import Finding, checkup
+from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.models import choose_models
 
-_SIGNS = {"there": Text("✓", "green"), "missing": Text("✗", "red"), "optional": Text("–", "yellow")}
+_SIGNS = {"ok": Text("✓", "green"), "missing": Text("✗", "red"), "optional": Text("–", "yellow")}
 
 
 def doctor(
+    context: typer.Context,
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
     as_json: options.AsJson = False,
@@ -25,23 +26,23 @@ def doctor(
     """Say what is here of all that a pair of models needs, and what mends what is not.
 
     Loads and fetches nothing. Exit status 1: something is missing without which nothing is written."""
-    findings = checkup(choose_models(model, draft))
+    checks = diagnose(choose_models(model, draft), context.find_object(Machine) or Machine())
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        typer.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        _show(findings)
-    if any(finding.state == "missing" for finding in findings):
+        _show(checks)
+    if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(checks: list[Check]) -> None:
     show = Terminal(width=WIDE)
     table = Table(box=None, show_header=False)
-    for finding in findings:
-        table.add_row(_SIGNS[finding.state], finding.what, finding.found)
+    for check in checks:
+        table.add_row(_SIGNS[check.state], check.name, check.found)
     show.print(table)
     for title, state in (("Needed", "missing"), ("If you want it", "optional")):
-        commands = [finding.mend for finding in findings if finding.state == state and finding.mend is not None]
+        commands = [check.fix for check in checks if check.state == state and check.fix is not None]
         if commands:
             show.print(f"\n{title}:")
         for command in commands:

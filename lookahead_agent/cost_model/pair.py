@@ -16,7 +16,7 @@ from lookahead_agent.hardware.kernels import Kernel
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress
-from lookahead_agent.runtime.engine_selection import EngineRequest, as_precision, select_engines
+from lookahead_agent.runtime.engine_selection import EngineRequest, Platform, select_engines, weights_in
 from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares
 
 Role = Literal["target", "draft"]
@@ -74,14 +74,13 @@ class Pair:
         fetched = {role: get(each, progress) for role, each in facts.items()}
         wanted: dict[Role, Precision | None] = {"target": precision, "draft": draft_precision}
         choose = "auto" in wanted.values() and not dummy_weights
-        chosen = _precisions_chosen(wanted, given, fetched, progress) if choose else {}
+        chosen = _precisions_chosen(wanted, given, fetched) if choose else {}
         kernels = {role: chosen.get(role) if each == "auto" else each for role, each in wanted.items()}
         self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         for role in facts:
-            folder, arguments = as_precision(fetched[role], kernels[role], progress)
-            assert folder is not None
-            self._folders[role] = folder
-            self._arguments[role] = arguments | dict(given[role])
+            weights = weights_in(fetched[role], kernels[role], Platform.detect())
+            self._folders[role] = fetched[role] if dummy_weights else weights.write(progress)
+            self._arguments[role] = {**weights.arguments, **given[role]}
             if dummy_weights:
                 self._arguments[role]["load_format"] = "dummy"
         self._kv_cache_tokens = kv_cache_tokens
@@ -153,7 +152,6 @@ def _precisions_chosen(
     wanted: Mapping[Role, Precision | None],
     given: Mapping[Role, Mapping[str, Any]],
     folders: Mapping[Role, Path],
-    progress: Progress,
 ) -> Mapping[str, Kernel]:
     """What the library would choose for each model, by role."""
     way = EngineRequest(
@@ -162,4 +160,4 @@ def _precisions_chosen(
         target_arguments=given["target"],
         draft_arguments=given["draft"],
     )
-    return select_engines(way, folders["target"], folders["draft"], progress).precision
+    return select_engines(way, folders["target"], folders["draft"]).precision

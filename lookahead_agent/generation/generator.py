@@ -18,8 +18,7 @@ from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextD
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
 from lookahead_agent.generation.tool_parsers import ToolParser
 from lookahead_agent.hardware.choice import acceptance_rate_of
-from lookahead_agent.hardware.core_time import CoreTime
-from lookahead_agent.hardware.observed import Observed
+from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.modes import Mode, ModeChoice
@@ -32,8 +31,6 @@ _LEAST_PASSES = 12
 """Forward passes of a reply from which its tokens tell the acceptance rate of draft tokens."""
 _OTHERS = 0.1
 """Share of the cores' time from which other programs slowed a reply down, so that its pace is not the machine's."""
-_GATHERING = 0.02
-"""Seconds for which a reply waits for others that come with it, where the engines are idle."""
 
 Emit = Callable[[TextDelta | StepEvent], None]
 Generated = tuple[ReadReply, list[Reply]]
@@ -97,9 +94,9 @@ class ReplyGenerator:
             idle = engines.target.in_flight == 0
             if idle and engines.draft_pauses:
                 # A burst arrives reply by reply; its first would have the draft read a prompt for nothing.
-                await asyncio.sleep(_GATHERING)
+                await asyncio.sleep(engines.burst_wait)
             began = (
-                asyncio.create_task(asyncio.to_thread(CoreTime.now)) if idle and self._observed is not None else None
+                asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if idle and self._speeds is not None else None
             )
             prompt = await asyncio.to_thread(self._target_prompt)
             room = engines.target.context_length - len(prompt)
@@ -127,14 +124,14 @@ class ReplyGenerator:
         )
 
     @property
-    def _observed(self) -> Observed | None:
+    def _speeds(self) -> ReplySpeeds | None:
         """Where the pace of such a reply is kept for later runs; None: nowhere."""
         setup = self._engines.engine_setup
-        if setup is None or setup.arrangement is None:
+        if setup is None or setup.configuration is None:
             return None
-        return setup.observed if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
+        return setup.speeds if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
 
-    async def _learn(self, report: ReplyReport, tokens: int, began: CoreTime | None) -> None:
+    async def _learn(self, report: ReplyReport, tokens: int, began: CPUTime | None) -> None:
         """Remember the pace of a reply beside which no other was generated, for this node and for later runs.
 
         Args:
@@ -149,16 +146,16 @@ class ReplyGenerator:
         pace = report.pace(tokens)
         if not self._request.policy.forces_speculation:
             self._engines.modes.learn(self._kind, mode, pace)
-        if setup is None or setup.arrangement is None or self._observed is None or began is None:
+        if setup is None or setup.configuration is None or self._speeds is None or began is None:
             return
-        others = (await asyncio.to_thread(CoreTime.now)).others_share(began)
+        others = (await asyncio.to_thread(self._engines.cpu_time)).share_of_others(began)
         if others >= _OTHERS:
             logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others)
             return
         rate, passes = None, report.target_forward_passes
         if setup.draft_tokens and passes >= _LEAST_PASSES and mode == "sd":
             rate = acceptance_rate_of((tokens - 1) / (passes - 1), setup.draft_tokens)
-        await asyncio.to_thread(self._observed.learn, setup.arrangement.name, pace, rate)
+        await asyncio.to_thread(self._speeds.add, setup.configuration.name, pace, rate)
 
     def _target_prompt(self) -> list[int]:
         """The prompt's tokens, which leave room for a reply."""

@@ -1,98 +1,81 @@
-"""The fastest way to run a pair of models on this machine: precision, cores, and who guesses tokens.
+"""Precision, token speculation and number of draft tokens for a pair of models: a table first, then measured replies.
 
-Predicted from what the machine's kernels take (`kernels`) and from the models' shapes, for the typical reply of a node
-that plans; the pace of real replies (`observed`) goes before a prediction.
+`KernelCosts` gives the expected seconds per token of each configuration. Where replies were measured (`ReplySpeeds`),
+their pace replaces the expectation, and scales those of configurations that use the same cores.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from lookahead_agent.engines.pass_costs import cost_at
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.kernels import KERNELS, Kernel
-from lookahead_agent.hardware.shape import ModelShape
+from lookahead_agent.hardware.kernels import KERNELS, Kernel, KernelCosts, ModelSize
 
 Precision = Literal["auto", "bf16", "fp32", "int8", "int8-weights"]
 """Of a model's weights: "int8" has activations in int8 too, "int8-weights" not. "auto" is the fastest without
 loss on a CPU, and as the model's folder has it on a GPU."""
 SpeculationMethod = Literal["none", "draft_model", "shared_draft"]
-"""Who guesses the target's tokens: nobody, the draft model on the target's cores, or the draft beside it."""
+"""Lossless token speculation: none, by the draft model on the target's cores, or by the draft on cores of its own."""
 
 PROMPT_TOKENS, REPLY_TOKENS = 250, 200
 """Of the typical reply."""
 ACCEPTANCE_RATE = 0.85
-"""Probability that a draft token is right, until something is known of a pair (0.88 was seen of the default pair)."""
-_MOST_RIGHT = 0.99
+"""Of draft tokens, until something is known of a pair (0.88 was measured of the default pair)."""
 MARGIN = 0.05
-"""Share of time by which a way must be ahead of a simpler one: predictions are no better than that."""
+"""Share of time by which a configuration must be ahead of a simpler one."""
 SHARED_DRAFT_MARGIN = 0.4
-"""The same for a target with a shared draft, which has fewer cores beside its draft: a reply that guesses little is
-slower than one of the target alone (measured: 0.67 of its speed), and so are four at once (0.86). Predictions flatter
-it: where it was to be 29 % ahead of `draft_model`, it was behind."""
-
-# What a layer takes beside its matrices: attention, norms, and that vLLM launches operations one by one on a CPU
-# (measured: 0.2 to 0.4 ms a layer, 1,536 and 896 wide).
-_SECONDS_A_LAYER = 0.3e-3
-# What each token adds, most of it activations and attention (measured: a pass of the 1.5B target took 100 ms for
-# 16 tokens of as many replies, 65 for one; the matrices account for 17 of the difference).
-_SECONDS_A_TOKEN_A_LAYER = 0.05e-3
-# vLLM prepares each of the passes in which a draft model guesses.
-_SECONDS_A_DRAFT_TOKEN = 2e-3
-# After a wrong guess the draft reads up to a block of the target's words again before it writes on.
-_PASSES_TO_BEGIN_ANEW = 2.0
-_IN_FLOAT32 = ("fp32", "int8-weights")
-_DRAFT_TOKENS: Mapping[SpeculationMethod, tuple[int, ...]] = {
-    "none": (0,),
-    "draft_model": (1, 2, 3, 4, 5, 6),
-    "shared_draft": (8,),
-}
-
-Times = Mapping[Kernel, Mapping[int, float]]
-"""Seconds of a million weights, by kernel and tokens in the pass."""
+"""The same for a shared draft, which takes cores from its target: replies with few draft tokens are slower with one
+(measured: 0.67 of the target's speed alone), and so are four at once (0.86)."""
+_HIGHEST_RATE = 0.99
+_MOST_DRAFT_TOKENS = 6
+_SHARED_DRAFT_TOKENS = 8
+_MOST_REQUESTS = 32
+# vLLM prepares each pass of a draft model.
+_SECONDS_PER_DRAFT_PASS = 2e-3
+_FLOAT32 = ("fp32", "int8-weights")
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """Which engines there are, and how each has its weights.
+class Configuration:
+    """Token method and precisions.
 
     Attributes:
-        speculation_method: Who guesses the target's tokens.
+        method: Of token speculation.
         target: The target's precision.
         draft: The draft's; None without a draft.
-        draft_tokens: Tokens guessed for a pass, at most.
+        draft_tokens: For a pass, at most.
     """
 
-    speculation_method: SpeculationMethod
+    method: SpeculationMethod
     target: Kernel
     draft: Kernel | None = None
     draft_tokens: int = 0
 
     @property
     def name(self) -> str:
-        """Short text, the same whatever the number of guesses."""
+        """Short text, the same whatever the number of draft tokens."""
         drafts = f", draft {self.draft}" if self.draft else ""
-        return f"{self.speculation_method}, target {self.target}{drafts}"
+        return f"{self.method}, target {self.target}{drafts}"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An arrangement, and how long a typical reply takes in it.
+    """A configuration and its speed.
 
     Attributes:
-        arrangement: The arrangement.
-        prompt: Seconds until the reply's first token, predicted.
-        pace: Seconds for each token after it, predicted or as observed.
-        observed: Whether replies were measured in it.
+        configuration: The configuration.
+        prompt: Expected seconds until the first token of the typical reply.
+        pace: Seconds for each token after it, measured or expected.
+        measured: Whether replies were measured with it.
     """
 
-    arrangement: Arrangement
+    configuration: Configuration
     prompt: float
     pace: float
-    observed: bool = False
+    measured: bool = False
 
     @property
     def seconds(self) -> float:
@@ -102,276 +85,184 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The arrangement that is taken, and the best of each kind that it was compared with.
+    """A configuration, and why.
 
     Attributes:
-        arrangement: What is taken.
+        configuration: The one that is taken.
         reason: Why, in a sentence.
-        candidates: The best of each way of guessing, fastest first.
-        acceptance_rate: Probability that a draft token is right, by which it was chosen.
+        candidates: The fastest of each method, fastest first.
     """
 
-    arrangement: Arrangement
+    configuration: Configuration
     reason: str
     candidates: tuple[Candidate, ...]
-    acceptance_rate: float
 
 
-def choose_arrangement(
-    target: ModelShape,
-    draft: ModelShape | None,
+def choose_configuration(
+    costs: KernelCosts,
+    target: ModelSize,
+    draft: ModelSize | None,
     *,
-    every_core: Times,
-    targets_share: Times,
-    drafts_share: Times,
-    speculation_method: Sequence[SpeculationMethod] = ("none", "draft_model", "shared_draft"),
-    target_precisions: Sequence[Kernel] = KERNELS,
-    draft_precisions: Sequence[Kernel] = KERNELS,
-    observed: Mapping[str, float] | None = None,
+    methods: Sequence[SpeculationMethod] = ("none", "draft_model", "shared_draft"),
+    target_kernels: Sequence[Kernel] = KERNELS,
+    draft_kernels: Sequence[Kernel] = KERNELS,
+    paces: Mapping[str, float] | None = None,
     acceptance_rate: float = ACCEPTANCE_RATE,
 ) -> Choice:
-    """Choose the arrangement in which a typical reply takes least time; the simpler of two that take the same.
+    """Choose the configuration with the fewest seconds per token; a tie within 5 % goes to the simpler one.
+
+    A shared draft is taken only where it is the only method, or where replies were measured with it.
 
     Args:
-        target: The target's shape.
-        draft: The draft's; None: there is none, or it has other tokens.
-        every_core: What kernels take on all cores.
-        targets_share: What they take on the target's share of them.
-        drafts_share: On the draft's.
-        speculation_method: Ways that may be chosen.
-        target_precisions: Precisions that may be.
-        draft_precisions: The same for the draft.
-        observed: Seconds per token after the first, by `Arrangement.name`, where replies were measured.
-        acceptance_rate: Probability that a draft token is right.
+        costs: Of passes on this processor.
+        target: The target's size.
+        draft: The draft's; None: there is none, or it has another tokenizer.
+        methods: That may be chosen.
+        target_kernels: Precisions that may be chosen.
+        draft_kernels: The same for the draft.
+        paces: Seconds per token after the first, by `Configuration.name`, where replies were measured.
+        acceptance_rate: Of draft tokens.
 
     Raises:
         ConfigurationError: Nothing is left to choose from.
     """
-    known = observed or {}
-    right = min(acceptance_rate, _MOST_RIGHT)
-    predicted = _best_draft_tokens(
-        _candidates(
-            target,
-            draft,
-            every_core,
-            targets_share,
-            drafts_share,
-            speculation_method,
-            target_precisions,
-            draft_precisions,
-            right,
-        )
-    )
-    if not predicted:
-        raise ConfigurationError(
-            "no way of running these models is left to choose from: with draft_model, vLLM loads the draft as it loads "
-            "the target, so both compute in bf16 or both in float32 (fp32, int8-weights), but for a draft in int8. "
-            "Choose another precision or draft_precision, or token_speculation='shared_draft'"
-        )
-    missed = _missed(predicted, known)
-    best: dict[SpeculationMethod, Candidate] = {}
-    for candidate in predicted:
-        name = candidate.arrangement.name
-        way = candidate.arrangement.speculation_method
-        pace = known.get(name, candidate.pace * missed[way])
-        seen = Candidate(candidate.arrangement, candidate.prompt, pace, name in known)
-        if way not in best or seen.seconds < best[way].seconds:
-            best[way] = seen
-    ranked = sorted(best.values(), key=lambda candidate: candidate.seconds)
-    chosen = ranked[0]
-    on_every_core = [each for each in ranked if each.arrangement.speculation_method != "shared_draft"]
-    if on_every_core and on_every_core[0].seconds <= chosen.seconds * (1 + SHARED_DRAFT_MARGIN):
-        chosen = on_every_core[0]
-    alone = best.get("none")
-    if alone is not None and alone.seconds <= chosen.seconds * (1 + MARGIN):
-        chosen = alone
-    return Choice(chosen.arrangement, _reason(chosen, ranked), tuple(ranked), right)
-
-
-def _missed(predicted: Sequence[Candidate], known: Mapping[str, float]) -> Mapping[SpeculationMethod, float]:
-    """What replies took against what was predicted of them, by way of guessing.
-
-    Predictions miss what they leave out, of which the ways that use every core share most: what was seen of one tells
-    of the other. A target with a shared draft's shortfall is its own: it guesses too little, or waits for its draft.
-    """
-    seen: dict[SpeculationMethod, list[float]] = {}
-    for candidate in predicted:
-        if candidate.arrangement.name in known:
-            ratio = known[candidate.arrangement.name] / candidate.pace
-            seen.setdefault(candidate.arrangement.speculation_method, []).append(ratio)
-    on_every_core = [ratio for way, ratios in seen.items() if way != "shared_draft" for ratio in ratios]
-    return {
-        way: statistics.median(ratios) if (ratios := seen.get(way) or on_every_core) else 1.0
-        for way in get_args(SpeculationMethod)
-    }
-
-
-def _best_draft_tokens(candidates: Iterator[Candidate]) -> list[Candidate]:
-    """Of the candidates that differ only in how many tokens are guessed, the one with fewest that is about as fast."""
-    alike: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
-        alike.setdefault(candidate.arrangement.name, []).append(candidate)
-    return [
-        next(one for one in ways if one.pace <= min(other.pace for other in ways) * (1 + MARGIN))
-        for ways in alike.values()
+    known, rate = paces or {}, min(acceptance_rate, _HIGHEST_RATE)
+    expected = [
+        candidate
+        for method in methods
+        for kernel in target_kernels
+        for candidate in _expected(costs, method, (target, kernel), [(draft, one) for one in draft_kernels], rate)
     ]
+    if not expected:
+        raise ConfigurationError(
+            "no configuration of these models is left to choose from: with draft_model, vLLM loads the draft as it "
+            "loads the target, so both compute in bf16 or both in float32 (fp32, int8-weights), but for a draft in "
+            "int8. Choose another precision or draft_precision, or token_speculation='shared_draft'"
+        )
+    ratios = [
+        known[one.configuration.name] / one.pace
+        for one in expected
+        if one.configuration.name in known and _on_all_cores(one)
+    ]
+    scale = statistics.median(ratios) if ratios else 1.0
+    best: dict[SpeculationMethod, Candidate] = {}
+    for one in expected:
+        method, name = one.configuration.method, one.configuration.name
+        candidate = replace(one, pace=known.get(name, one.pace * scale), measured=name in known)
+        if not _on_all_cores(one) and not candidate.measured and len(methods) > 1:
+            continue
+        if method not in best or candidate.seconds < best[method].seconds:
+            best[method] = candidate
+    ranked = sorted(best.values(), key=lambda one: one.seconds)
+    chosen = _simplest(ranked)
+    return Choice(chosen.configuration, _reason(chosen, ranked), tuple(ranked))
+
+
+def _expected(
+    costs: KernelCosts,
+    method: SpeculationMethod,
+    target: tuple[ModelSize, Kernel],
+    drafts: Sequence[tuple[ModelSize | None, Kernel]],
+    rate: float,
+) -> Iterator[Candidate]:
+    """The configurations of a method with the target in one precision, as the table has them."""
+    prompt = PROMPT_TOKENS * costs.seconds_per_prompt_token(*target)
+    if method == "none":
+        yield Candidate(Configuration(method, target[1]), prompt, costs.seconds(*target, 1))
+        return
+    for draft, kernel in drafts:
+        if draft is None:
+            continue
+        # vLLM loads the draft of `draft_model` as it loads the target, unless its folder says how.
+        alike = kernel == "int8" or (kernel in _FLOAT32) == (target[1] in _FLOAT32)
+        if method == "shared_draft":
+            one_pass = costs.seconds(*target, _SHARED_DRAFT_TOKENS + 1, share=True)
+            one_pass += costs.seconds(draft, kernel, 1, share=True)
+            configuration = Configuration(method, target[1], kernel, _SHARED_DRAFT_TOKENS)
+            yield Candidate(configuration, prompt, one_pass / tokens_per_pass(_SHARED_DRAFT_TOKENS, rate))
+        elif alike:
+            count, pace = _best_draft_tokens(costs, target, (draft, kernel), rate, range(1, _MOST_DRAFT_TOKENS + 1))
+            drafting = PROMPT_TOKENS * costs.seconds_per_prompt_token(draft, kernel)
+            yield Candidate(Configuration(method, target[1], kernel, count), prompt + drafting, pace)
+
+
+def _on_all_cores(candidate: Candidate) -> bool:
+    return candidate.configuration.method != "shared_draft"
+
+
+def _simplest(ranked: Sequence[Candidate]) -> Candidate:
+    """The fastest candidate, or a simpler one that is about as fast."""
+    others = [one for one in ranked if _on_all_cores(one)]
+    fastest = ranked[0]
+    if others and others[0].seconds <= fastest.seconds * (1 + SHARED_DRAFT_MARGIN):
+        fastest = others[0]
+    alone = next((one for one in others if one.configuration.method == "none"), fastest)
+    return alone if alone.seconds <= fastest.seconds * (1 + MARGIN) else fastest
 
 
 def _reason(chosen: Candidate, ranked: Sequence[Candidate]) -> str:
-    others = [candidate for candidate in ranked if candidate is not chosen]
-    against = "; ".join(f"{candidate.arrangement.name}: {candidate.seconds:.0f} s" for candidate in others)
-    how = "measured" if chosen.observed else "predicted"
-    typical = f"a reply of {REPLY_TOKENS} tokens to a prompt of {PROMPT_TOKENS} takes {chosen.seconds:.0f} s ({how})"
-    return f"{chosen.arrangement.name}: {typical}" + (f"; {against}" if against else "")
-
-
-def _candidates(
-    target: ModelShape,
-    draft: ModelShape | None,
-    every_core: Times,
-    targets_share: Times,
-    drafts_share: Times,
-    speculation_method: Sequence[SpeculationMethod],
-    target_precisions: Sequence[Kernel],
-    draft_precisions: Sequence[Kernel],
-    right: float,
-) -> Iterator[Candidate]:
-    for way in speculation_method:
-        for of_target in target_precisions:
-            if way == "none":
-                alone = _Pass(target, of_target, every_core)
-                yield Candidate(Arrangement(way, of_target), PROMPT_TOKENS * alone.prompt, alone.tokens(1))
-                continue
-            for of_draft in draft_precisions if draft is not None else ():
-                # vLLM loads the draft of `draft_model` as it loads the target, unless its folder says how.
-                like = (of_draft in _IN_FLOAT32) == (of_target in _IN_FLOAT32)
-                if way == "draft_model" and of_draft != "int8" and not like:
-                    continue
-                for draft_tokens in _DRAFT_TOKENS[way]:
-                    assert draft is not None
-                    arrangement = Arrangement(way, of_target, of_draft, draft_tokens)
-                    if way == "draft_model":
-                        drafting, writing = _Pass(draft, of_draft, every_core), _Pass(target, of_target, every_core)
-                        prompt = writing.prompt + drafting.prompt
-                        round_ = _round(drafting, writing, draft_tokens, 1)
-                        yield Candidate(
-                            arrangement, PROMPT_TOKENS * prompt, round_ / tokens_of_a_pass(draft_tokens, right)
-                        )
-                    else:
-                        drafting = _Pass(draft, of_draft, drafts_share)
-                        writing = _Pass(target, of_target, targets_share)
-                        prompt = max(writing.prompt, drafting.prompt)
-                        yield Candidate(arrangement, PROMPT_TOKENS * prompt, _shared_draft(drafting, writing, right))
-
-
-def tokens_of_a_pass(draft_tokens: int, right: float) -> float:
-    """Tokens that a pass wins with so many guesses, each right with a probability below 1 if those before it are."""
-    return (1 - right ** (draft_tokens + 1)) / (1 - right)
-
-
-def acceptance_rate_of(tokens: float, draft_tokens: int) -> float:
-    """The probability with which guesses are right by which a pass wins so many tokens: `tokens_of_a_pass` reversed."""
-    low, high = 0.0, _MOST_RIGHT
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens_of_a_pass(draft_tokens, middle) < tokens else (low, middle)
-    return low
-
-
-def _round(drafting: _Pass, writing: _Pass, draft_tokens: int, replies: int) -> float:
-    """Seconds in which a draft model on the target's cores guesses, and the target reads the guesses."""
-    return draft_tokens * (drafting.tokens(replies) + _SECONDS_A_DRAFT_TOKEN) + writing.tokens(
-        replies * (draft_tokens + 1)
+    how = "measured" if chosen.measured else "expected"
+    others = "".join(f"; {one.configuration.name}: {one.seconds:.0f} s" for one in ranked if one is not chosen)
+    return (
+        f"{chosen.configuration.name}: a reply of {REPLY_TOKENS} tokens to a prompt of {PROMPT_TOKENS} takes "
+        f"{chosen.seconds:.0f} s ({how}){others}"
     )
 
 
-def _shared_draft(drafting: _Pass, writing: _Pass, right: float) -> float:
-    """Seconds per token with a shared draft: draft and target work at the same time, the slower sets the pace."""
-    beginning = (1 - right) * _PASSES_TO_BEGIN_ANEW * drafting.tokens(1)
-    draft = drafting.tokens(1) + beginning
-    # In the time of a pass the draft writes so many guesses for the next.
-    draft_tokens = max(1, min(12, round(writing.tokens(6) / draft)))
-    # After a wrong one the draft has nothing to show yet, and the target goes a pass alone.
-    wrong = 1 - right**draft_tokens
-    won = tokens_of_a_pass(draft_tokens, right) + wrong
-    return max(draft, (writing.tokens(draft_tokens + 1) + wrong * writing.tokens(1)) / won)
+def tokens_per_pass(draft_tokens: int, rate: float) -> float:
+    """Expected tokens of a pass; each draft token is accepted with a probability below 1, if those before it are."""
+    return (1 - rate ** (draft_tokens + 1)) / (1 - rate)
 
 
-class _Pass:
-    """What passes of a model cost on some cores."""
-
-    def __init__(self, shape: ModelShape, kernel: Kernel, times: Times) -> None:
-        self._shape = shape
-        self._weights = times[kernel]
-
-    def tokens(self, count: int) -> float:
-        """Seconds of a pass of so many tokens."""
-        shape = self._shape
-        matrices = (shape.weights + shape.head) * cost_at(self._weights, count)
-        return matrices + shape.layers * (_SECONDS_A_LAYER + count * _SECONDS_A_TOKEN_A_LAYER)
-
-    @property
-    def prompt(self) -> float:
-        """Seconds of each token of a long prompt."""
-        most = max(self._weights)
-        return self._shape.weights * self._weights[most] / most
+def acceptance_rate_of(tokens: float, draft_tokens: int) -> float:
+    """The acceptance rate by which a pass wins so many tokens: `tokens_per_pass` reversed."""
+    low, high = 0.0, _HIGHEST_RATE
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_per_pass(draft_tokens, middle) < tokens else (low, middle)
+    return low
 
 
-def draft_tokens_by_load(
-    target: ModelShape,
-    draft: ModelShape,
-    arrangement: Arrangement,
-    times: Times,
-    most_replies: int = 32,
-    acceptance_rate: float = ACCEPTANCE_RATE,
+def _best_draft_tokens(
+    costs: KernelCosts,
+    target: tuple[ModelSize, Kernel],
+    draft: tuple[ModelSize, Kernel],
+    rate: float,
+    counts: Iterable[int],
+    requests: int = 1,
+) -> tuple[int, float]:
+    """The fewest draft tokens that are about as fast as any of these counts, and a request's seconds per token."""
+    drafting = costs.seconds(*draft, requests) + _SECONDS_PER_DRAFT_PASS
+    paces = {
+        count: (count * drafting + costs.seconds(*target, requests * (count + 1))) / tokens_per_pass(count, rate)
+        for count in counts
+    }
+    fastest = min(paces.values())
+    return next((count, pace) for count, pace in paces.items() if pace <= fastest * (1 + MARGIN))
+
+
+def draft_tokens_by_batch_size(
+    costs: KernelCosts, target: ModelSize, draft: ModelSize, configuration: Configuration, acceptance_rate: float
 ) -> list[tuple[int, int, int]]:
-    """How many tokens to guess for each of so many replies at once: fewer, the more there are.
+    """vLLM's `num_speculative_tokens_per_batch_size`: ranges of requests, both ends included, with their draft tokens.
 
     Args:
-        target: The target's shape.
+        costs: Of passes on this processor.
+        target: The target's size.
         draft: The draft's.
-        arrangement: With the draft on the target's cores.
-        times: What kernels take on them.
-        most_replies: At once.
-        acceptance_rate: Probability that a draft token is right.
-
-    Returns:
-        Ranges of replies, both ends included, with the guesses for each: vLLM's
-        `num_speculative_tokens_per_batch_size`. None where the target is faster alone: then the draft pauses
-        (`pausing_draft`).
+        configuration: With a draft model.
+        acceptance_rate: Of draft tokens.
     """
-    assert arrangement.draft is not None
-    writing, drafting = _Pass(target, arrangement.target, times), _Pass(draft, arrangement.draft, times)
-
-    def best(replies: int) -> int:
-        def rate(draft_tokens: int) -> float:
-            won = tokens_of_a_pass(draft_tokens, min(acceptance_rate, _MOST_RIGHT))
-            return won / _round(drafting, writing, draft_tokens, replies)
-
-        # A single reply is what the arrangement was chosen for.
-        fewest = 0 if replies > 1 else 1
-        rates = [rate(draft_tokens) for draft_tokens in range(fewest, arrangement.draft_tokens + 1)]
-        return next(
-            draft_tokens for draft_tokens, each in enumerate(rates, fewest) if each * (1 + MARGIN) >= max(rates)
-        )
-
+    assert configuration.draft is not None
+    models = (target, configuration.target), (draft, configuration.draft)
+    rate = min(acceptance_rate, _HIGHEST_RATE)
     ranges: list[tuple[int, int, int]] = []
-    for replies in range(1, most_replies + 1):
-        draft_tokens = best(replies)
-        if ranges and ranges[-1][2] == draft_tokens:
-            ranges[-1] = (ranges[-1][0], replies, draft_tokens)
+    for requests in range(1, _MOST_REQUESTS + 1):
+        # The configuration was chosen for a single request.
+        counts = range(int(requests == 1), configuration.draft_tokens + 1)
+        count, _ = _best_draft_tokens(costs, *models, rate, counts, requests)
+        if ranges and ranges[-1][2] == count:
+            ranges[-1] = (ranges[-1][0], requests, count)
         else:
-            ranges.append((replies, replies, draft_tokens))
+            ranges.append((requests, requests, count))
     return ranges
-
-
-def pass_costs(shape: ModelShape, kernel: Kernel, times: Times) -> dict[int, float]:
-    """Seconds of a pass of a model by its number of tokens.
-
-    Args:
-        shape: The model's.
-        kernel: Precision of its weights.
-        times: What kernels take on its cores.
-    """
-    one = _Pass(shape, kernel, times)
-    return {tokens: one.tokens(tokens) for tokens in times[kernel]}

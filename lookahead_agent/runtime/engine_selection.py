@@ -1,13 +1,12 @@
-"""From what a chat model's user wants to the engines that are started: precision, who guesses tokens, which folders."""
+"""From a user's settings to the engines that are started: precision, token speculation, and the models' folders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.cpu.cores import available_cores, share_cores
 from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.token_speculation import speculates_by_draft_model, speculative_config, vllm_takes_classes
@@ -16,43 +15,35 @@ from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
-    Arrangement,
     Choice,
+    Configuration,
     Precision,
     SpeculationMethod,
-    choose_arrangement,
-    draft_tokens_by_load,
-    pass_costs,
+    choose_configuration,
+    draft_tokens_by_batch_size,
 )
-from lookahead_agent.hardware.kernels import KERNELS, Kernel, kernel_times, processor
-from lookahead_agent.hardware.observed import Observed
-from lookahead_agent.hardware.shape import ModelShape
-from lookahead_agent.models.quantize import is_quantized, quantized
-from lookahead_agent.progress import LogProgress, Progress
+from lookahead_agent.hardware.kernels import KERNELS, Kernel, KernelCosts, ModelSize, multiplies_int8
+from lookahead_agent.hardware.reply_speeds import ReplySpeeds
+from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
+from lookahead_agent.progress import Progress
 
-_INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
-"""What a vocabulary is read from, first that without which there is none."""
-_DTYPES: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
-_ARGUMENT: Mapping[Kernel, str] = {
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "int8": "bfloat16",
-    "int8-weights": "float32",
-}
+"""Files of a vocabulary; without the first there is none."""
+_KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
+_DTYPE: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16", "int8-weights": "float32"}
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """What is wanted of the engines.
+    """What a user asks of the engines.
 
     Attributes:
-        token_speculation: Method of token-level speculation, or "auto".
+        token_speculation: Method of token speculation, or "auto".
         precision: Of the target's weights.
         draft_precision: Of the draft's.
-        target_arguments: Arguments of the target's engine, which go before a precision.
+        target_arguments: Arguments of the target's engine; a `dtype` there fixes the precision.
         draft_arguments: Arguments of the draft's.
-        draft_engine: Whether the draft must have an engine of its own, because steps are to be speculated on.
+        draft_engine: Whether the draft needs an engine of its own, since step speculation is forced.
     """
 
     token_speculation: str | Mapping[str, Any] = "auto"
@@ -64,164 +55,186 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
+class Platform:
+    """What the engines run on, as far as it decides how.
+
+    Attributes:
+        on_cpu: Whether the installed vLLM is for CPUs.
+        int8: Whether the CPU multiplies int8.
+        takes_proposers: Whether the installed vLLM asks a class of ours for draft tokens.
+    """
+
+    on_cpu: bool
+    int8: bool
+    takes_proposers: bool
+
+    @classmethod
+    def detect(cls) -> Platform:
+        """This machine's."""
+        return cls(runs_on_cpu(), multiplies_int8(), vllm_takes_classes())
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights as its engine loads them.
+
+    Attributes:
+        source: The model's folder.
+        form: The conversion that they need first; None: none.
+        arguments: Of the engine.
+    """
+
+    source: Path
+    form: Form | None
+    arguments: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the engine loads, once it is written."""
+        return converted_folder(self.source, self.form) if self.form is not None else self.source
+
+    def write(self, progress: Progress) -> Path:
+        """Return the folder, and convert the weights if they are not in the cache.
+
+        Raises:
+            ModelError: They could not be converted.
+        """
+        return converted(self.source, self.form, progress) if self.form is not None else self.source
+
+
+def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weights:
+    """A model's weights in a precision.
+
+    Args:
+        folder: The model's.
+        kernel: The precision; None: as the folder says.
+        platform: What the engine runs on.
+
+    Raises:
+        ConfigurationError: The precision is for CPUs only.
+    """
+    if kernel is None:
+        return Weights(folder, "bf16", {})
+    if kernel == "int8-weights" and not platform.on_cpu:
+        raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
+    weights = Weights(folder, "int8" if kernel == "int8" else "bf16", {})
+    arguments: dict[str, Any] = {}
+    if kernel == "int8-weights":
+        arguments["quantization"] = INT8_WEIGHTS
+    elif kernel == "int8" and platform.on_cpu and weights.folder != folder:
+        arguments["quantization"] = INT8
+    if platform.on_cpu or kernel != "int8":
+        arguments["dtype"] = _DTYPE[kernel]
+    return Weights(folder, weights.form, arguments)
+
+
+@dataclass(frozen=True)
 class EngineSetup:
     """Engines to start.
 
     Attributes:
-        target: The target's folder; None: it is behind a server.
-        draft: The draft's, if it has an engine of its own; None: it has none here.
-        target_arguments: More arguments of the target's engine.
-        draft_arguments: More arguments of the draft's.
-        speculation_method: Method of token-level speculation.
+        target: The target's weights; None: it is behind a server.
+        draft: The draft's, if its weights are used here.
+        draft_engine: Whether the draft has an engine of its own here.
+        target_arguments: Arguments of the target's engine beside those of its weights.
+        speculation_method: Of token speculation.
         precision: Of each model's weights, by role.
         reason: Why so, in a sentence.
-        arrangement: What was chosen; None where there was nothing to choose.
-        observed: Where the pace of replies in it is kept; None where it does not matter.
-        draft_tokens: Tokens that the draft model guesses for each pass of a single reply; 0: it does not, or not
-            always so many.
+        configuration: The chosen one; None where there was no choice.
+        speeds: Where the speed of its replies is kept; None where it does not matter.
     """
 
-    target: Path | None
-    draft: Path | None
+    target: Weights | None = None
+    draft: Weights | None = None
+    draft_engine: bool = False
     target_arguments: Mapping[str, Any] = field(default_factory=dict)
-    draft_arguments: Mapping[str, Any] = field(default_factory=dict)
     speculation_method: str = "none"
     precision: Mapping[str, Kernel] = field(default_factory=dict)
     reason: str = ""
-    arrangement: Arrangement | None = None
-    observed: Observed | None = None
-    draft_tokens: int = 0
+    configuration: Configuration | None = None
+    speeds: ReplySpeeds | None = None
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens of the draft model for each pass of a single request; 0: another method."""
+        config = self.target_arguments.get("speculative_config") or {}
+        if config.get("method") != "draft_model":
+            return 0
+        ranges = config.get("num_speculative_tokens_per_batch_size")
+        return int(ranges[0][2] if ranges else config.get("num_speculative_tokens", 0))
 
 
-def select_engines(request: EngineRequest, target: Path | None, draft: Path | None, progress: Progress) -> EngineSetup:
-    """Decide which engines to start; blocks while the machine is measured or weights are written as int8.
+@dataclass(frozen=True)
+class _CPUChoice:
+    choice: Choice
+    costs: KernelCosts
+    target: ModelSize
+    draft: ModelSize | None
+    speeds: ReplySpeeds
+    acceptance_rate: float
+
+
+def select_engines(
+    request: EngineRequest, target: Path | None, draft: Path | None, platform: Platform | None = None
+) -> EngineSetup:
+    """Decide which engines to start.
 
     Args:
-        request: What is wanted.
+        request: The user's settings.
         target: The target's folder; None: it is behind a server.
         draft: The draft's; None: there is none here.
-        progress: Told what is done.
+        platform: What the engines run on; None: this machine.
 
     Raises:
-        ConfigurationError: What is wanted cannot be had.
-        ModelError: Weights could not be written.
-        EngineStartError: The machine could not be measured.
+        ConfigurationError: The settings contradict each other, or cannot be had here.
     """
-    alike = target is not None and draft is not None and one_vocabulary(target, draft)
-    ways = _ways(request, here=target is not None, draft=draft, alike=alike)
-    choice: Choice | None = None
-    observed: Observed | None = None
-    if target is not None and runs_on_cpu():
-        choice, observed = _measured_choice(request, target, draft if alike else None, ways, progress)
-    arrangement = choice.arrangement if choice is not None else None
-    speculation_method: str = arrangement.speculation_method if arrangement is not None else ways[-1]
-    method = speculation_method if request.token_speculation == "auto" else request.token_speculation
-    precision = _precision_of_each(request, arrangement, draft, progress)
-    targets = as_precision(target, precision["target"], progress)
-    drafts = as_precision(draft, precision["draft"], progress)
-    more: dict[str, Any] = {}
+    platform = platform or Platform.detect()
+    alike = target is not None and draft is not None and same_vocabulary(target, draft)
+    methods = _methods(request, platform, draft, here=target is not None, alike=alike)
+    chosen = None
+    if target is not None and platform.on_cpu:
+        chosen = _choose_on_cpu(request, platform, target, draft if alike else None, methods)
+    configuration = chosen.choice.configuration if chosen is not None else None
+    method: str = configuration.method if configuration is not None else methods[-1]
+    given = method if request.token_speculation == "auto" else request.token_speculation
+    if configuration is not None:
+        kernels = {"target": configuration.target, "draft": configuration.draft}
+    else:
+        kernels = {
+            "target": _fixed(request.precision, request.target_arguments),
+            "draft": _fixed(request.draft_precision, request.draft_arguments),
+        }
+    if draft is not None and kernels["draft"] is None:
+        kernels["draft"] = _fastest_alone(request, platform, draft)
+    folders = {"target": target, "draft": draft}
+    weights = {
+        role: weights_in(folder, kernels[role], platform) for role, folder in folders.items() if folder is not None
+    }
+    speculation: dict[str, Any] = {}
     if target is not None:
-        config = speculative_config(_with_draft_tokens(method, arrangement), drafts[0], on_cpu=runs_on_cpu())
-        if config is not None:
-            if config.get("model") == str(drafts[0]) and "quantization" in drafts[1]:
-                config["quantization"] = drafts[1]["quantization"]
-            chosen = arrangement if isinstance(method, str) else None
-            right = choice.acceptance_rate if choice is not None else ACCEPTANCE_RATE
-            more = _measured_draft_tokens(speculation_method, chosen, config, target, draft, right, progress)
+        speculation = _speculation(given, weights.get("draft"), platform, chosen)
+    draft_engine = draft is not None and (request.draft_engine or method == "shared_draft")
+    drafts = "draft" in weights and _model_of(speculation) == str(weights["draft"].folder)
     return EngineSetup(
-        targets[0],
-        drafts[0] if request.draft_engine or speculation_method == "shared_draft" else None,
-        targets[1] | more,
-        drafts[1],
-        method if isinstance(method, str) else str(method.get("method", "custom")),
-        {
-            role: kernel
-            for role, kernel, folder in (("target", precision["target"], target), ("draft", precision["draft"], draft))
-            if kernel is not None and folder is not None
-        },
-        choice.reason if choice is not None else "",
-        arrangement,
-        observed,
-        _guesses_alone(more),
+        weights.get("target"),
+        weights["draft"] if draft_engine or drafts else None,
+        draft_engine,
+        speculation,
+        given if isinstance(given, str) else str(given.get("method", "custom")),
+        {role: kernel for role in weights if (kernel := kernels[role]) is not None},
+        chosen.choice.reason if chosen is not None else "",
+        configuration,
+        chosen.speeds if chosen is not None else None,
     )
 
 
-def _guesses_alone(arguments: Mapping[str, Any]) -> int:
-    config = arguments.get("speculative_config") or {}
-    if config.get("method") != "draft_model":
-        return 0
-    by_load = config.get("num_speculative_tokens_per_batch_size")
-    return int(by_load[0][2] if by_load else config.get("num_speculative_tokens", 0))
-
-
-def _precision_of_each(
-    request: EngineRequest, arrangement: Arrangement | None, draft: Path | None, progress: Progress
-) -> dict[str, Kernel | None]:
-    """Each model's precision, by role; None where its folder says."""
-    if arrangement is not None:
-        precision = {"target": arrangement.target, "draft": arrangement.draft}
-    else:
-        precision = {
-            "target": _given(request.precision, request.target_arguments),
-            "draft": _given(request.draft_precision, request.draft_arguments),
-        }
-    if draft is not None and precision["draft"] is None and runs_on_cpu():
-        precision["draft"] = _best_alone(request, draft, progress)
-    return precision
-
-
-def as_precision(folder: Path | None, kernel: Kernel | None, progress: Progress) -> tuple[Path | None, dict[str, Any]]:
-    """The folder and the engine arguments of a model in a precision.
-
-    Args:
-        folder: The model's; None: it is not here.
-        kernel: The precision; None: as the folder says.
-        progress: Told of weights that are written.
+def _methods(
+    request: EngineRequest, platform: Platform, draft: Path | None, *, here: bool, alike: bool
+) -> tuple[SpeculationMethod, ...]:
+    """Token methods that may be chosen; on a GPU the last one is taken.
 
     Raises:
-        ConfigurationError: The precision is for CPUs only.
-        ModelError: The weights could not be written.
-    """
-    if folder is None or kernel is None:
-        return folder, {}
-    arguments: dict[str, Any] = {}
-    if kernel == "int8":
-        written = quantized(folder, progress)
-        if written != folder and runs_on_cpu():
-            arguments["quantization"] = INT8
-        folder = written
-    if kernel == "int8-weights":
-        if not runs_on_cpu():
-            raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
-        arguments["quantization"] = INT8_WEIGHTS
-    if runs_on_cpu() or kernel != "int8":
-        arguments["dtype"] = _ARGUMENT[kernel]
-    return folder, arguments
-
-
-def _measured_draft_tokens(
-    speculation_method: str,
-    arrangement: Arrangement | None,
-    config: dict[str, Any],
-    target: Path,
-    draft: Path | None,
-    right: float,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Engine arguments of a target that guesses tokens, with what was measured where the way was chosen by that."""
-    if arrangement is None:
-        return {"speculative_config": config}
-    if speculation_method == "draft_model" and draft is not None:
-        return {"speculative_config": config | _by_load(arrangement, target, draft, right, progress)}
-    costs = _pass_costs(arrangement, target, progress) if speculation_method == "shared_draft" else None
-    return {"speculative_config": config} | ({"additional_config": {COSTS: costs}} if costs is not None else {})
-
-
-def _ways(request: EngineRequest, *, here: bool, draft: Path | None, alike: bool) -> tuple[SpeculationMethod, ...]:
-    """Ways of guessing tokens that may be chosen, the last the one without a measurement.
-
-    Raises:
-        ConfigurationError: The one that is wanted needs what is not there.
+        ConfigurationError: The one that is asked for needs what is not there.
     """
     method = request.token_speculation
     name = method if isinstance(method, str) else method.get("method")
@@ -230,146 +243,141 @@ def _ways(request: EngineRequest, *, here: bool, draft: Path | None, alike: bool
             raise ConfigurationError(f"token_speculation={name!r} needs a draft model: name one with draft_model=…")
         if not alike:
             raise ConfigurationError(
-                f"{draft.name} has another tokenizer than the target, and {name} speculation guesses tokens: choose "
-                "another method (as a draft of steps, which are exchanged as text, it will do)"
+                f"{draft.name} has another tokenizer than the target, and {name} shares tokens: choose another method "
+                "(as a draft of steps, which are exchanged as text, it will do)"
             )
         return ("shared_draft",) if name == "shared_draft" else ("draft_model",)
     if name != "auto" or not here or not alike:
         return ("none",)
-    classes = vllm_takes_classes()
     if request.draft_engine:
-        return ("shared_draft",) if classes else ("none",)
-    return ("none", "draft_model", *(("shared_draft",) if classes else ()))
+        return ("shared_draft",) if platform.takes_proposers else ("none",)
+    return ("none", "draft_model", *(("shared_draft",) if platform.takes_proposers else ()))
 
 
-def one_vocabulary(target: Path, draft: Path) -> bool:
+def same_vocabulary(target: Path, draft: Path, load: Callable[[Path], HFTokenizer] = HFTokenizer) -> bool:
     """Whether the models in two folders have the same tokens."""
     # Reading two tokenizers takes seconds, comparing their files milliseconds.
-    return _same_files(target, draft) or HFTokenizer(target).fingerprint == HFTokenizer(draft).fingerprint
-
-
-def _same_files(target: Path, draft: Path) -> bool:
     pairs = [(target / name, draft / name) for name in _TOKENIZER_FILES]
-    return pairs[0][0].is_file() and all(_bytes(of_target) == _bytes(of_draft) for of_target, of_draft in pairs)
+    if pairs[0][0].is_file() and all(_content(one) == _content(other) for one, other in pairs):
+        return True
+    return load(target).fingerprint == load(draft).fingerprint
 
 
-def _bytes(path: Path) -> bytes | None:
+def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _given(precision: Precision, arguments: Mapping[str, Any]) -> Kernel | None:
+def _fixed(precision: Precision, arguments: Mapping[str, Any]) -> Kernel | None:
     """The precision that a user has fixed; None if none is."""
-    if "dtype" in arguments:
-        return None if precision == "auto" else _contradiction(precision, arguments)
-    return None if precision == "auto" else precision
-
-
-def _contradiction(precision: Precision, arguments: Mapping[str, Any]) -> Kernel:
-    kernel = _DTYPES.get(str(arguments["dtype"]))
-    if kernel == precision:
-        return kernel
+    if precision == "auto" or "dtype" not in arguments:
+        return None if precision == "auto" else precision
+    if _KERNEL_OF_DTYPE.get(str(arguments["dtype"])) == precision:
+        return precision
     raise ConfigurationError(f"precision={precision!r} and the engine argument dtype={arguments['dtype']!r} disagree")
 
 
-def _precisions(precision: Precision, arguments: Mapping[str, Any], folder: Path) -> tuple[Kernel, ...]:
-    """Precisions that may be chosen for a model; none if it is not to be touched."""
+def _kernels(
+    precision: Precision, arguments: Mapping[str, Any], folder: Path, platform: Platform
+) -> tuple[Kernel, ...]:
+    """Precisions that may be chosen for a model on a CPU; none if its folder decides."""
     if "quantization" in arguments or is_quantized(folder) or arguments.get("load_format") == "dummy":
         return ()
+    fixed = _fixed(precision, arguments)
     if "dtype" in arguments:
-        known = _DTYPES.get(str(arguments["dtype"]).removeprefix("torch."))
-        _given(precision, arguments)
+        known = _KERNEL_OF_DTYPE.get(str(arguments["dtype"]).removeprefix("torch."))
         return (known,) if known is not None else ()
-    if precision == "int8" and not multiplies_int8():
+    if fixed == "int8" and not platform.int8:
         raise ConfigurationError(
             "this processor has no instructions for int8 arithmetic (VNNI, AMX): choose the precision int8-weights"
         )
-    if precision != "auto":
-        return (precision,)
-    # Emulated, int8 is slower than anything else, and the engine may not come up in time; where it is not, float
-    # activations lose what a batch wins.
-    without = "int8-weights" if multiplies_int8() else "int8"
-    return tuple(kernel for kernel in KERNELS if kernel != without)
+    if fixed is not None:
+        return (fixed,)
+    # Emulated, int8 is the slowest, and the engine may not come up in time; elsewhere float activations lose the
+    # gain of a batch.
+    excluded = "int8-weights" if platform.int8 else "int8"
+    return tuple(kernel for kernel in KERNELS if kernel != excluded)
 
 
-def multiplies_int8() -> bool:
-    """Whether the processor has instructions for int8 arithmetic."""
-    return not set(processor().split()).isdisjoint(_INT8_INSTRUCTIONS)
-
-
-def _measured_choice(
-    request: EngineRequest, target: Path, draft: Path | None, ways: Sequence[SpeculationMethod], progress: Progress
-) -> tuple[Choice | None, Observed | None]:
-    """The choice by what this machine's kernels take; None where the models are of a kind that is not known."""
-    of_target = _precisions(request.precision, request.target_arguments, target)
-    of_draft = _precisions(request.draft_precision, request.draft_arguments, draft) if draft is not None else ()
-    shapes = ModelShape.of(target), ModelShape.of(draft) if draft is not None else None
-    if not of_target or shapes[0] is None or (draft is not None and (not of_draft or shapes[1] is None)):
-        return None, None
-    measured = kernel_times(progress)
-    targets_share, drafts_share = share_cores(available_cores(), with_draft=True)
-    observed = Observed([str(folder) for folder in (target, draft) if folder is not None])
-    choice = choose_arrangement(
-        shapes[0],
-        shapes[1],
-        every_core=measured.on(available_cores()),
-        targets_share=measured.on(targets_share),
-        drafts_share=measured.on(drafts_share),
-        speculation_method=ways,
-        target_precisions=of_target,
-        draft_precisions=of_draft,
-        # Of the target alone it says as much whether a draft was named then or not.
-        observed=Observed([str(target)]).paces() | observed.paces(),
-        acceptance_rate=observed.acceptance_rate() or ACCEPTANCE_RATE,
+def _choose_on_cpu(
+    request: EngineRequest, platform: Platform, target: Path, draft: Path | None, methods: tuple[SpeculationMethod, ...]
+) -> _CPUChoice | None:
+    """The choice by the table and by measured replies; None where a model's folder or architecture decides."""
+    target_kernels = _kernels(request.precision, request.target_arguments, target, platform)
+    draft_kernels = (
+        _kernels(request.draft_precision, request.draft_arguments, draft, platform) if draft is not None else ()
     )
-    return choice, observed
-
-
-def _best_alone(request: EngineRequest, draft: Path, progress: Progress) -> Kernel | None:
-    """The fastest precision of a draft whose target is elsewhere, or has other tokens."""
-    kernels = _precisions(request.draft_precision, request.draft_arguments, draft)
-    shape = ModelShape.of(draft)
-    if not kernels or shape is None:
+    size, draft_size = ModelSize.of(target), ModelSize.of(draft) if draft is not None else None
+    if not target_kernels or size is None or (draft is not None and (not draft_kernels or draft_size is None)):
         return None
-    times = kernel_times(progress).on(available_cores())
-    choice = choose_arrangement(
-        shape,
-        None,
-        every_core=times,
-        targets_share=times,
-        drafts_share=times,
-        speculation_method=("none",),
-        target_precisions=kernels,
+    speeds = ReplySpeeds([str(folder) for folder in (target, draft) if folder is not None])
+    rate = speeds.acceptance_rate() or ACCEPTANCE_RATE
+    costs = KernelCosts(with_int8=platform.int8)
+    choice = choose_configuration(
+        costs,
+        size,
+        draft_size,
+        methods=methods,
+        target_kernels=target_kernels,
+        draft_kernels=draft_kernels,
+        # The target's speed alone does not depend on a draft.
+        paces=ReplySpeeds([str(target)]).paces() | speeds.paces(),
+        acceptance_rate=rate,
     )
-    return choice.arrangement.target
+    return _CPUChoice(choice, costs, size, draft_size, speeds, rate)
 
 
-def _with_draft_tokens(method: str | Mapping[str, Any], arrangement: Arrangement | None) -> str | Mapping[str, Any]:
-    if method == "draft_model" and arrangement is not None and arrangement.draft_tokens:
-        return {"method": "draft_model", "num_speculative_tokens": arrangement.draft_tokens}
-    return method
+def default_weights(folder: Path, platform: Platform | None = None) -> Weights:
+    """A model's weights in the precision that is the fastest here for the model alone."""
+    platform = platform or Platform.detect()
+    return weights_in(folder, _fastest_alone(EngineRequest(), platform, folder), platform)
 
 
-def _by_load(arrangement: Arrangement, target: Path, draft: Path, right: float, progress: Progress) -> dict[str, Any]:
-    shapes = ModelShape.of(target), ModelShape.of(draft)
-    if shapes[0] is None or shapes[1] is None:
+def _fastest_alone(request: EngineRequest, platform: Platform, draft: Path) -> Kernel | None:
+    """The fastest precision on a CPU of a draft whose target is elsewhere, or has another tokenizer."""
+    if not platform.on_cpu:
+        return None
+    kernels = _kernels(request.draft_precision, request.draft_arguments, draft, platform)
+    size, costs = ModelSize.of(draft), KernelCosts(with_int8=platform.int8)
+    if not kernels or size is None:
+        return None
+    return min(kernels, key=lambda kernel: costs.seconds(size, kernel, 1))
+
+
+def _speculation(
+    given: str | Mapping[str, Any], draft: Weights | None, platform: Platform, chosen: _CPUChoice | None
+) -> dict[str, Any]:
+    """Engine arguments of a target that speculates on tokens."""
+    method: str | Mapping[str, Any] = given
+    configuration = chosen.choice.configuration if chosen is not None and isinstance(given, str) else None
+    if given == "draft_model" and configuration is not None:
+        method = {"method": given, "num_speculative_tokens": configuration.draft_tokens}
+    config = speculative_config(method, draft.folder if draft is not None else None, on_cpu=platform.on_cpu)
+    if config is None:
         return {}
-    times = kernel_times(progress).on(available_cores())
-    schedule = draft_tokens_by_load(shapes[0], shapes[1], arrangement, times, acceptance_rate=right)
-    return {"num_speculative_tokens_per_batch_size": schedule} if len(schedule) > 1 else {}
+    if draft is not None and config.get("model") == str(draft.folder) and "quantization" in draft.arguments:
+        config["quantization"] = draft.arguments["quantization"]
+    arguments: dict[str, Any] = {"speculative_config": config}
+    if chosen is None or configuration is None:
+        return arguments
+    if configuration.method == "draft_model" and chosen.draft is not None:
+        ranges = draft_tokens_by_batch_size(
+            chosen.costs, chosen.target, chosen.draft, configuration, chosen.acceptance_rate
+        )
+        if len(ranges) > 1:
+            config["num_speculative_tokens_per_batch_size"] = ranges
+    elif configuration.method == "shared_draft":
+        arguments["additional_config"] = {COSTS: chosen.costs.by_size(chosen.target, configuration.target)}
+    return arguments
 
 
-def _pass_costs(arrangement: Arrangement, target: Path, progress: Progress) -> dict[int, float] | None:
-    shape = ModelShape.of(target)
-    share, _ = share_cores(available_cores(), with_draft=True)
-    times = kernel_times(progress).on(share)
-    return pass_costs(shape, arrangement.target, times) if shape is not None else None
+def _model_of(arguments: Mapping[str, Any]) -> str | None:
+    """The model that drafts tokens in the target's engine."""
+    return (arguments.get("speculative_config") or {}).get("model")
 
 
-def judge_arguments(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Arguments of the engine of a judge of its own: its precision is as its makers have it, where that is not slow."""
-    if not runs_on_cpu() or "dtype" in given or is_quantized(folder):
-        return {}
-    times = kernel_times(LogProgress()).on(available_cores())
-    # A judge reads much and writes one token.
-    longest = max(times["bf16"])
-    return {"dtype": _ARGUMENT["bf16" if times["bf16"][longest] <= times["fp32"][longest] else "fp32"]}
+def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform | None = None) -> Weights:
+    """A judge's weights: in its makers' precision, but where that is slow on this CPU."""
+    platform = platform or Platform.detect()
+    if not platform.on_cpu or "dtype" in given or is_quantized(folder):
+        return Weights(folder, "bf16", {})
+    return Weights(folder, "bf16", {"dtype": _DTYPE[KernelCosts(with_int8=platform.int8).fastest_float]})

@@ -10,6 +10,7 @@ from lookahead_agent.certificates.certificate import Certificate, Found, find_ce
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.token_speculation import pauses
+from lookahead_agent.hardware.reply_speeds import CPUTime
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.verifiers import (
@@ -67,6 +68,8 @@ class EngineSet:
         judge: Judges step pairs; None: the target does.
         engine_setup: How the engines were chosen; None: by the caller.
         names: The models' names by role, for certificates.
+        cpu_time: Reads the CPU time that programs have used.
+        burst_wait: Seconds for which a reply waits for others that come with it, where the draft pauses under load.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class EngineSet:
         *,
         engine_setup: EngineSetup | None = None,
         names: Mapping[str, str] | None = None,
+        cpu_time: Callable[[], CPUTime] = CPUTime.now,
+        burst_wait: float = 0.02,
     ) -> None:
         self.target = target
         self.draft = draft
@@ -86,6 +91,7 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.engine_setup = engine_setup
         self.names = dict(names or {})
+        self.cpu_time, self.burst_wait = cpu_time, burst_wait
         self._certificates: dict[tuple[float, str], Found] = {}
         self._given_up: set[Certificate] = set()
         self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._give_up)

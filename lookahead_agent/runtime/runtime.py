@@ -23,7 +23,7 @@ from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.shared import POOL
+from lookahead_agent.engines.shared import POOL, EnginePool
 from lookahead_agent.engines.token_speculation import speculates_by_draft_model
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_engine import (
@@ -31,7 +31,6 @@ from lookahead_agent.engines.vllm_engine import (
     VLLMConfig,
     as_arguments,
     require_vllm,
-    runs_on_cpu,
     trained_context,
 )
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError, ModelError
@@ -40,9 +39,16 @@ from lookahead_agent.models import ResolvedSet, configured, fetch, fetch_tokeniz
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, judge_arguments, select_engines
+from lookahead_agent.runtime.engine_selection import (
+    EngineRequest,
+    EngineSetup,
+    Platform,
+    Weights,
+    judge_weights,
+    select_engines,
+)
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge, SentenceEmbedder
+from lookahead_agent.verifiers import Embedder, EngineJudge, RemoteEmbedder, RemoteJudge, SentenceEmbedder
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +119,27 @@ class _Closable(Protocol):
     async def aclose(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Loaders:
+    """The sources of models and engines; tests give others.
+
+    Attributes:
+        fetch: Brings a model onto this machine.
+        select: Decides which engines to start.
+        write: Converts a model's weights where they need it.
+        pool: Starts engines, and shares those of one configuration.
+        load_embedder: Loads an embedding model.
+        platform: What the engines run on; None: this machine.
+    """
+
+    fetch: Callable[[ModelFacts, Progress], Path] = fetch
+    select: Callable[[EngineRequest, Path | None, Path | None, Platform], EngineSetup] = select_engines
+    write: Callable[[Weights, Progress], Path] = Weights.write
+    pool: EnginePool = POOL
+    load_embedder: Callable[[Path], Embedder] = SentenceEmbedder
+    platform: Platform | None = None
+
+
 _RUNTIMES: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _OF_PARENTS: list[object] = []
 
@@ -128,17 +155,27 @@ class Runtime:
             with an engine of its own. If none does, what is fastest is started; should a call then command steps all
             the same, the engines are started anew.
         progress: Told about downloads and starts.
+        loaders: Sources of models and engines.
     """
 
     _registry: ClassVar[weakref.WeakValueDictionary[tuple[str, bool], Runtime]] = weakref.WeakValueDictionary()
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, spec: RuntimeSpec, *, expects_draft: bool, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        spec: RuntimeSpec,
+        *,
+        expects_draft: bool,
+        progress: Progress | None = None,
+        loaders: Loaders = Loaders(),
+    ) -> None:
         if spec.runs_here("target") or (expects_draft and spec.runs_here("draft")):
             require_vllm()
         self._spec = spec
         self._with_draft = expects_draft and spec.has_draft
-        self._engine_setup = EngineSetup(None, None)
+        self._loaders = loaders
+        self._platform = loaders.platform or Platform.detect()
+        self._engine_setup = EngineSetup()
         self.progress = progress or LogProgress()
         self._engines: EngineSet | None = None
         self._embedder_problem: str | None = None
@@ -159,7 +196,7 @@ class Runtime:
         self._connections: list[_Closable] = []
         _RUNTIMES.add(self)
         # The finalizers must not keep the runtime alive, so they get the lists and not a method.
-        weakref.finalize(self, _release, self._held)
+        weakref.finalize(self, _release, loaders.pool, self._held)
         # At exit nobody runs coroutines any more, and connections end by themselves.
         weakref.finalize(self, _disconnect, self._connections).atexit = False
 
@@ -220,7 +257,7 @@ class Runtime:
         given = self._spec.target_arguments.get("max_model_len")
         if isinstance(given, int) and given > 0:
             return given
-        models, on_cpu = self._spec.models, self._spec.runs_here("target") and runs_on_cpu()
+        models, on_cpu = self._spec.models, self._spec.runs_here("target") and self._platform.on_cpu
         if models.catalogued is not None:
             trained = models.catalogued.context_length
         elif (folder := configured(models.target)) is not None:
@@ -269,12 +306,12 @@ class Runtime:
 
     def _lacks_draft(self, policy: VerifierPolicy) -> bool:
         """Whether a policy commands what the engines that are running were not started for."""
-        return policy.forces_speculation and not self._with_draft and self._engine_setup.draft is None
+        return policy.forces_speculation and not self._with_draft and not self._engine_setup.draft_engine
 
     async def _start(self, policy: VerifierPolicy) -> None:
         if not self._must_start(policy):
             return  # another call started them while this one waited
-        spec, models = self._spec, self._spec.models
+        spec = self._spec
         if policy.forces_speculation and not spec.has_draft:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
@@ -286,30 +323,25 @@ class Runtime:
         for task in self._restarting.values():
             task.cancel()
         self._restarts.clear()
-        await in_daemon_thread(lambda: _release(self._held))
+        await in_daemon_thread(lambda: _release(self._loaders.pool, self._held))
         _disconnect(self._connections)
-        problem, target_folder, draft_folder = None, None, None
-        if spec.runs_here("target"):
-            target_folder = await self._fetch(models.target)
-        if models.draft is not None and spec.runs_here("draft") and self._may_use_draft():
-            try:
-                draft_folder = await self._fetch(models.draft)
-            except LookaheadError as error:  # never worse than the target alone
-                problem = str(error)
+        target_folder, (draft_folder, problem) = await asyncio.gather(self._fetch_target(), self._fetch_draft())
+        engine_setup = await self._select_engines(target_folder, draft_folder)
         try:
-            engine_setup = await self._select_engines(target_folder, draft_folder)
-        except ModelError as error:  # weights of one of them could not be written
+            await self._write_weights(engine_setup)
+        except ModelError as error:
             if draft_folder is None:
                 raise
             problem = str(error)
             engine_setup = await self._select_engines(target_folder, None)
+            await self._write_weights(engine_setup)
         self._engine_setup = engine_setup
         # Each loads on cores of its own, and takes as long as the other; waited for both, so that none is left behind.
         target, draft = await asyncio.gather(
             self._start_target(engine_setup), self._start_draft(engine_setup), return_exceptions=True
         )
         if isinstance(target, BaseException) or isinstance(draft, BaseException):
-            await in_daemon_thread(lambda: _release(self._held))
+            await in_daemon_thread(lambda: _release(self._loaders.pool, self._held))
             raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
         engines = EngineSet(target, engine_setup=engine_setup, names=spec.names)
         engines.draft, late_problem = draft
@@ -321,6 +353,27 @@ class Runtime:
             logger.warning("running without the draft model: %s", problem)
             engines.problems["draft"] = problem
         self._engines = engines
+
+    async def _fetch_target(self) -> Path | None:
+        return await self._fetch(self._spec.models.target) if self._spec.runs_here("target") else None
+
+    async def _fetch_draft(self) -> tuple[Path | None, str | None]:
+        """The draft's folder, or why it could not be fetched: the target works without it."""
+        draft = self._spec.models.draft
+        if draft is None or not self._spec.runs_here("draft") or not self._may_use_draft():
+            return None, None
+        try:
+            return await self._fetch(draft), None
+        except LookaheadError as error:
+            return None, str(error)
+
+    async def _write_weights(self, engine_setup: EngineSetup) -> None:
+        """Convert weights that are not in the precision of their engines yet, both models' at the same time."""
+
+        async def write(weights: Weights) -> Path:
+            return await in_daemon_thread(lambda: self._loaders.write(weights, self.progress))
+
+        await asyncio.gather(*(write(each) for each in (engine_setup.target, engine_setup.draft) if each is not None))
 
     def _may_use_draft(self) -> bool:
         """Whether the draft may be of use: for steps, or to guess tokens."""
@@ -342,7 +395,7 @@ class Runtime:
             draft_engine=(self._with_draft or not spec.runs_here("target")) and draft is not None,
         )
         # The model's own arguments go before what is chosen here, so that nothing is decided that cannot be.
-        return await in_daemon_thread(lambda: select_engines(wanted, target, draft, self.progress))
+        return await in_daemon_thread(lambda: self._loaders.select(wanted, target, draft, self._platform))
 
     async def _remote_engine(self, role: str) -> OpenAIEngine:
         """An engine over this role's servers, not connected yet."""
@@ -430,31 +483,32 @@ class Runtime:
     async def _start_draft(self, engine_setup: EngineSetup) -> tuple[Engine | None, str | None]:
         """The draft, and if it could not be started, why: the target works without it."""
         draft = self._spec.models.draft
-        if engine_setup.draft is None or draft is None:
+        if engine_setup.draft is None or not engine_setup.draft_engine or draft is None:
             return None, None
         try:
-            return await self._acquire("draft", draft.hub_id, engine_setup.draft, engine_setup.draft_arguments), None
+            return await self._acquire("draft", draft.hub_id, engine_setup.draft), None
         except ConfigurationError:
             raise
         except LookaheadError as error:
             return None, str(error)
 
     async def _fetch(self, facts: ModelFacts) -> Path:
-        return await in_daemon_thread(lambda: fetch(facts, self.progress))
+        return await in_daemon_thread(lambda: self._loaders.fetch(facts, self.progress))
 
     async def _acquire(
-        self, role: str, name: str, folder: Path, more_arguments: Mapping[str, Any] | None = None
+        self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
     ) -> Engine:
-        config, closings = self._config(role, folder, more_arguments or {}), self._closings
+        config = self._config(role, weights.folder, {**weights.arguments, **(more_arguments or {})})
+        closings, pool = self._closings, self._loaders.pool
 
         def start() -> Engine:
             with self.progress.task(f"Loading {role} model {name}"):
-                engine = POOL.acquire(config)
+                engine = pool.acquire(config)
                 with self._holding:
                     if self._closings == closings:
                         self._held.append(config)  # here, for a call that was cancelled meanwhile holds it all the same
                         return engine
-                POOL.release(config)
+                pool.release(config)
                 raise EngineError("the engines were closed while they started")
 
         return await in_daemon_thread(start)
@@ -466,8 +520,8 @@ class Runtime:
         if "additional_config" in more_arguments and "additional_config" in given:
             arguments["additional_config"] = {**more_arguments["additional_config"], **given["additional_config"]}
         cores = None
-        both = self._engine_setup.draft is not None and spec.runs_here("target", "draft")
-        if runs_on_cpu():
+        both = self._engine_setup.draft_engine and spec.runs_here("target", "draft")
+        if self._platform.on_cpu:
             chosen = spec.cores
             if chosen is None:
                 target, draft = share_cores(available_cores(), with_draft=both)
@@ -495,8 +549,9 @@ class Runtime:
         elif models.judge is not None and models.judge != models.target:
             try:
                 folder = await self._fetch(models.judge)
-                arguments = await in_daemon_thread(lambda: judge_arguments(self._spec.judge_arguments, folder))
-                engines.judge = EngineJudge(await self._acquire("judge", models.judge.hub_id, folder, arguments))
+                weights = judge_weights(folder, self._spec.judge_arguments, self._platform)
+                await in_daemon_thread(lambda: self._loaders.write(weights, self.progress))
+                engines.judge = EngineJudge(await self._acquire("judge", models.judge.hub_id, weights))
             except ConfigurationError:
                 raise
             except LookaheadError as error:
@@ -518,9 +573,9 @@ class Runtime:
         try:
             folder = await self._fetch(facts)
 
-            def load() -> SentenceEmbedder:
+            def load() -> Embedder:
                 with self.progress.task(f"Loading embedding model {facts.hub_id}"):
-                    return SentenceEmbedder(folder)
+                    return self._loaders.load_embedder(folder)
 
             engines.embedder = await in_daemon_thread(load)
         except Exception as error:  # of whatever library reads it: no request fails for it
@@ -541,7 +596,7 @@ class Runtime:
         """Shut down the engines that nobody else uses; a later call starts them again."""
         with self._holding:
             self._closings += 1
-        _release(self._held)
+        _release(self._loaders.pool, self._held)
         _disconnect(self._connections)
         self._engines = None
 
@@ -567,9 +622,9 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-def _release(held: list[VLLMConfig]) -> None:
+def _release(pool: EnginePool, held: list[VLLMConfig]) -> None:
     while held:
-        POOL.release(held.pop())
+        pool.release(held.pop())
 
 
 def _disconnect(connections: list[_Closable]) -> None:

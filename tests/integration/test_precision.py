@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import shutil
 import statistics
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -22,10 +21,10 @@ from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.hardware.choice import Precision
-from lookahead_agent.models.cache import cache_dir
-from lookahead_agent.models.quantize import quantized
+from lookahead_agent.hardware.kernels import multiplies_int8
+from lookahead_agent.models.conversion import converted
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.runtime.engine_selection import as_precision, multiplies_int8
+from lookahead_agent.runtime.engine_selection import Platform, weights_in
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 
@@ -35,10 +34,8 @@ ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty one, but for what was measured of the machine."""
+    """An empty one."""
     folder = tmp_path_factory.mktemp("cache")
-    if (cache_dir() / "hardware").is_dir():
-        shutil.copytree(cache_dir() / "hardware", folder / "hardware")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKAHEAD_AGENT_CACHE", str(folder))
         yield folder
@@ -54,27 +51,27 @@ def logprobs_in(folder: Path, **arguments: Any) -> list[float]:
 @pytest.fixture(scope="module")
 def in_int8(cache: Path, tiny_pair: tuple[Path, Path]) -> list[float]:
     """Those of the target in int8."""
-    folder, arguments = as_precision(tiny_pair[0], "int8", LogProgress())
-    assert folder is not None
+    weights = weights_in(tiny_pair[0], "int8", Platform.detect())
+    folder, arguments = weights.write(LogProgress()), weights.arguments
     assert "quantization" in arguments
     return logprobs_in(folder, **arguments)
 
 
 def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
-    folder = quantized(tiny_pair[0], LogProgress())
+    folder = converted(tiny_pair[0], "int8", LogProgress())
     written = (folder / "model.safetensors").stat().st_mtime_ns
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert config["quant_method"] == "compressed-tensors"
     assert config["config_groups"]["group_0"]["weights"]["num_bits"] == 8
     assert "lm_head" in config["ignore"]
-    assert quantized(tiny_pair[0], LogProgress()) == folder
+    assert converted(tiny_pair[0], "int8", LogProgress()) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert quantized(folder, LogProgress()) == folder, "what is quantized is left as it is"
+    assert converted(folder, "int8", LogProgress()) == folder, "what is quantized is left as it is"
     broken = cache / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{}")
     with pytest.raises(ConversionError, match="writing broken as int8 failed"):
-        quantized(broken, LogProgress())
+        converted(broken, "int8", LogProgress())
     assert not list(cache.glob("models/broken*unfinished*"))
 
 
@@ -248,8 +245,8 @@ def test_exact_is_the_targets_reply_in_int8(cache: Path, tiny_pair: tuple[Path, 
 
 def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pair: tuple[Path, Path]) -> None:
     """With wrong weights, or a wrong output layer, nothing is alike."""
-    folder, arguments = as_precision(tiny_pair[0], "bf16", LogProgress())
-    assert folder is not None
+    weights = weights_in(tiny_pair[0], "bf16", Platform.detect())
+    folder, arguments = weights.write(LogProgress()), weights.arguments
     assert "quantization" not in arguments
     exact = logprobs_in(folder, **arguments)
     apart = statistics.mean(abs(one - other) for one, other in zip(exact, in_int8, strict=True))
@@ -275,8 +272,8 @@ def test_a_compiled_engine_multiplies_by_our_kernels_too(
     in_int8: list[float], cache: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(cache / "vllm"))
-    folder, arguments = as_precision(tiny_pair[0], "int8", LogProgress())
-    assert folder is not None
+    weights = weights_in(tiny_pair[0], "int8", Platform.detect())
+    folder, arguments = weights.write(LogProgress()), weights.arguments
     compiled = logprobs_in(folder, **arguments, enforce_eager=False)
     assert any((cache / "vllm").rglob("torch_aot_compile/*"))
     apart = statistics.mean(abs(one - other) for one, other in zip(in_int8, compiled, strict=True))

@@ -11,6 +11,8 @@ import pytest
 from lookahead_agent import ChatLookahead
 from lookahead_agent.models import fetch
 from lookahead_agent.models.catalogue import SMOLLM2_135M
+from lookahead_agent.models.conversion import converted
+from lookahead_agent.progress import LogProgress
 from tests.integration.servers import TINY, free_port, kill, vllm_server
 from tests.integration.test_real_pair import NEAR_TIE, PROBLEMS
 from tests.ties import first_difference, gap_in_nats
@@ -62,7 +64,7 @@ class JudgeServer:
 def server() -> Iterator[JudgeServer]:
     port = free_port()
     arguments = ["--served-model-name", "smol", "--max-model-len", "2048", *TINY[:4], "--enforce-eager"]
-    with vllm_server(fetch(SMOLLM2_135M), port, *arguments) as process:
+    with vllm_server(converted(fetch(SMOLLM2_135M), "bf16", LogProgress()), port, *arguments) as process:
         yield JudgeServer(process, f"http://127.0.0.1:{port}/v1")
 
 

@@ -1,4 +1,4 @@
-"""`lookahead-agent hardware` shows what was measured and what follows from it."""
+"""`lookahead-agent hardware` shows the processor and the configuration of a pair."""
 
 from __future__ import annotations
 
@@ -7,55 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.cli import hardware as hardware_command
-from lookahead_agent.hardware.kernels import KernelTimes
-from lookahead_agent.runtime import engine_selection
-from lookahead_agent.runtime.engine_selection import EngineSetup
+from lookahead_agent.hardware.inventory import processor
 from tests.unit.test_cli import run
-from tests.unit.test_hardware_choice import PLAIN, PLAIN_ONE_CORE
-
-TIMES = KernelTimes(seconds={2: PLAIN, 1: PLAIN_ONE_CORE}, processor="a processor", versions={})  # type: ignore[dict-item]
+from tests.unit.test_engine_selection import LARGE, SMALL, model
 
 
-@pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    anew: list[bool] = []
-
-    def times(_: object, *, again: bool = False) -> KernelTimes:
-        anew.append(again)
-        return TIMES
-
-    def select_engines(wanted: engine_selection.EngineRequest, *_: object) -> EngineSetup:
-        speculation_method = "shared_draft" if wanted.draft_engine else "none"
-        return EngineSetup(
-            None,
-            None,
-            speculation_method=speculation_method,
-            precision={"target": "fp32"},
-            reason=f"{speculation_method}: 48 s",
-        )
-
-    monkeypatch.setattr(hardware_command, "kernel_times", times)
-    monkeypatch.setattr(hardware_command, "runs_on_cpu", lambda: True)
-    monkeypatch.setattr(hardware_command, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(hardware_command, "select_engines", select_engines)
-    return anew
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
+    target, draft = model(tmp_path / "target", LARGE), model(tmp_path / "draft", SMALL)
+    return ["--model", str(target), "--draft", str(draft)]
 
 
-def test_a_table_and_what_is_chosen(
-    measured: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_processor_and_the_choice(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("hardware", "--again", monkeypatch=monkeypatch) == 0
+    assert run("hardware", *pair, monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
-    assert "fp32" in said
-    assert "12857" in said, "microseconds of bf16 with 128 tokens"
-    assert "a processor" in said
-    assert "none: 48 s" in said
-    assert measured == [True]
+    assert processor() in said
+    assert "a reply of 200 tokens" in said
 
 
-def test_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("hardware", "--steps", "--json", monkeypatch=monkeypatch) == 0
+def test_as_json(pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("hardware", *pair, "--steps", "--json", monkeypatch=monkeypatch) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["speculation_method"] == "shared_draft"
-    assert found["kernels"]["seconds"]["1"]["fp32"]["1"] == pytest.approx(289e-6)
+    assert found["precision"]["target"] in ("int8", "int8-weights")

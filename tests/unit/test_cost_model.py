@@ -23,7 +23,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.runtime.engine_selection import EngineSetup
+from lookahead_agent.runtime.engine_selection import EngineSetup, Weights
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.theory.formulas import shared_draft_speedup
 from tests.unit.chat import reply_script, scripted_engines
@@ -261,17 +261,17 @@ def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
 ) -> None:
     taken: list[str | None] = []
 
-    def taking(folder: Path, kernel: str | None, progress: Any) -> tuple[Path, dict[str, Any]]:
+    def taking(folder: Path, kernel: str | None, _: object) -> Weights:
         taken.append(kernel)
-        return folder, {}
+        return Weights(folder, None, {})
 
-    chosen = EngineSetup(None, None, precision={"target": "int8", "draft": "bf16"})
+    chosen = EngineSetup(precision={"target": "int8", "draft": "bf16"})
     for name, stand_in in {
         "require_vllm": lambda: None,
         "fetch": lambda facts, _: Path(facts.name),
         "fetch_tokenizer": lambda facts, _: Path(facts.name),
         "select_engines": lambda *_: chosen,
-        "as_precision": taking,
+        "weights_in": taking,
     }.items():
         monkeypatch.setattr(f"lookahead_agent.cost_model.pair.{name}", stand_in)
     pair = PairOfModels(

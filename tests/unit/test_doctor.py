@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from lookahead_agent.engines import memory as memory_module
 from lookahead_agent.engines.crash_report import CrashReport
 from lookahead_agent.engines.memory import kills_for_memory, memory
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.hardware import checkup as checkup_module
-from lookahead_agent.hardware.checkup import Finding, checkup
-from lookahead_agent.hardware.gpus import gpus
-from lookahead_agent.hardware.output import output_of
+from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
+from lookahead_agent.hardware.inventory import gpus, output_of
 from lookahead_agent.models import choose_models
 from tests.unit.weights import weights
 
@@ -28,79 +25,75 @@ TARGET, DRAFT = "Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Ins
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """A machine that has all, but for what is said."""
+def machine(tmp_path: Path) -> Callable[..., Machine]:
+    """A machine that has everything, but for what is given."""
 
-    def make(
-        *, models: bool = True, free: float = 20, total: float = 24, cards: tuple[str, ...] = (), vllm: bool = True
-    ) -> None:
+    def make(*, models: bool = True, free: float = 20, total: float = 24, **given: Any) -> Machine:
         folder = tmp_path / "model"
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_bytes(weights(1000))
         (folder / "config.json").write_text("{}")
-        monkeypatch.setattr(checkup_module, "locate", lambda _: folder if models else None)
-        monkeypatch.setattr(checkup_module, "memory", lambda: (int(total * 2**30), int(free * 2**30)))
-        monkeypatch.setattr(checkup_module, "gpus", lambda: list(cards))
-        monkeypatch.setattr(checkup_module, "runs_on_cpu", lambda: True)
-        monkeypatch.setattr(checkup_module, "find_spec", lambda name: object() if vllm else None)
-        monkeypatch.setattr(checkup_module, "version_of", lambda _: "1.0")
-        monkeypatch.setattr(checkup_module, "choose", lambda _: "landlock")
+        everything: dict[str, Any] = {
+            "locate": lambda _: folder if models else None,
+            "memory": lambda: (int(total * 2**30), int(free * 2**30)),
+            "gpus": list,
+            "runs_on_cpu": lambda: True,
+            "has_vllm": lambda: True,
+            "version_of": lambda _: "1.0",
+            "sandbox": lambda: "landlock",
+        }
+        return Machine(**(everything | given))
 
-    make()
     return make
 
 
-def found(what: str) -> Finding:
-    return next(finding for finding in checkup(PAIR) if finding.what == what)
+def found(name: str, machine: Machine) -> Check:
+    return next(check for check in diagnose(PAIR, machine) if check.name == name)
 
 
-def test_a_machine_that_has_all(machine: Callable[..., None]) -> None:
-    findings = checkup(PAIR)
-    assert {finding.state for finding in findings if finding.what != "GPU"} == {"there"}
-    assert found("Isolation").found.endswith("landlock")
-    assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
+def test_a_machine_that_has_everything(machine: Callable[..., Machine]) -> None:
+    checks = diagnose(PAIR, machine())
+    assert {check.state for check in checks if check.name != "GPU"} == {"ok"}
+    assert found("Sandbox", machine()).found.endswith("landlock")
+    assert CliRunner().invoke(app, ["doctor"], obj=machine()).exit_code == 0
 
 
-def test_each_thing_that_is_missing_has_a_command(machine: Callable[..., None], monkeypatch: Any) -> None:
-    machine(models=False)
-    assert found(TARGET).mend == f"lookahead-agent models fetch {TARGET}"
-    assert found(DRAFT).state == "missing"
-    assert "9 needed" in found("Disk").found
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
-    assert (found("Disk").state, found("Disk").mend[:30]) == ("missing", "export LOOKAHEAD_AGENT_CACHE=/")  # type: ignore[index]
-    machine(vllm=False)
-    assert found("vLLM").mend == "pip install 'lookahead-agent[cpu]'"
-    machine(cards=("NVIDIA H100, 80 GiB",))
-    assert found("GPU").found == "NVIDIA H100, 80 GiB"
-    assert "[gpu]" in str(found("vLLM for GPUs").mend)
-    monkeypatch.setattr(checkup_module, "version_of", lambda name: None if name == "lxml" else "1.0")
-    assert "lxml not installed" in found("[tools]").found
-    assert found("[tools]").mend == "pip install 'lookahead-agent[tools]'"
-    assert found("[server]").state == "there"
+def test_everything_that_is_missing_has_a_command(machine: Callable[..., Machine]) -> None:
+    without = machine(models=False)
+    assert found(TARGET, without).fix == f"lookahead-agent models fetch {TARGET}"
+    assert found(DRAFT, without).state == "missing"
+    assert "6 needed" in found("Disk", without).found
+    disk = found("Disk", machine(models=False, free_disk=lambda _: 10**9))
+    assert (disk.state, str(disk.fix)[:30]) == ("missing", "export LOOKAHEAD_AGENT_CACHE=/")
+    assert found("vLLM", machine(has_vllm=lambda: False)).fix == "pip install 'lookahead-agent[cpu]'"
+    with_gpu = machine(gpus=lambda: ["NVIDIA H100, 80 GiB"])
+    assert found("GPU", with_gpu).found == "NVIDIA H100, 80 GiB"
+    assert "[gpu]" in str(found("vLLM for GPUs", with_gpu).fix)
+    without_lxml = machine(version_of=lambda name: None if name == "lxml" else "1.0")
+    assert "lxml not installed" in found("[tools]", without_lxml).found
+    assert found("[tools]", without_lxml).fix == "pip install 'lookahead-agent[tools]'"
+    assert found("[server]", without_lxml).state == "ok"
 
-    def none(_: str) -> str:
+    def none() -> str:
         raise IsolationError("nothing here can keep a program inside: install bubblewrap")
 
-    monkeypatch.setattr(checkup_module, "choose", none)
-    assert found("Isolation").mend == "apt-get install bubblewrap"
+    assert found("Sandbox", machine(sandbox=none)).fix == "apt-get install bubblewrap"
 
 
-def test_memory_that_is_taken_and_memory_that_is_not_there(machine: Callable[..., None]) -> None:
-    machine(free=1, total=24)
-    assert found("Memory").state == "optional"
-    machine(free=1, total=2)
-    assert found("Memory").state == "missing"
-    assert "1.0 of 2.0 GiB free, up to 5 needed" in found("Memory").found
+def test_memory_that_is_taken_and_memory_that_is_not_there(machine: Callable[..., Machine]) -> None:
+    assert found("Memory", machine(free=1, total=24)).state == "optional"
+    small = found("Memory", machine(free=1, total=2))
+    assert small.state == "missing"
+    assert "1.0 of 2.0 GiB free, up to 5 needed" in small.found
 
 
-def test_the_command_says_it_all(machine: Callable[..., None]) -> None:
-    machine(models=False)
-    done = CliRunner().invoke(app, ["doctor"])
+def test_the_command_prints_every_fix(machine: Callable[..., Machine]) -> None:
+    done = CliRunner().invoke(app, ["doctor"], obj=machine(models=False))
     assert done.exit_code == 1
     assert f"lookahead-agent models fetch {TARGET}" in done.stdout
     assert "[tools]" in done.stdout
-    as_json = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-    assert {"what", "state", "found", "mend"} == set(as_json[0])
+    as_json = json.loads(CliRunner().invoke(app, ["doctor", "--json"], obj=machine()).stdout)
+    assert {"name", "state", "found", "fix"} == set(as_json[0])
 
 
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is wanted of the engines, and what is started for it."""
+"""From a user's settings to the engines that are started."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu.cores import available_cores, share_cores
 from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.token_speculation import uses_shared_draft
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import Times
-from lookahead_agent.hardware.kernels import KernelTimes
-from lookahead_agent.progress import LogProgress
-from lookahead_agent.runtime import engine_selection
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, one_vocabulary, select_engines
+from lookahead_agent.models.cache import GGUF
+from lookahead_agent.models.conversion import converted_folder
+from lookahead_agent.runtime.engine_selection import (
+    EngineRequest,
+    EngineSetup,
+    Platform,
+    Weights,
+    default_weights,
+    judge_weights,
+    same_vocabulary,
+    select_engines,
+)
 from tests.unit.fake_vllm import WORDS, tokenizer_in
-from tests.unit.test_hardware_choice import PLAIN, PLAIN_ONE_CORE, WITH_INT8, WITH_INT8_ONE_CORE
 
 LARGE = {"hidden_size": 1536, "num_hidden_layers": 28, "intermediate_size": 8960}
 SMALL = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864}
+PLAIN = Platform(on_cpu=True, int8=False, takes_proposers=True)
+WITH_INT8 = Platform(on_cpu=True, int8=True, takes_proposers=True)
+GPU = Platform(on_cpu=False, int8=True, takes_proposers=True)
 
 
 def model(folder: Path, config: dict[str, Any], words: list[str] = WORDS) -> Path:
@@ -36,71 +44,97 @@ def model(folder: Path, config: dict[str, Any], words: list[str] = WORDS) -> Pat
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(engine_selection, "runs_on_cpu", lambda: True)
-    monkeypatch.setattr(engine_selection, "vllm_takes_classes", lambda: True)
-    monkeypatch.setattr(engine_selection, "quantized", lambda folder, _: folder.with_name(f"{folder.name}-int8"))
-    monkeypatch.setattr(engine_selection, "processor", lambda: "a processor avx2")
-    machine(monkeypatch, PLAIN, PLAIN_ONE_CORE)
     return model(tmp_path / "target", LARGE), model(tmp_path / "draft", SMALL)
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, every: Times, one: Times) -> None:
-    cores = available_cores()
-    shares = {len(share): one for share in share_cores(cores, with_draft=True)} | {len(cores): every}
-    times = KernelTimes(seconds={count: dict(found) for count, found in shares.items()}, processor="x", versions={})  # type: ignore[misc]
-    monkeypatch.setattr(engine_selection, "kernel_times", lambda _: times)
+def setup(pair: tuple[Path, Path], platform: Platform = PLAIN, **asked: Any) -> EngineSetup:
+    return select_engines(EngineRequest(**asked), *pair, platform)
 
 
-def engine_setup(pair: tuple[Path, Path], **wanted: Any) -> EngineSetup:
-    return select_engines(EngineRequest(**wanted), *pair, LogProgress())
+def folder_of(weights: Weights | None) -> Path:
+    assert weights is not None
+    return weights.folder
 
 
-def test_by_itself_it_takes_what_is_fastest_and_says_why(pair: tuple[Path, Path]) -> None:
-    found = engine_setup(pair)
-    assert found.precision["target"] == "fp32"
-    assert found.target_arguments["dtype"] == "float32"
-    assert "speculative_config" in found.target_arguments
-    assert found.arrangement is not None
-    assert found.arrangement.name in found.reason
-    assert found.observed is not None
-
-
-@pytest.mark.parametrize(
-    ("instructions", "precision"), [("avx2", "bf16"), ("avx2 avx512_vnni", "int8"), ("i8mm", "int8")]
-)
-def test_int8_is_taken_by_itself_where_the_processor_multiplies_it(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, instructions: str, precision: str
-) -> None:
-    machine(monkeypatch, WITH_INT8, WITH_INT8_ONE_CORE)
-    monkeypatch.setattr(engine_selection, "processor", lambda: f"a processor {instructions}")
-    found = engine_setup(pair)
-    assert found.precision["target"] == precision
-    assert found.target == (pair[0].with_name("target-int8") if precision == "int8" else pair[0])
-
-
-def test_int8_weights_are_written_where_they_are_wanted_and_the_processor_has_it(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(monkeypatch, WITH_INT8, WITH_INT8_ONE_CORE)
-    wanted = {"draft_engine": True, "precision": "int8", "draft_precision": "int8"}
-    monkeypatch.setattr(engine_selection, "processor", lambda: "a processor avx2")
-    with pytest.raises(ConfigurationError, match="choose the precision int8-weights"):
-        engine_setup(pair, **wanted)
-    monkeypatch.setattr(engine_selection, "processor", lambda: "a processor avx2 avx512_vnni")
-    found = engine_setup(pair, **wanted)
-    assert found.target == pair[0].with_name("target-int8")
-    assert found.draft == pair[1].with_name("draft-int8")
+def test_by_default_it_takes_the_fastest_and_says_why(pair: tuple[Path, Path]) -> None:
+    found = setup(pair, WITH_INT8)
     assert found.precision == {"target": "int8", "draft": "int8"}
-    assert found.target_arguments["dtype"] == "bfloat16"
-    assert found.target_arguments["quantization"] == found.draft_arguments["quantization"] == INT8
-    speculation_method = engine_setup(pair, precision="int8", draft_precision="int8", token_speculation="draft_model")
-    assert speculation_method.target_arguments["speculative_config"]["quantization"] == INT8
-    another = engine_setup(pair, precision="int8", token_speculation={"method": "draft_model", "model": "/somebody/s"})
+    assert found.speculation_method == "draft_model"
+    assert found.target is not None
+    assert found.target.arguments["dtype"] == "bfloat16"
+    assert found.target_arguments["speculative_config"]["num_speculative_tokens"] == found.draft_tokens == 2
+    by_batch_size = found.target_arguments["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert by_batch_size[0] == (1, 1, 2)
+    assert by_batch_size[-1][1:] == (32, 0)
+    assert found.configuration is not None
+    assert found.configuration.name in found.reason
+    assert found.speeds is not None
+    assert not found.draft_engine
+
+
+@pytest.mark.parametrize(("platform", "precision"), [(PLAIN, "int8-weights"), (WITH_INT8, "int8")])
+def test_int8_is_taken_by_default_where_the_processor_multiplies_it(
+    pair: tuple[Path, Path], platform: Platform, precision: str
+) -> None:
+    found = setup(pair, platform)
+    assert found.precision["target"] == precision
+    assert folder_of(found.target) == (converted_folder(pair[0], "int8") if precision == "int8" else pair[0])
+
+
+def test_measured_replies_change_the_choice_of_the_next_start(pair: tuple[Path, Path]) -> None:
+    first = setup(pair, WITH_INT8)
+    assert first.speeds is not None
+    assert first.configuration is not None
+    for _ in range(3):
+        first.speeds.add(first.configuration.name, 0.05, acceptance_rate=0.7)
+    again = setup(pair, WITH_INT8)
+    assert again.draft_tokens == 1, "fewer are accepted"
+    for _ in range(3):
+        first.speeds.add("none, target int8", 0.03)
+    assert setup(pair, WITH_INT8).speculation_method == "none"
+
+
+def test_int8_is_converted_where_it_is_asked_for_and_the_processor_has_it(pair: tuple[Path, Path]) -> None:
+    asked = {"draft_engine": True, "precision": "int8", "draft_precision": "int8"}
+    with pytest.raises(ConfigurationError, match="choose the precision int8-weights"):
+        setup(pair, **asked)
+    found = setup(pair, WITH_INT8, **asked)
+    assert folder_of(found.target) == converted_folder(pair[0], "int8") != pair[0]
+    assert folder_of(found.draft) == converted_folder(pair[1], "int8")
+    assert found.precision == {"target": "int8", "draft": "int8"}
+    assert found.target is not None
+    assert found.draft is not None
+    assert found.target.arguments["dtype"] == "bfloat16"
+    assert found.target.arguments["quantization"] == found.draft.arguments["quantization"] == INT8
+    method = setup(pair, WITH_INT8, precision="int8", draft_precision="int8", token_speculation="draft_model")
+    assert method.target_arguments["speculative_config"]["quantization"] == INT8
+    assert folder_of(method.draft) == Path(method.target_arguments["speculative_config"]["model"])
+    another = setup(
+        pair, WITH_INT8, precision="int8", token_speculation={"method": "draft_model", "model": "/somebody/s"}
+    )
     assert "quantization" not in another.target_arguments["speculative_config"], "not ours, not known"
+    assert another.draft is None, "no weights of it are needed"
+
+
+def test_gguf_weights_are_converted_to_the_precision_that_runs(pair: tuple[Path, Path]) -> None:
+    for folder in pair:
+        (folder / GGUF).write_bytes(b"GGUF")
+    int8 = setup(pair, WITH_INT8)
+    assert int8.target is not None
+    assert (int8.target.form, folder_of(int8.target)) == ("int8", converted_folder(pair[0], "int8"))
+    floats = setup(pair, WITH_INT8, precision="bf16")
+    assert folder_of(floats.target) == converted_folder(pair[0], "bf16") != pair[0]
+    assert folder_of(setup(pair, GPU).target) == converted_folder(pair[0], "bf16")
+    judge = judge_weights(pair[1], {}, WITH_INT8)
+    assert (judge.folder, judge.arguments["dtype"]) == (converted_folder(pair[1], "bf16"), "bfloat16")
+    assert judge_weights(pair[1], {}, PLAIN).arguments["dtype"] == "float32"
+    assert default_weights(pair[0], WITH_INT8).form == "int8"
+    assert default_weights(pair[0], PLAIN).form == default_weights(pair[0], GPU).form == "bf16"
 
 
 def test_steps_have_a_draft_engine_and_a_shared_draft(pair: tuple[Path, Path]) -> None:
-    found = engine_setup(pair, draft_engine=True)
+    found = setup(pair, draft_engine=True)
+    assert found.draft_engine
     assert found.draft is not None
     assert found.speculation_method == "shared_draft"
     assert uses_shared_draft(found.target_arguments["speculative_config"])
@@ -109,69 +143,76 @@ def test_steps_have_a_draft_engine_and_a_shared_draft(pair: tuple[Path, Path]) -
 
 
 @pytest.mark.parametrize(("method", "engine"), [("none", False), ("draft_model", False), ("shared_draft", True)])
-def test_a_method_that_is_given_is_taken(pair: tuple[Path, Path], method: str, engine: bool) -> None:
-    found = engine_setup(pair, token_speculation=method)
+def test_a_method_that_is_given_is_taken(pair: tuple[Path, Path], method: str, *, engine: bool) -> None:
+    found = setup(pair, token_speculation=method)
     assert found.speculation_method == method
-    assert (found.draft is not None) == engine
+    assert found.draft_engine == engine
     assert ("speculative_config" in found.target_arguments) == (method != "none")
+    assert (found.draft is None) == (method == "none"), "weights that nothing uses are not converted"
 
 
 def test_a_precision_that_is_given_is_taken(pair: tuple[Path, Path]) -> None:
-    found = engine_setup(pair, precision="bf16", draft_precision="int8-weights", token_speculation="shared_draft")
+    found = setup(pair, precision="bf16", draft_precision="int8-weights", token_speculation="shared_draft")
     assert found.precision == {"target": "bf16", "draft": "int8-weights"}
-    assert found.draft == pair[1]
-    assert found.draft_arguments["quantization"] == INT8_WEIGHTS
-    by_argument = engine_setup(pair, target_arguments={"dtype": "bfloat16"}, token_speculation="none")
+    assert folder_of(found.draft) == pair[1]
+    assert found.draft is not None
+    assert found.draft.arguments["quantization"] == INT8_WEIGHTS
+    by_argument = setup(pair, target_arguments={"dtype": "bfloat16"}, token_speculation="none")
     assert by_argument.precision["target"] == "bf16"
     with pytest.raises(ConfigurationError, match="disagree"):
-        engine_setup(pair, precision="bf16", target_arguments={"dtype": "float32"})
+        setup(pair, precision="bf16", target_arguments={"dtype": "float32"})
+    with pytest.raises(ConfigurationError, match="int8-weights is for CPUs"):
+        setup(pair, GPU, precision="int8-weights")
 
 
 def test_a_model_that_is_quantized_already_is_left_as_it_is(pair: tuple[Path, Path]) -> None:
     config = json.loads((pair[0] / "config.json").read_text())
     (pair[0] / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    found = engine_setup(pair, token_speculation="none")
-    assert found.target == pair[0]
-    assert "dtype" not in found.target_arguments
+    found = setup(pair, token_speculation="none")
+    assert folder_of(found.target) == pair[0]
+    assert found.target is not None
+    assert "dtype" not in found.target.arguments
 
 
-def test_tokens_of_another_vocabulary_cannot_be_guessed(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_draft_with_another_vocabulary_drafts_no_tokens(pair: tuple[Path, Path], tmp_path: Path) -> None:
     other = model(tmp_path / "other", SMALL, ["<eos>", "?", "x", "y"])
     for method in ("shared_draft", "draft_model"):
         with pytest.raises(ConfigurationError, match="another tokenizer"):
-            engine_setup((pair[0], other), token_speculation=method)
-    assert engine_setup((pair[0], other)).speculation_method == "none"
-    steps = engine_setup((pair[0], other), draft_engine=True)
-    assert steps.draft == other
+            setup((pair[0], other), token_speculation=method)
+    assert setup((pair[0], other)).speculation_method == "none"
+    steps = setup((pair[0], other), draft_engine=True)
+    assert folder_of(steps.draft) == other
     assert steps.speculation_method == "none"
-    assert steps.precision["draft"] == "fp32"
+    assert steps.precision["draft"] == "int8-weights"
 
 
-def test_without_a_draft_nothing_is_guessed(pair: tuple[Path, Path]) -> None:
-    found = select_engines(EngineRequest(), pair[0], None, LogProgress())
+def test_without_a_draft_there_are_no_draft_tokens(pair: tuple[Path, Path]) -> None:
+    found = select_engines(EngineRequest(), pair[0], None, PLAIN)
     assert found.speculation_method == "none"
     with pytest.raises(ConfigurationError, match="needs a draft model"):
-        select_engines(EngineRequest(token_speculation="shared_draft"), pair[0], None, LogProgress())
+        select_engines(EngineRequest(token_speculation="shared_draft"), pair[0], None, PLAIN)
 
 
-def test_on_a_gpu_the_folder_says_how_its_weights_are(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_selection, "runs_on_cpu", lambda: False)
-    found = engine_setup(pair, draft_engine=True)
+def test_on_a_gpu_the_folder_says_how_its_weights_are(pair: tuple[Path, Path]) -> None:
+    found = setup(pair, GPU, draft_engine=True)
     assert found.speculation_method == "shared_draft"
     assert found.precision == {}
-    assert "dtype" not in found.target_arguments
-    assert engine_setup(pair, precision="int8", token_speculation="none").target == pair[0].with_name("target-int8")
+    assert found.target is not None
+    assert "dtype" not in found.target.arguments
+    asked = setup(pair, GPU, precision="int8", token_speculation="none")
+    assert folder_of(asked.target) == converted_folder(pair[0], "int8")
 
 
 def test_a_draft_whose_target_is_elsewhere_has_its_own_precision(pair: tuple[Path, Path]) -> None:
-    found = select_engines(EngineRequest("none", draft_engine=True), None, pair[1], LogProgress())
+    found = select_engines(EngineRequest("none", draft_engine=True), None, pair[1], PLAIN)
     assert found.target is None
-    assert found.draft == pair[1]
-    assert found.draft_arguments["dtype"] == "float32"
+    assert folder_of(found.draft) == pair[1]
+    assert found.draft is not None
+    assert found.draft.arguments == {"quantization": INT8_WEIGHTS, "dtype": "float32"}
 
 
 def test_vocabularies_are_compared_by_their_files_and_read_only_where_these_differ(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     target, draft = pair
     read: list[Path] = []
@@ -180,10 +221,9 @@ def test_vocabularies_are_compared_by_their_files_and_read_only_where_these_diff
         read.append(folder)
         return HFTokenizer(folder)
 
-    monkeypatch.setattr(engine_selection, "HFTokenizer", tokenizer)
-    assert one_vocabulary(target, draft)
+    assert same_vocabulary(target, draft, tokenizer)
     assert not read
     (draft / "tokenizer_config.json").write_text('{"padding_side": "left"}')
-    assert one_vocabulary(target, draft), "other settings, but the same tokens"
+    assert same_vocabulary(target, draft, tokenizer), "other settings, but the same tokens"
     assert read == [target, draft]
-    assert not one_vocabulary(target, model(tmp_path / "other", SMALL, [*WORDS, "another"]))
+    assert not same_vocabulary(target, model(tmp_path / "other", SMALL, [*WORDS, "another"]))

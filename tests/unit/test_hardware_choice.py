@@ -1,4 +1,4 @@
-"""The arrangement of engines follows from what the machine's kernels take."""
+"""The configuration of a pair follows from a table by instruction set, and from the speed of measured replies."""
 
 from __future__ import annotations
 
@@ -8,184 +8,151 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent.decoding.accounting import ReplyReport
-from lookahead_agent.errors import ConfigurationError, EngineStartError
-from lookahead_agent.hardware import kernels as kernels_module
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     REPLY_TOKENS,
-    Arrangement,
     Choice,
+    Configuration,
     SpeculationMethod,
-    Times,
     acceptance_rate_of,
-    choose_arrangement,
-    draft_tokens_by_load,
-    pass_costs,
-    tokens_of_a_pass,
+    choose_configuration,
+    draft_tokens_by_batch_size,
+    tokens_per_pass,
 )
-from lookahead_agent.hardware.kernels import BATCHES, KernelTimes, kernel_times
-from lookahead_agent.hardware.observed import Observed
-from lookahead_agent.hardware.shape import ModelShape
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.hardware.kernels import KERNELS, Kernel, KernelCosts, ModelSize, multiplies_int8
 
-TARGET = ModelShape(layers=28, weights=1310.0, head=233.0)
-DRAFT = ModelShape(layers=24, weights=358.0, head=136.0)
-
-
-def times(bf16: list[float], fp32: list[float], int8: list[float], int8_weights: list[float] | None = None) -> Times:
-    """In microseconds of a million weights, by `BATCHES`."""
-    rows = {"bf16": bf16, "fp32": fp32, "int8": int8}
-    rows["int8-weights"] = int8_weights or [100 * one for one in fp32]
-    return {kernel: dict(zip(BATCHES, (1e-6 * one for one in row), strict=True)) for kernel, row in rows.items()}  # type: ignore[misc]
+TARGET = ModelSize(layers=28, weights=1543.0, head=233.0)
+DRAFT = ModelSize(layers=24, weights=494.0, head=136.0)
+WITH_INT8, WITHOUT_INT8 = KernelCosts(with_int8=True), KernelCosts(with_int8=False)
+METHODS: tuple[SpeculationMethod, ...] = ("none", "draft_model", "shared_draft")
 
 
-# Two machines of two cores each, as measured: one that has instructions for bf16 and int8, and one that has neither.
-WITH_INT8 = times([61, 68, 65, 73, 90, 300], [120, 122, 125, 140, 170, 1000], [33, 31, 40, 47, 58, 170])
-WITH_INT8_ONE_CORE = times([110, 112, 115, 130, 160, 580], [200, 205, 210, 240, 300, 1900], [44, 46, 49, 65, 90, 330])
-PLAIN = times([120, 208, 438, 873, 1728, 12857], [166, 179, 235, 275, 405, 2121], [1026, 1886, 2028, 1998, 2090, 2956])
-PLAIN_ONE_CORE = times(
-    [221, 410, 830, 1578, 3264, 24626], [289, 297, 364, 495, 692, 3948], [1731, 1743, 1806, 1869, 2022, 3230]
+def kernels(costs: KernelCosts) -> tuple[Kernel, ...]:
+    """Those that are not emulated."""
+    return tuple(kernel for kernel in KERNELS if kernel != ("int8-weights" if costs is WITH_INT8 else "int8"))
+
+
+def chosen(costs: KernelCosts, **more: object) -> Choice:
+    options = {"target_kernels": kernels(costs), "draft_kernels": kernels(costs), **more}
+    return choose_configuration(costs, TARGET, DRAFT, **options)  # type: ignore[arg-type]
+
+
+def test_int8_where_the_processor_has_it_and_integer_weights_where_it_has_nothing() -> None:
+    assert chosen(WITH_INT8).configuration == Configuration("draft_model", "int8", "int8", 2)
+    assert chosen(WITHOUT_INT8).configuration == Configuration("none", "int8-weights")
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"), [("avx2", False), ("avx2 avx512_vnni", True), ("amx_int8", True), ("i8mm", True), ("", False)]
 )
+def test_instructions_for_int8_are_read_from_the_cpu_flags(flags: str, *, found: bool) -> None:
+    assert multiplies_int8(f"a processor {flags}") is found
 
 
-def chosen(every: Times, one: Times, **more: object) -> Choice:
-    return choose_arrangement(TARGET, DRAFT, every_core=every, targets_share=one, drafts_share=one, **more)  # type: ignore[arg-type]
-
-
-def test_int8_where_the_processor_has_it_and_fp32_where_it_has_nothing() -> None:
-    assert chosen(WITH_INT8, WITH_INT8_ONE_CORE).arrangement.target == "int8"
-    assert chosen(WITH_INT8, WITH_INT8_ONE_CORE).arrangement.draft == "int8"
-    plain = chosen(PLAIN, PLAIN_ONE_CORE)
-    assert plain.arrangement.target == "fp32", "bf16 gains nothing from a batch there, and prompts take minutes"
-    assert plain.arrangement.speculation_method != "none"
-
-
-def test_the_reason_compares_the_ways() -> None:
-    reason = chosen(PLAIN, PLAIN_ONE_CORE).reason
-    assert "predicted" in reason
-    assert "none, target fp32" in reason
+def test_the_reason_compares_the_configurations() -> None:
+    reason = chosen(WITH_INT8).reason
+    assert "expected" in reason
+    assert "none, target int8" in reason
 
 
 def test_only_what_may_be_chosen_is() -> None:
-    ways: tuple[SpeculationMethod, ...] = ("none", "draft_model", "shared_draft")
-    for way in ways:
-        choice = chosen(PLAIN, PLAIN_ONE_CORE, speculation_method=(way,), target_precisions=("bf16",))
-        assert choice.arrangement.speculation_method == way
-        assert choice.arrangement.target == "bf16"
-    alone = choose_arrangement(TARGET, None, every_core=PLAIN, targets_share=PLAIN, drafts_share=PLAIN)
-    assert alone.arrangement == Arrangement("none", "fp32")
-    with pytest.raises(ConfigurationError, match="no way"):
-        choose_arrangement(
-            TARGET,
-            None,
-            every_core=PLAIN,
-            targets_share=PLAIN,
-            drafts_share=PLAIN,
-            speculation_method=("shared_draft",),
+    for method in METHODS:
+        choice = chosen(WITHOUT_INT8, methods=(method,), target_kernels=("bf16",))
+        assert choice.configuration.method == method
+        assert choice.configuration.target == "bf16"
+    alone = choose_configuration(WITHOUT_INT8, TARGET, None, target_kernels=("bf16", "fp32", "int8-weights"))
+    assert alone.configuration == Configuration("none", "int8-weights")
+    with pytest.raises(ConfigurationError, match="no configuration"):
+        choose_configuration(WITHOUT_INT8, TARGET, None, methods=("shared_draft",))
+
+
+def test_there_are_no_draft_tokens_where_a_draft_costs_as_much_as_its_target() -> None:
+    for costs in (WITH_INT8, WITHOUT_INT8):
+        twin = choose_configuration(
+            costs, TARGET, TARGET, target_kernels=kernels(costs), draft_kernels=kernels(costs), acceptance_rate=0.95
         )
+        assert twin.configuration.method == "none"
 
 
-def test_nothing_is_guessed_where_a_draft_costs_as_much_as_its_target() -> None:
-    twin = choose_arrangement(
-        TARGET, TARGET, every_core=PLAIN, targets_share=PLAIN_ONE_CORE, drafts_share=PLAIN_ONE_CORE
-    )
-    assert twin.arrangement.speculation_method == "none"
-
-
-def test_what_replies_took_goes_before_what_was_predicted() -> None:
-    first = chosen(PLAIN, PLAIN_ONE_CORE)
-    others = {candidate.arrangement.name: candidate.pace for candidate in first.candidates}
-    worse = {first.arrangement.name: 10 * others[first.arrangement.name]}
-    second = chosen(PLAIN, PLAIN_ONE_CORE, observed=others | worse)
-    assert second.arrangement != first.arrangement
+def test_measured_replies_go_before_the_table() -> None:
+    first = chosen(WITH_INT8)
+    others = {candidate.configuration.name: candidate.pace for candidate in first.candidates}
+    worse = {first.configuration.name: 10 * others[first.configuration.name]}
+    second = chosen(WITH_INT8, paces=others | worse)
+    assert second.configuration != first.configuration
     assert "measured" in second.reason
 
 
-@pytest.mark.parametrize(("share", "speculation_method"), [(0.9, "draft_model"), (0.5, "shared_draft")])
-def test_a_draft_on_cores_of_its_own_must_be_worth_them(share: float, speculation_method: str) -> None:
-    ways: tuple[SpeculationMethod, ...] = ("draft_model", "shared_draft")
-    known = chosen(WITH_INT8, WITH_INT8_ONE_CORE, speculation_method=ways)
-    names = {candidate.arrangement.speculation_method: candidate.arrangement.name for candidate in known.candidates}
-    paces = {names["draft_model"]: 0.05, names["shared_draft"]: share * 0.05}
-    found = chosen(WITH_INT8, WITH_INT8_ONE_CORE, speculation_method=ways, observed=paces)
-    assert found.arrangement.speculation_method == speculation_method
+@pytest.mark.parametrize(("share", "method"), [(0.9, "draft_model"), (0.5, "shared_draft")])
+def test_a_draft_on_cores_of_its_own_must_be_worth_them(share: float, method: str) -> None:
+    methods: tuple[SpeculationMethod, ...] = ("draft_model", "shared_draft")
+    paces = {"draft_model, target int8, draft int8": 0.05, "shared_draft, target int8, draft int8": share * 0.05}
+    assert chosen(WITH_INT8, methods=methods, paces=paces).configuration.method == method
 
 
-def test_one_slow_reply_makes_all_predictions_slower_and_changes_nothing() -> None:
-    first = chosen(PLAIN, PLAIN_ONE_CORE)
-    slow = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 1.3 * first.candidates[0].pace})
-    assert slow.arrangement == first.arrangement
+def test_a_shared_draft_is_not_taken_before_a_reply_was_measured_with_it() -> None:
+    found = chosen(WITH_INT8)
+    assert [one.configuration.method for one in found.candidates] == ["draft_model", "none"]
 
 
-def test_a_shared_drafts_shortfall_says_nothing_of_other_ways() -> None:
-    before = {one.arrangement.speculation_method: one for one in chosen(WITH_INT8, WITH_INT8_ONE_CORE).candidates}
+def test_slow_replies_make_all_expectations_slower_and_change_nothing() -> None:
+    first = chosen(WITH_INT8)
+    slow = chosen(WITH_INT8, paces={first.configuration.name: 1.3 * first.candidates[0].pace})
+    assert slow.configuration == first.configuration
 
-    def after(way: SpeculationMethod) -> dict[SpeculationMethod, float]:
-        """Paces, against what was predicted, once replies of this way have taken twice as long."""
-        seen = {before[way].arrangement.name: 2 * before[way].pace}
-        found = chosen(WITH_INT8, WITH_INT8_ONE_CORE, observed=seen).candidates
-        return {
-            one.arrangement.speculation_method: round(one.pace / before[one.arrangement.speculation_method].pace, 3)
-            for one in found
-        }
 
-    assert after("shared_draft") == {"shared_draft": 2, "draft_model": 1, "none": 1}
-    assert after("none") == {"shared_draft": 2, "draft_model": 2, "none": 2}, "both of the others run on the same cores"
+def test_a_shared_drafts_speed_says_nothing_of_other_methods() -> None:
+    before = {one.configuration.method: one for one in chosen(WITH_INT8).candidates}
+    shared = "shared_draft, target int8, draft int8"
+    after = {one.configuration.method: one for one in chosen(WITH_INT8, paces={shared: 0.2}).candidates}
+    assert after["draft_model"].pace == before["draft_model"].pace
+    assert after["shared_draft"].pace == 0.2
+    alone = before["none"]
+    scaled = chosen(WITH_INT8, paces={alone.configuration.name: 2 * alone.pace}).candidates
+    paces = {one.configuration.method: one.pace for one in scaled}
+    assert paces["draft_model"] == pytest.approx(2 * before["draft_model"].pace), "both run on the same cores"
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 2, 5])
-def test_how_often_guesses_are_right_is_known_by_what_passes_win(draft_tokens: int) -> None:
-    for right in (0.0, 0.5, 0.9):
-        assert acceptance_rate_of(tokens_of_a_pass(draft_tokens, right), draft_tokens) == pytest.approx(right, abs=1e-6)
-    assert acceptance_rate_of(draft_tokens + 1, draft_tokens) < 1, "never more than can be reckoned with"
+def test_the_acceptance_rate_is_known_by_the_tokens_per_pass(draft_tokens: int) -> None:
+    for rate in (0.0, 0.5, 0.9):
+        assert acceptance_rate_of(tokens_per_pass(draft_tokens, rate), draft_tokens) == pytest.approx(rate, abs=1e-6)
+    assert acceptance_rate_of(draft_tokens + 1, draft_tokens) < 1, "a rate of 1 would give infinitely many"
 
 
-def test_the_more_guesses_are_right_the_more_are_made() -> None:
+def test_a_higher_acceptance_rate_gives_more_draft_tokens() -> None:
     made = [
-        chosen(
-            PLAIN, PLAIN_ONE_CORE, speculation_method=("draft_model",), acceptance_rate=right
-        ).arrangement.draft_tokens
-        for right in (0.3, 0.7, 0.97)
+        chosen(WITH_INT8, methods=("draft_model",), acceptance_rate=rate).configuration.draft_tokens
+        for rate in (0.3, 0.7, 0.97)
     ]
     assert made == sorted(made)
     assert made[0] < made[-1]
-    known = chosen(PLAIN, PLAIN_ONE_CORE, speculation_method=("draft_model",), acceptance_rate=0.97)
-    seen = chosen(
-        PLAIN,
-        PLAIN_ONE_CORE,
-        speculation_method=("draft_model",),
-        acceptance_rate=0.97,
-        observed={known.arrangement.name: 0.2},
-    )
-    assert seen.arrangement.draft_tokens == known.arrangement.draft_tokens, (
-        "what was observed is of any number of guesses"
-    )
+    known = chosen(WITH_INT8, methods=("draft_model",), acceptance_rate=0.97)
+    paces = {known.configuration.name: 0.2}
+    seen = chosen(WITH_INT8, methods=("draft_model",), acceptance_rate=0.97, paces=paces)
+    assert seen.configuration.draft_tokens == known.configuration.draft_tokens, "a pace is of any number of them"
 
 
 def test_passes_cost_more_with_more_tokens() -> None:
-    costs = pass_costs(TARGET, "fp32", PLAIN)
-    assert list(costs) == list(BATCHES)
+    costs = WITHOUT_INT8.by_size(TARGET, "fp32")
     assert costs[1] < costs[8] < costs[128]
-    assert costs[1] == pytest.approx(166e-6 * 1543 + 28 * 0.35e-3)
+    assert WITHOUT_INT8.seconds(TARGET, "fp32", 1) == pytest.approx(177e-6 * 1543 + 28 * 0.35e-3)
+    assert costs[1] > WITHOUT_INT8.seconds(TARGET, "fp32", 1), "a share of the cores is slower than all"
 
 
-def test_fewer_tokens_are_guessed_the_more_replies_are_written_at_once() -> None:
-    arrangement = Arrangement("draft_model", "fp32", "fp32", 4)
-    steep = {kernel: {tokens: tokens * costs[1] for tokens in costs} for kernel, costs in PLAIN.items()}
-    flat = draft_tokens_by_load(TARGET, DRAFT, arrangement, PLAIN)
-    assert [first for first, _, _ in flat] == [1, *(last + 1 for _, last, _ in flat[:-1])]
-    assert flat[-1][1] == 32
-    assert flat[0][2] >= flat[-1][2]
-    assert draft_tokens_by_load(TARGET, DRAFT, arrangement, steep) == [(1, 1, 1), (2, 32, 0)], (
-        "the target is faster alone"
-    )
-    nearly_free = draft_tokens_by_load(TARGET, ModelShape(1, 1, 1), arrangement, PLAIN, most_replies=8)
-    assert all(draft_tokens for _, _, draft_tokens in nearly_free)
-    level = {kernel: dict.fromkeys(costs, costs[1]) for kernel, costs in PLAIN.items()}
-    many = draft_tokens_by_load(ModelShape(1000, 1, 1), DRAFT, arrangement, level)
-    assert many[-1][2] < many[0][2], "matrices that cost nothing more leave activations and attention, by token"
+def test_more_requests_have_fewer_draft_tokens() -> None:
+    configuration = Configuration("draft_model", "int8", "int8", 2)
+    ranges = draft_tokens_by_batch_size(WITH_INT8, TARGET, DRAFT, configuration, 0.85)
+    assert ranges == [(1, 1, 2), (2, 5, 1), (6, 32, 0)], "from six on the target is faster alone"
+    bf16 = Configuration("draft_model", "bf16", "bf16", 4)
+    steep = draft_tokens_by_batch_size(WITHOUT_INT8, TARGET, DRAFT, bf16, 0.85)
+    assert steep == [(1, 1, 1), (2, 32, 0)], "a pass costs eight times as much for eight tokens"
+    free = draft_tokens_by_batch_size(WITH_INT8, TARGET, ModelSize(1, 2, 1), configuration, 0.85)
+    assert free[0][2] == 2
+    assert all(count for first, _, count in free if first < 8)
 
 
-def test_shapes_are_read_from_configurations(tmp_path: Path) -> None:
+def test_sizes_are_read_from_configurations(tmp_path: Path) -> None:
     config = {
         "hidden_size": 1536,
         "num_hidden_layers": 28,
@@ -195,79 +162,22 @@ def test_shapes_are_read_from_configurations(tmp_path: Path) -> None:
         "vocab_size": 151936,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = ModelShape.of(tmp_path)
-    assert shape is not None
-    assert shape.weights == pytest.approx(1310, rel=0.01)
-    assert shape.head == pytest.approx(233, rel=0.01)
+    size = ModelSize.of(tmp_path)
+    assert size is not None
+    assert size.weights == pytest.approx(1543, rel=0.01)
+    assert size.head == pytest.approx(233, rel=0.01)
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts": 8}))
-    assert ModelShape.of(tmp_path) is None
+    assert ModelSize.of(tmp_path) is None
     (tmp_path / "config.json").write_text("{}")
-    assert ModelShape.of(tmp_path) is None
+    assert ModelSize.of(tmp_path) is None
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
-    return tmp_path
-
-
-def test_a_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[object] = []
-
-    def measure(shares: object) -> dict[int, Times]:
-        measured.append(shares)
-        return {1: PLAIN_ONE_CORE, 2: PLAIN}
-
-    monkeypatch.setattr(kernels_module, "_measure_in_child", measure)
-    first = kernel_times(LogProgress())
-    assert kernel_times(LogProgress()) == first
-    assert len(measured) == 1
-    kernel_times(LogProgress(), again=True)
-    assert len(measured) == 2
-    (file,) = cache.glob("hardware/kernels-*.json")
-    file.write_text("not JSON")
-    assert kernel_times(LogProgress()) == first
-    assert len(measured) == 3, "what cannot be read is measured anew"
-    assert KernelTimes.model_validate_json(file.read_text()) == first
-    assert first.on([7]) == PLAIN_ONE_CORE
-    assert first.on([0, 5]) == PLAIN
-
-
-def test_a_measurement_that_fails_says_why(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(EngineStartError, match="could not be measured"):
-        kernel_times(LogProgress())
-
-
-def test_paces_are_remembered_by_arrangement(cache: Path) -> None:
-    observed = Observed(["target", "draft"])
-    assert observed.paces() == {}
-    observed.learn("shared_draft", 0.1)
-    observed.learn("shared_draft", 0.1)
-    assert observed.paces() == {}, "two may be chance"
-    observed.learn("shared_draft", 9.0)  # something else ran on the machine
-    assert observed.acceptance_rate() is None
-    for _ in range(3):
-        observed.learn("none", 0.2, right=0.9)
-    assert Observed(["target", "draft"]).paces() == {"shared_draft": 0.1, "none": 0.2}
-    assert Observed(["target", "draft"]).acceptance_rate() == 0.9
-    assert Observed(["target", "other"]).paces() == {}
-    (file,) = cache.glob("hardware/paces-*.json")
-    for _ in range(100):
-        observed.learn("shared_draft", 0.3)
-    assert observed.paces()["shared_draft"] == 0.3
-    assert len(file.read_text()) < 1000
-    file.write_text("[]")
-    assert observed.paces() == {}
-
-
-def test_what_a_prompt_takes_is_no_part_of_the_pace() -> None:
+def test_the_prompt_is_no_part_of_the_pace() -> None:
     report = ReplyReport(seconds={"total": 30.0, "first": 20.0})
     assert report.pace(101) == pytest.approx(0.1)
     assert report.pace(1) == 0
-    first = chosen(PLAIN, PLAIN_ONE_CORE)
-    (seen, *_) = chosen(PLAIN, PLAIN_ONE_CORE, observed={first.arrangement.name: 0.05}).candidates
-    assert seen.observed
-    assert seen.seconds == pytest.approx(seen.prompt + 0.05 * REPLY_TOKENS)
-    before = {candidate.arrangement: candidate.prompt for candidate in first.candidates}
-    assert seen.prompt == before[seen.arrangement]
+    first = chosen(WITH_INT8)
+    (seen, *_) = chosen(WITH_INT8, paces={first.configuration.name: 0.01}).candidates
+    assert seen.measured
+    assert seen.seconds == pytest.approx(seen.prompt + 0.01 * REPLY_TOKENS)
+    assert seen.prompt == first.candidates[0].prompt

@@ -12,78 +12,83 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, reply_script
 from lookahead_agent.engines.tokenizer import ScriptedTokenizer
-from lookahead_agent.generation import generator
-from lookahead_agent.hardware.choice import Arrangement
-from lookahead_agent.hardware.core_time import CoreTime
-from lookahead_agent.hardware.observed import Observed
+from lookahead_agent.hardware.choice import Configuration
+from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 
-ARRANGEMENT = Arrangement("draft_model", "fp32", "fp32", 2)
+CONFIGURATION = Configuration("draft_model", "fp32", "fp32", 2)
+
+
+class Shared(CPUTime):
+    """CPU time of which other programs had a share."""
+
+    others = 0.0
+
+    def share_of_others(self, before: CPUTime) -> float:
+        return self.others
 
 
 @pytest.fixture
-def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Observed:
-    monkeypatch.setattr(CoreTime, "others_share", lambda *_: 0.0)
+def speeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ReplySpeeds:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
-    return Observed(["target", "draft"])
+    return ReplySpeeds(["target", "draft"])
 
 
-def chat(observed: Observed, tokens_per_delta: int, **fields: Any) -> ChatLookahead:
+def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fields: Any) -> ChatLookahead:
     target = ScriptedEngine(
         ScriptedTokenizer(), reply_script(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
     )
     engine_setup = EngineSetup(
-        None,
-        None,
+        target_arguments={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 2}},
         speculation_method="draft_model",
-        arrangement=ARRANGEMENT,
-        observed=observed,
-        draft_tokens=ARRANGEMENT.draft_tokens,
+        configuration=CONFIGURATION,
+        speeds=speeds,
     )
-    return ChatLookahead(engines=EngineSet(target, engine_setup=engine_setup), policy="off", **fields)
+    shared = type("Shared", (Shared,), {"others": others})
+    engines = EngineSet(target, engine_setup=engine_setup, cpu_time=shared.now)
+    return ChatLookahead(engines=engines, policy="off", **fields)
 
 
 @pytest.mark.parametrize(("won", "least", "most"), [(1, 0.0, 0.02), (2, 0.6, 0.65), (3, 0.98, 1.0)])
-def test_its_pace_and_how_many_guesses_were_right(observed: Observed, won: int, least: float, most: float) -> None:
-    llm = chat(observed, won)
+def test_its_pace_and_how_many_guesses_were_right(speeds: ReplySpeeds, won: int, least: float, most: float) -> None:
+    llm = chat(speeds, won)
     for _ in range(2):
         llm.invoke("?")
-    assert observed.paces() == {}, "a few replies must agree"
+    assert speeds.paces() == {}, "a few replies must agree"
     llm.invoke("?")
-    assert 0 < observed.paces()[ARRANGEMENT.name] < 0.1
-    right = observed.acceptance_rate()
+    assert 0 < speeds.paces()[CONFIGURATION.name] < 0.1
+    right = speeds.acceptance_rate()
     assert right is not None
     assert least <= right <= most
 
 
-def test_a_short_reply_tells_nothing(observed: Observed) -> None:
-    chat(observed, 2, max_tokens=20).invoke("?")
-    assert observed.paces() == {}
-    assert observed.acceptance_rate() is None
+def test_a_short_reply_tells_nothing(speeds: ReplySpeeds) -> None:
+    chat(speeds, 2, max_tokens=20).invoke("?")
+    assert speeds.paces() == {}
+    assert speeds.acceptance_rate() is None
 
 
-def test_replies_that_were_written_at_once_tell_nothing(observed: Observed) -> None:
-    llm = chat(observed, 2)
+def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> None:
+    llm = chat(speeds, 2)
     for _ in range(3):
         llm.batch(["?"] * 8)
-    assert observed.paces() == {}
+    assert speeds.paces() == {}
     for _ in range(3):
         llm.invoke("?")
-    assert observed.paces()
+    assert speeds.paces()
 
 
 @pytest.mark.parametrize(("others", "kept"), [(0.05, True), (0.3, False)])
 def test_replies_that_other_programs_slowed_down_tell_nothing(
-    monkeypatch: pytest.MonkeyPatch, observed: Observed, others: float, *, kept: bool
+    speeds: ReplySpeeds, others: float, *, kept: bool
 ) -> None:
     """A way that looked slow beside other work would never be taken again, and so never be seen to be fast."""
-    monkeypatch.setattr(CoreTime, "others_share", lambda *_: others)
-    llm = chat(observed, 2)
+    llm = chat(speeds, 2, others)
     for _ in range(3):
         llm.invoke("?")
-    assert bool(observed.paces()) is kept
-    assert (observed.acceptance_rate() is not None) is kept
+    assert bool(speeds.paces()) is kept
+    assert (speeds.acceptance_rate() is not None) is kept
 
 
 class Counting(ScriptedEngine):
@@ -97,13 +102,12 @@ class Counting(ScriptedEngine):
         return super().generate(prompt_ids, sampling)
 
 
-def test_the_first_of_a_burst_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_a_burst_waits_for_the_others() -> None:
     """Else the draft would read its prompt, since nobody knows that more follow."""
-    monkeypatch.setattr(generator, "_GATHERING", 1.0)
     target = Counting(ScriptedTokenizer(), reply_script(lambda _: "one two three four"))
     by_load = {"method": "draft_model", "num_speculative_tokens_per_batch_size": [(1, 3, 2), (4, 32, 0)]}
-    engine_setup = EngineSetup(None, None, {"speculative_config": by_load}, speculation_method="draft_model")
-    target.replies, target.seen = EngineSet(target, engine_setup=engine_setup), []
+    engine_setup = EngineSetup(target_arguments={"speculative_config": by_load}, speculation_method="draft_model")
+    target.replies, target.seen = EngineSet(target, engine_setup=engine_setup, burst_wait=1.0), []
     assert target.replies.draft_pauses
     ChatLookahead(engines=target.replies, policy="off").batch(["?"] * 6)
     assert target.seen[0] == 6

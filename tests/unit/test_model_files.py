@@ -23,11 +23,11 @@ from lookahead_agent.errors import (
     ModelError,
     ModelNotFoundError,
 )
-from lookahead_agent.hardware.checkup import _models
-from lookahead_agent.hardware.observed import Observed
+from lookahead_agent.hardware.diagnostics import diagnose
+from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models import ModelFacts, choose_models, fetch, fetch_tokenizer
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
-from lookahead_agent.models.child import run_in_child
+from lookahead_agent.models.conversion import run_child
 from lookahead_agent.progress import LogProgress
 from tests.unit.weights import weights
 
@@ -126,10 +126,10 @@ def test_a_damaged_target_is_told_of_when_its_chat_model_is_made_and_a_damaged_d
         with pytest.raises(IntegrityError, match=r"tokenizer_config\.json cannot be read"):
             ChatLookahead(model=str(model), **fields)
     (model / "tokenizer_config.json").unlink()
-    findings = {finding.what: finding for finding in _models(choose_models(str(model), str(draft)))}
-    assert findings[str(model)].state == "there"
-    assert findings[str(draft)].state == "missing"
-    assert "config.json cannot be read" in findings[str(draft)].found
+    checks = {check.name: check for check in diagnose(choose_models(str(model), str(draft)))}
+    assert checks[str(model)].state == "ok"
+    assert checks[str(draft)].state == "missing"
+    assert "config.json cannot be read" in checks[str(draft)].found
 
 
 @pytest.mark.parametrize(("harm", "said"), DAMAGES)
@@ -243,7 +243,7 @@ def test_a_disk_that_is_full_is_one_clear_error_and_leaves_nothing(tmp_path: Pat
 )
 def test_a_child_that_found_the_disk_full_says_so(words: str, kind: type[ModelError]) -> None:
     with pytest.raises(kind, match="riting it"):
-        run_in_child([sys.executable, "-c", f"import sys; sys.exit({words!r})"], "Writing it", LogProgress())
+        run_child([sys.executable, "-c", f"import sys; sys.exit({words!r})"], "Writing it", LogProgress())
 
 
 def test_what_replies_showed_is_not_kept_where_nothing_can_be_written(
@@ -251,9 +251,9 @@ def test_what_replies_showed_is_not_kept_where_nothing_can_be_written(
 ) -> None:
     in_the_way(tmp_path, "cache")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    observed = Observed(["model"])
-    observed.learn("alone", 0.1)
-    assert observed.paces() == {}
+    speeds = ReplySpeeds(["model"])
+    speeds.add("none", 0.1)
+    assert speeds.paces() == {}
 
 
 def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:

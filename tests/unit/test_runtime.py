@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lookahead_agent import ChatLookahead
 from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
 from lookahead_agent.engines.servers import RemoteModel
@@ -16,10 +15,9 @@ from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
-from lookahead_agent.runtime import runtime as runtime_module
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
+from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, Platform, Weights
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.runtime.runtime import Runtime, RuntimeSpec
+from lookahead_agent.runtime.runtime import Loaders, Runtime, RuntimeSpec
 from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge
 from tests.waiting import becomes
 
@@ -68,15 +66,46 @@ MODELS = choose_models("qwen2.5-coder-1.5b")
 FOLDER = Path("model")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _hub(tmp_path_factory: pytest.TempPathFactory) -> None:
+    HUB.append(tmp_path_factory.mktemp("hub"))
+
+
+HUB: list[Path] = []
+CPU = Platform(on_cpu=True, int8=False, takes_proposers=True)
+
+
+def fetched(facts: ModelFacts, _: object) -> Path:
+    """A model's folder, without weights."""
+    folder = HUB[-1] / facts.hub_id
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def as_it_is(folder: Path | None) -> Weights | None:
+    return Weights(folder, None, {}) if folder is not None else None
+
+
 def plainly(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
     """Arranges what is wanted without a look at the machine."""
-    return EngineSetup(target, draft if wanted.draft_engine else None)
+    return EngineSetup(as_it_is(target), as_it_is(draft) if wanted.draft_engine else None, wanted.draft_engine)
+
+
+def loaders(pool: Pool, select: Any = plainly, **given: Any) -> Loaders:
+    return Loaders(fetched, select, pool=pool, platform=CPU, **given)  # type: ignore[arg-type]
+
+
+def both(runtime: Runtime) -> Runtime:
+    """The runtime with a draft in an engine of its own."""
+    runtime._engine_setup = EngineSetup(draft_engine=True)
+    return runtime
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
 def test_cores_are_divided_between_target_and_draft() -> None:
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True)
-    runtime._engine_setup = EngineSetup(FOLDER, FOLDER)
+    both(runtime)
     target, draft = share_cores(available_cores(), with_draft=True)
     assert runtime._config("target", FOLDER, {}).cores == binding(target)
     assert runtime._config("draft", FOLDER, {}).cores == binding(draft)
@@ -87,7 +116,7 @@ def test_a_target_alone_has_all_cores_and_cores_can_be_given() -> None:
     alone = Runtime(RuntimeSpec(MODELS), expects_draft=False)
     assert alone._config("target", FOLDER, {}).cores == binding(available_cores())
     given = Runtime(RuntimeSpec(MODELS, cores=("1", "0")), expects_draft=True)
-    given._engine_setup = EngineSetup(FOLDER, FOLDER)
+    both(given)
     assert given._config("target", FOLDER, {}).cores == "1"
     assert given._config("draft", FOLDER, {}).cores == "0"
 
@@ -101,21 +130,13 @@ def test_engine_arguments_go_to_their_engine() -> None:
     assert draft["max_num_seqs"] == 4
 
 
-def runtime_on(
-    pool: Pool, spec: RuntimeSpec, monkeypatch: pytest.MonkeyPatch, *, expects_draft: bool = True
-) -> Runtime:
-    monkeypatch.setattr(runtime_module, "POOL", pool)
-    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "select_engines", plainly)
-    monkeypatch.setattr(runtime_module, "judge_arguments", lambda *_: {})
-    return Runtime(spec, expects_draft=expects_draft)
+def runtime_on(pool: Pool, spec: RuntimeSpec, *, expects_draft: bool = True, **given: Any) -> Runtime:
+    return Runtime(spec, expects_draft=expects_draft, loaders=loaders(pool, **given))
 
 
-def started(
-    spec: RuntimeSpec, policy: str, monkeypatch: pytest.MonkeyPatch, pool: Pool | None = None
-) -> tuple[Pool, EngineSet]:
+def started(spec: RuntimeSpec, policy: str, pool: Pool | None = None, **given: Any) -> tuple[Pool, EngineSet]:
     pool = pool or Pool()
-    runtime = runtime_on(pool, spec, monkeypatch, expects_draft=as_policy(policy).forces_speculation)
+    runtime = runtime_on(pool, spec, expects_draft=as_policy(policy).forces_speculation, **given)
 
     async def start() -> EngineSet:
         async with runtime.engines(as_policy(policy)) as engines:
@@ -124,25 +145,23 @@ def started(
     return pool, asyncio.run(start())
 
 
-def test_target_and_draft_start_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, engines = started(RuntimeSpec(MODELS), "exact:depth=4", monkeypatch, Together())
+def test_target_and_draft_start_at_the_same_time() -> None:
+    pool, engines = started(RuntimeSpec(MODELS), "exact:depth=4", Together())
     assert engines.draft is not None
     assert {config.model.name for config in pool.started} == {
         Path(m.hub_id).name for m in (MODELS.target, MODELS.draft)
     }
 
 
-def test_no_draft_is_left_where_the_target_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_draft_is_left_where_the_target_fails() -> None:
     pool = Pool(failing=Path(MODELS.target.hub_id).name)
     with pytest.raises(EngineStartError, match="no memory"):
-        started(RuntimeSpec(MODELS), "exact:depth=4", monkeypatch, pool)
+        started(RuntimeSpec(MODELS), "exact:depth=4", pool)
     assert len(pool.started) == 1
     assert not pool.held
 
 
-def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Pool):
@@ -152,10 +171,7 @@ def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others(
             return super().acquire(config)
 
     pool = Slow()
-    monkeypatch.setattr(runtime_module, "POOL", pool)
-    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "select_engines", plainly)
-    runtime = Runtime(RuntimeSpec(MODELS), expects_draft=False)
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), expects_draft=False)
 
     async def cancelled() -> None:
         async def call() -> None:
@@ -179,41 +195,39 @@ def judge_of(engines: EngineSet) -> object:
     return engines.judge.engine if isinstance(engines.judge, EngineJudge) else engines.judge
 
 
-def test_the_target_judges_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, engines = started(RuntimeSpec(MODELS), "judge:depth=4", monkeypatch)
+def test_the_target_judges_where_nothing_else_is_said() -> None:
+    pool, engines = started(RuntimeSpec(MODELS), "judge:depth=4")
     assert judge_of(engines) is engines.target
     assert len(pool.started) == 2
 
 
-def test_a_third_model_judges_on_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_model_judges_on_an_engine_of_its_own() -> None:
     spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"), judge_arguments={"max_num_seqs": 2})
-    pool, engines = started(spec, "judge:depth=4", monkeypatch)
+    pool, engines = started(spec, "judge:depth=4")
     assert judge_of(engines) not in (engines.target, engines.draft)
     assert pool.started[-1].model.name == "judge"
     assert dict(pool.started[-1].arguments)["max_num_seqs"] == 2
-    pool, _ = started(spec, "exact:depth=4", monkeypatch)
+    pool, _ = started(spec, "exact:depth=4")
     assert len(pool.started) == 2, "a judge that no policy asks is not started"
 
 
 @pytest.mark.parametrize(("judge", "role"), [("draft", "draft"), ("target", "target")])
-def test_a_judge_that_runs_already_is_not_started_again(judge: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_that_runs_already_is_not_started_again(judge: str, role: str) -> None:
     facts: ModelFacts = getattr(MODELS, judge)
-    pool, engines = started(
-        RuntimeSpec(choose_models(MODELS.target.hub_id, judge=facts.hub_id)), "judge:depth=4", monkeypatch
-    )
+    pool, engines = started(RuntimeSpec(choose_models(MODELS.target.hub_id, judge=facts.hub_id)), "judge:depth=4")
     assert judge_of(engines) is getattr(engines, role)
     assert len(pool.started) == 2
 
 
-def test_a_judge_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_behind_a_server() -> None:
     spec = RuntimeSpec(MODELS, remote={"judge": RemoteModel(("http://judge/v1",), "big")})
-    _, engines = started(spec, "judge:depth=4", monkeypatch)
+    _, engines = started(spec, "judge:depth=4")
     assert isinstance(engines.judge, RemoteJudge)
 
 
-def test_an_embedding_model_behind_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedding_model_behind_a_server() -> None:
     spec = RuntimeSpec(MODELS, remote={"embedding": RemoteModel(("http://embedding/v1",), "minilm")})
-    _, engines = started(spec, "fast:depth=4", monkeypatch)
+    _, engines = started(spec, "fast:depth=4")
     assert isinstance(engines.embedder, RemoteEmbedder)
 
 
@@ -225,49 +239,48 @@ def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
         assert runtime._config(here, FOLDER, {}).cores == binding(available_cores())
 
 
-def test_an_engine_whose_partner_is_elsewhere_has_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "runs_on_cpu", lambda: False)
-    both = Runtime(RuntimeSpec(MODELS), expects_draft=True)
-    both._engine_setup = EngineSetup(FOLDER, FOLDER)
-    assert "gpu_memory_utilization" in dict(both._config("target", FOLDER, {}).arguments)
-    runtime = Runtime(RuntimeSpec(MODELS, remote={"draft": RemoteModel(("http://there/v1",))}), expects_draft=True)
+def test_an_engine_whose_partner_is_elsewhere_has_the_gpus_memory() -> None:
+    gpu = Loaders(platform=Platform(on_cpu=False, int8=True, takes_proposers=True))
+    pair = both(Runtime(RuntimeSpec(MODELS), expects_draft=True, loaders=gpu))
+    assert "gpu_memory_utilization" in dict(pair._config("target", FOLDER, {}).arguments)
+    spec = RuntimeSpec(MODELS, remote={"draft": RemoteModel(("http://there/v1",))})
+    runtime = Runtime(spec, expects_draft=True, loaders=gpu)
     assert "gpu_memory_utilization" not in dict(runtime._config("target", FOLDER, {}).arguments)
 
 
-def test_a_collected_runtime_gives_its_engines_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collected_runtime_gives_its_engines_back() -> None:
     pool = Pool()
     released: list[VLLMConfig] = []
     pool.release = released.append  # type: ignore[method-assign]
-    monkeypatch.setattr(runtime_module, "POOL", pool)
-    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "select_engines", plainly)
-    llm = ChatLookahead(policy="exact:depth=4", engine_args={"max_num_seqs": 7})
-    llm.start()
+    runtime = runtime_on(pool, RuntimeSpec(MODELS))
+    background.run(engines_of(runtime))
     assert len(pool.started) == 2
-    del llm
+    del runtime
     gc.collect()
     assert sorted(config.key for config in released) == sorted(config.key for config in pool.started)
 
 
-def test_without_its_judge_a_policy_runs_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_judge_a_policy_runs_the_target_alone() -> None:
     spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
-    _, engines = started(spec, "judge:depth=4", monkeypatch, Pool(failing="judge"))
+    _, engines = started(spec, "judge:depth=4", Pool(failing="judge"))
     assert engines.verifier(as_policy("judge")) is None
     assert engines.problem == "no memory"
     assert engines.verifier(as_policy("exact")) is not None
 
 
-def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it() -> None:
     def engine_setup(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
         assert wanted.token_speculation == "shared_draft"
-        more = {"speculative_config": {"method": "x"}, "dtype": "float32", "additional_config": {"a": 1}}
-        return EngineSetup(target, draft, more, {"dtype": "float32"}, "shared_draft")
+        assert target is not None
+        assert draft is not None
+        more = {"speculative_config": {"method": "x"}, "additional_config": {"a": 1}}
+        weights = (Weights(folder, None, {"dtype": "float32"}) for folder in (target, draft))
+        return EngineSetup(*weights, True, more, "shared_draft")
 
-    monkeypatch.setattr(sys.modules[__name__], "plainly", engine_setup)
     spec = RuntimeSpec(
         MODELS, {"dtype": "bfloat16", "additional_config": {"b": 2}}, token_speculation="shared_draft", precision="fp32"
     )
-    pool, engines = started(spec, "off", monkeypatch)
+    pool, engines = started(spec, "off", select=engine_setup)
     assert MODELS.draft is not None
     arguments = {config.model.name: dict(config.arguments) for config in pool.started}
     target, draft = (arguments[Path(facts.hub_id).name] for facts in (MODELS.target, MODELS.draft))
@@ -279,14 +292,9 @@ def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it(monk
     assert engines.speculates_on_tokens
 
 
-def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_starts_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_starts_anew() -> None:
     pool = Pool()
-    monkeypatch.setattr(runtime_module, "POOL", pool)
-    monkeypatch.setattr(runtime_module, "fetch", lambda facts, _: Path(facts.hub_id))
-    monkeypatch.setattr(runtime_module, "select_engines", plainly)
-    runtime = Runtime(RuntimeSpec(MODELS), expects_draft=False)
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), expects_draft=False)
 
     async def engines(policy: str) -> EngineSet:
         async with runtime.engines(as_policy(policy)) as found:
@@ -313,9 +321,9 @@ async def engines_of(runtime: Runtime, policy: str = "judge:depth=4") -> EngineS
 JUDGED = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
 
 
-async def test_a_target_that_has_ended_is_started_again_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_target_that_has_ended_is_started_again_for_the_next_call() -> None:
     pool = Pool()
-    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    runtime = runtime_on(pool, RuntimeSpec(MODELS))
     first = await engines_of(runtime)
     assert await engines_of(runtime) is first
     first.target.close()
@@ -325,10 +333,8 @@ async def test_a_target_that_has_ended_is_started_again_for_the_next_call(monkey
     assert len(pool.held) == 2, "what was held before is given back"
 
 
-async def test_a_draft_that_has_ended_is_started_again_while_calls_go_on_without_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runtime = runtime_on(Pool(), RuntimeSpec(MODELS), monkeypatch)
+async def test_a_draft_that_has_ended_is_started_again_while_calls_go_on_without_it() -> None:
+    runtime = runtime_on(Pool(), RuntimeSpec(MODELS))
     engines = await engines_of(runtime)
     target = engines.target
     for _ in range(3):
@@ -349,11 +355,9 @@ async def test_a_draft_that_has_ended_is_started_again_while_calls_go_on_without
     assert (await engines_of(runtime)).target is target
 
 
-async def test_a_judge_that_has_ended_is_started_again_while_calls_go_on_without_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_judge_that_has_ended_is_started_again_while_calls_go_on_without_it() -> None:
     pool = Pool()
-    runtime = runtime_on(pool, JUDGED, monkeypatch)
+    runtime = runtime_on(pool, JUDGED)
     engines = await engines_of(runtime)
     judge = engines.judge
     assert isinstance(judge, EngineJudge)
@@ -368,10 +372,10 @@ async def test_a_judge_that_has_ended_is_started_again_while_calls_go_on_without
     assert len(pool.started) == 4
 
 
-async def test_a_draft_that_judges_judges_again_once_it_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_draft_that_judges_judges_again_once_it_is_started_again() -> None:
     assert MODELS.draft is not None
     spec = RuntimeSpec(choose_models(MODELS.target.hub_id, judge=MODELS.draft.hub_id))
-    runtime = runtime_on(Pool(), spec, monkeypatch)
+    runtime = runtime_on(Pool(), spec)
     engines = await engines_of(runtime)
     assert engines.draft is not None
     engines.draft.close()
@@ -380,9 +384,9 @@ async def test_a_draft_that_judges_judges_again_once_it_is_started_again(monkeyp
     assert judge_of(engines) is engines.draft
 
 
-async def test_a_draft_that_cannot_be_started_again_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_draft_that_cannot_be_started_again_says_why() -> None:
     pool = Pool()
-    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    runtime = runtime_on(pool, RuntimeSpec(MODELS))
     engines = await engines_of(runtime)
     assert engines.draft is not None
     assert MODELS.draft is not None
@@ -393,7 +397,7 @@ async def test_a_draft_that_cannot_be_started_again_says_why(monkeypatch: pytest
     assert (await engines_of(runtime)).draft is None
 
 
-def test_engines_that_are_closed_while_they_start_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_are_closed_while_they_start_are_not_held() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     class Waiting(Pool):
@@ -403,7 +407,7 @@ def test_engines_that_are_closed_while_they_start_are_not_held(monkeypatch: pyte
             return super().acquire(config)
 
     pool = Waiting()
-    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    runtime = runtime_on(pool, RuntimeSpec(MODELS))
     call = background.submit(engines_of(runtime))
     assert begun.wait(20)
     runtime.close()
@@ -415,37 +419,39 @@ def test_engines_that_are_closed_while_they_start_are_not_held(monkeypatch: pyte
 
 @pytest.mark.parametrize("token_speculation", ["auto", "shared_draft"])
 async def test_without_a_draft_that_cannot_be_written_in_its_precision_the_target_runs_alone(
-    monkeypatch: pytest.MonkeyPatch, token_speculation: str
+    token_speculation: str,
 ) -> None:
-    def full_disk(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
-        if draft is not None:
+    def full_disk(weights: Weights, _: object) -> Path:
+        if weights.source.name == draft.hub_id.rpartition("/")[2]:
             raise DiskSpaceError("the disk is full")
-        assert wanted.token_speculation in ("auto", "none")
-        return EngineSetup(target, None)
+        return weights.source
 
-    monkeypatch.setattr(sys.modules[__name__], "plainly", full_disk)
+    def select(wanted: EngineRequest, target: Path | None, draft: Path | None, platform: object) -> EngineSetup:
+        assert draft is not None or wanted.token_speculation in ("auto", "none")
+        return plainly(wanted, target, draft, platform)
+
+    draft = MODELS.draft
+    assert draft is not None
     spec = RuntimeSpec(MODELS, token_speculation=token_speculation)
-    engines = await engines_of(runtime_on(Pool(), spec, monkeypatch))
+    engines = await engines_of(runtime_on(Pool(), spec, select=select, write=full_disk))
     assert engines.draft is None
     assert engines.problem == "the disk is full"
 
 
-async def test_whatever_reading_the_embedding_model_raises_fails_no_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_whatever_reading_the_embedding_model_raises_fails_no_call() -> None:
     def broken(folder: Path) -> None:
         raise ValueError("no such layer")
 
-    monkeypatch.setattr(runtime_module, "SentenceEmbedder", broken)
-    engines = await engines_of(runtime_on(Pool(), RuntimeSpec(MODELS), monkeypatch), "fast:depth=4")
+    runtime = runtime_on(Pool(), RuntimeSpec(MODELS), load_embedder=broken)
+    engines = await engines_of(runtime, "fast:depth=4")
     assert engines.embedder is None
     assert engines.problem == "no such layer"
     assert engines.verifier(as_policy("fast")) is None
 
 
-async def test_in_a_forked_process_a_runtime_starts_engines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_a_forked_process_a_runtime_starts_engines_of_its_own() -> None:
     pool = Pool()
-    runtime = runtime_on(pool, RuntimeSpec(MODELS), monkeypatch)
+    runtime = runtime_on(pool, RuntimeSpec(MODELS))
     parents = await engines_of(runtime)
     runtime.begin_anew()
     own = await engines_of(runtime)

