@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,9 +63,6 @@ def _cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     (own / "models").mkdir()
     for model in users.glob("models/*/"):
         (own / "models" / model.name).symlink_to(model)
-    (own / "hardware").mkdir()
-    for measured in users.glob("hardware/kernels-*.json"):
-        shutil.copy(measured, own / "hardware")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(own))
         yield
