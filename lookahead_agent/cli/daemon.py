@@ -114,14 +114,17 @@ def status(as_json: options.AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({**running.model_dump(), "memory_bytes": memory, "log": str(log_path())}))
         return
-    table = Table.grid(padding=(0, 2))
     minutes = int(running.seconds) // 60
     lasting = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    table.add_row("models", running.models)
-    table.add_row("process", f"{running.pid}, for {lasting}, {memory / 2**30:.1f} GiB")
-    table.add_row("replies", f"{running.replies} written, {running.running} running")
-    table.add_row("engines", running.reason)
-    table.add_row("log", str(log_path()))
+    table = Table.grid(padding=(0, 2))
+    for row in (
+        ("models", running.models),
+        ("process", f"{running.pid}, for {lasting}, {memory / 2**30:.1f} GiB"),
+        ("replies", f"{running.replies} written, {running.running} running"),
+        ("engines", running.reason),
+        ("log", str(log_path())),
+    ):
+        table.add_row(*row)
     Terminal().print(table)
 
 

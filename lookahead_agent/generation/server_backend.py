@@ -36,6 +36,7 @@ ENGINES_HEADER = "X-Lookahead-Engines"
 """Header with the digest of the engines that a request is for. It asks for events with the field `lookahead`."""
 STATUS_PATH = "/v1/lookahead/status"
 CHAT_PATH = "/v1/chat/completions"
+_ENDED = "the server of `lookahead-agent up` ended while it generated the reply: see `lookahead-agent status`"
 _PATIENCE = 20.0
 """Seconds: a server tells its status in milliseconds, and in a few seconds where the system swaps."""
 
@@ -77,19 +78,8 @@ def peer(connection: socket.socket) -> tuple[int, bool]:
 
 
 class ServerStatus(BaseModel):
-    """What the server tells of itself.
-
-    Attributes:
-        pid: Its process.
-        engines: Digest of its engines: `RuntimeSpec.digest`.
-        models: Names of target and draft.
-        reason: Why these engines were chosen.
-        context_length: Most tokens of prompt and reply together.
-        version: The library's.
-        seconds: Since it started.
-        replies: Replies that are complete.
-        running: Replies that are being generated.
-    """
+    """The server's process, the digest (`RuntimeSpec.digest`) and names of its engines, and how many replies it has
+    finished and has running since it started, `seconds` ago."""
 
     pid: int
     engines: str
@@ -206,9 +196,9 @@ class ServerBackend:
                         finished = isinstance(event, ChatReply)
                         yield event
         except httpx.TransportError as error:
-            raise _ended() from error
+            raise EngineError(_ENDED) from error
         if not finished:
-            raise _ended()
+            raise EngineError(_ENDED)
 
 
 def _events(data: str) -> list[GenerateEvent]:
@@ -234,9 +224,3 @@ def _error(answer: Mapping[str, Any]) -> LookaheadError:
     kind = getattr(errors, str(told.get("type")), EngineError)
     known = isinstance(kind, type) and issubclass(kind, LookaheadError)
     return (kind if known else EngineError)(told.get("text") or answer["error"]["message"])
-
-
-def _ended() -> EngineError:
-    return EngineError(
-        "the server of `lookahead-agent up` ended while it generated the reply: see `lookahead-agent status`"
-    )

@@ -7,13 +7,13 @@ import ipaddress
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lookahead_agent.server.errors import RefusedError, error_response
+from lookahead_agent.server.errors import ErrorReplies, RefusedError
 
 
 class HostCheck:
@@ -25,14 +25,14 @@ class HostCheck:
     Args:
         app: What comes after it.
         allowed: Names; see `ServerSettings.allowed_hosts`.
-        on_error: Told the status of what is refused.
+        errors: Answers the requests that it refuses.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Sequence[str], on_error: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, allowed: Sequence[str], errors: ErrorReplies) -> None:
         self._app = app
         self._allowed = {name.lower().rstrip(".") for name in allowed}
         self._endings = tuple(name[1:] for name in self._allowed if name.startswith("*"))
-        self._on_error = on_error
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
@@ -41,7 +41,7 @@ class HostCheck:
             await self._app(scope, receive, send)
             return
         message = f"the server is not called {host[:100]!r}: its owner can allow the name with --allowed-host"
-        await error_response(RefusedError(400, message), self._on_error)(scope, receive, send)
+        await self._errors.response(RefusedError(400, message))(scope, receive, send)
 
     def _is_allowed(self, name: str) -> bool:
         try:

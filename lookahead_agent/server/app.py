@@ -21,7 +21,7 @@ from lookahead_agent.generation.server_backend import ENGINES_HEADER, STATUS_PAT
 from lookahead_agent.server import own_programs
 from lookahead_agent.server.admission import HostCheck, check_key
 from lookahead_agent.server.body import BodyReader
-from lookahead_agent.server.errors import ErrorReply, error_body, install_handlers
+from lookahead_agent.server.errors import ErrorReplies, ErrorReply
 from lookahead_agent.server.protocol import (
     ChatReplyBody,
     ChatRequestBody,
@@ -31,7 +31,7 @@ from lookahead_agent.server.protocol import (
     ModelEntry,
     ModelList,
 )
-from lookahead_agent.server.replies import ChatReplies, TextReplies
+from lookahead_agent.server.replies import Replies
 from lookahead_agent.server.responses import EventStream, WholeReply
 from lookahead_agent.server.settings import ServerSettings
 from lookahead_agent.server.writer import ReplyWriter
@@ -90,12 +90,13 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
     described = "/openapi.json" if key is None else None
     app = FastAPI(title="lookahead-agent", version=__version__, lifespan=lifespan, openapi_url=described)
     app.state.writer = writer
-    app.add_middleware(HostCheck, allowed=settings.allowed_hosts, on_error=writer.metrics.refused)
+    errors = ErrorReplies(writer.metrics.refused, with_exceptions=settings.engines_digest is not None)
+    app.add_middleware(HostCheck, allowed=settings.allowed_hosts, errors=errors)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    install_handlers(app, writer.metrics.refused)
+    errors.install(app)
     api = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
 
     async def respond(
@@ -104,21 +105,22 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
         length = await writer.context_length()
         body = await bodies.read(request, model, settings.body_limit(length), length)
         requests = await asyncio.to_thread(writer.requests, body, policy, node)
-        replies = (ChatReplies if isinstance(body, ChatRequestBody) else TextReplies)(
-            [writer.generate(each) for each in requests], body.n, writer.model_name, with_usage=body.streams_usage
+        replies = Replies(
+            [writer.generate(each) for each in requests],
+            body.n,
+            writer.model_name,
+            chat=isinstance(body, ChatRequestBody),
+            with_usage=body.streams_usage,
         )
-        return EventStream(replies.chunks(), failure) if body.stream else WholeReply(replies.body())
-
-    def failure(error: Exception) -> dict[str, Any]:
-        status, body = error_body(error)
-        writer.metrics.refused(status)
-        return {"error": body.model_dump()}
+        return EventStream(replies.chunks(), errors) if body.stream else WholeReply(replies.body())
 
     @api.post("/chat/completions", response_model=ChatReplyBody, **_described(ChatRequestBody))
     async def chat(request: Request, policy: PolicyHeader = None, node: NodeHeader = None) -> Response:
         """Reply to a conversation."""
         if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
-            return await own_programs.respond(request, writer, bodies)
+            asked = await own_programs.read_request(request, writer, bodies)
+            replies = Replies([writer.generate(asked)], 1, writer.model_name, chat=True, with_events=True)
+            return EventStream(replies.chunks(), errors)
         return await respond(request, ChatRequestBody, policy, node)
 
     @api.post("/completions", response_model=CompletionReplyBody, **_described(CompletionRequestBody))

@@ -29,6 +29,9 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _MOST_HELD = 64 << 20
 """Bytes of all bodies that are on their way, of which any may come slowly."""
 
+_TOO_MANY = "the body has too many values: more than any prompt or schema of these models"
+_TOO_DEEP = f"the body is nested in more than {_DEEPEST} levels"
+
 
 class BodyReader:
     """Reads the bodies of requests.
@@ -116,13 +119,14 @@ def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
 
 def _document(data: bytes, most_values: int) -> Any:
     # Counted before they are made; the second count is exact, and seldom needed.
-    if _containers(data) > _MOST_CONTAINERS and _containers(_STRING.sub(_nothing, data)) > _MOST_CONTAINERS:
-        raise _too_many()
+    # The pattern is replaced by a function's result, so that other threads come between its calls.
+    if _containers(data) > _MOST_CONTAINERS and _containers(_STRING.sub(lambda _: b"", data)) > _MOST_CONTAINERS:
+        raise RefusedError(400, _TOO_MANY)
     try:
         text = data.decode()
         document = json.loads(text, **STRICT_NUMBERS)
     except RecursionError:
-        raise _too_deep() from None
+        raise RefusedError(400, _TOO_DEEP) from None
     except UnicodeDecodeError as error:
         raise RefusedError(400, f"the body is not in UTF-8: byte {error.start} is wrong") from None
     except ValueError as error:
@@ -134,11 +138,6 @@ def _document(data: bytes, most_values: int) -> Any:
         except ConfigurationError as error:
             raise RefusedError(400, str(error)) from None
     return document
-
-
-def _nothing(_: re.Match[bytes]) -> bytes:
-    """As a function, so that other threads come between its calls."""
-    return b""
 
 
 def _containers(data: bytes) -> int:
@@ -154,17 +153,9 @@ def _check_shape(document: Any, most_values: int) -> None:
             inner = value.values() if isinstance(value, dict) else value
             values += len(inner)
             if values > most_values:
-                raise _too_many()
+                raise RefusedError(400, _TOO_MANY)
             below.extend(each for each in inner if isinstance(each, (dict, list)))
         if not below:
             return
         level = below
-    raise _too_deep()
-
-
-def _too_many() -> RefusedError:
-    return RefusedError(400, "the body has too many values: more than any prompt or schema of these models")
-
-
-def _too_deep() -> RefusedError:
-    return RefusedError(400, f"the body is nested in more than {_DEEPEST} levels")
+    raise RefusedError(400, _TOO_DEEP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -104,19 +105,38 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
 
 
-def error_response(error: Exception, on_error: Callable[[int], None]) -> JSONResponse:
-    """The answer to a request that fails with an exception; `on_error` is told its status."""
-    status, body = error_body(error)
-    on_error(status)
-    headers = dict(error.headers or {}) if isinstance(error, (RefusedError, HTTPException)) else {}
-    return JSONResponse(ErrorReply(error=body).model_dump(), status, headers)
+class ErrorReplies:
+    """Answers requests that fail.
 
+    Args:
+        on_error: Told the status of each.
+        with_exceptions: Whether the answers have the exceptions too, with their whole texts, for this user's programs.
+    """
 
-def install_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
-    """Have every error of the app answered in this form, and `on_error` told its status."""
+    def __init__(self, on_error: Callable[[int], None], *, with_exceptions: bool = False) -> None:
+        self._on_error = on_error
+        self._with_exceptions = with_exceptions
 
-    async def answer(_: Request, error: Exception) -> JSONResponse:
-        return error_response(error, on_error)
+    def describe(self, error: Exception) -> tuple[int, dict[str, Any]]:
+        """Status and content of the answer."""
+        status, body = error_body(error)
+        self._on_error(status)
+        content: dict[str, Any] = {"error": body.model_dump()}
+        if self._with_exceptions and isinstance(error, LookaheadError):
+            content["lookahead"] = {"type": type(error).__name__, "text": str(error)}
+        return status, content
 
-    for kind in (RefusedError, LookaheadError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, answer)
+    def response(self, error: Exception) -> JSONResponse:
+        """The answer."""
+        status, content = self.describe(error)
+        headers = dict(error.headers or {}) if isinstance(error, (RefusedError, HTTPException)) else {}
+        return JSONResponse(content, status, headers)
+
+    def install(self, app: FastAPI) -> None:
+        """Have every error of an application answered so."""
+
+        async def answer(_: Request, error: Exception) -> JSONResponse:
+            return self.response(error)
+
+        for kind in (RefusedError, LookaheadError, RequestValidationError, HTTPException, Exception):
+            app.add_exception_handler(kind, answer)

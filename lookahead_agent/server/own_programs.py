@@ -7,23 +7,19 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from lookahead_agent import __version__
-from lookahead_agent.errors import LookaheadError
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
 from lookahead_agent.generation.server_backend import ENGINES_HEADER, ServerStatus
 from lookahead_agent.server.body import BodyReader
-from lookahead_agent.server.errors import RefusedError, error_body
-from lookahead_agent.server.replies import ChatReplies
-from lookahead_agent.server.responses import EventStream
+from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.writer import ReplyWriter
 
 
-async def respond(request: Request, writer: ReplyWriter, bodies: BodyReader) -> Response:
-    """Answer a request for these engines with a stream.
+async def read_request(request: Request, writer: ReplyWriter, bodies: BodyReader) -> GenerateRequest:
+    """A request for these engines.
 
     Raises:
         RefusedError: It is for other engines (409), or cannot be read (400).
@@ -31,22 +27,8 @@ async def respond(request: Request, writer: ReplyWriter, bodies: BodyReader) -> 
     if request.headers[ENGINES_HEADER] != writer.settings.engines_digest:
         raise RefusedError(409, f"the engines of this server are {_models(writer)}")
     data = await bodies.arrived(request, writer.settings.body_limit(0))
-    asked = await asyncio.to_thread(_read, data)
-    replies = ChatReplies([writer.generate(asked)], 1, writer.model_name, with_events=True)
-
-    def failure(error: Exception) -> dict[str, Any]:
-        status, body = error_body(error)
-        writer.metrics.refused(status)
-        known = isinstance(error, LookaheadError)
-        kind, text = (type(error).__name__, str(error)) if known else ("EngineError", body.message)
-        return {"error": body.model_dump(), "lookahead": {"type": kind, "text": text}}
-
-    return EventStream(replies.chunks(), failure, at_once=True)
-
-
-def _read(data: bytes) -> GenerateRequest:
     try:
-        return request_from_json(json.loads(data)["lookahead"])
+        return await asyncio.to_thread(lambda: request_from_json(json.loads(data)["lookahead"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RefusedError(400, f"the request cannot be read: {error!r}") from None
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
@@ -30,19 +27,17 @@ from lookahead_agent.server.protocol import (
 from lookahead_agent.server.responses import merged
 
 
-class Replies(ABC):
+class Replies:
     """The replies to one request, whole or in chunks.
 
     Args:
         streams: Generate them, the choices of each prompt in a row.
         choices: Of each prompt.
         model: The model's name.
+        chat: Whether they have the form of `/v1/chat/completions`; else that of `/v1/completions`.
         with_usage: Whether a last chunk tells the tokens.
         with_events: Whether chunks tell steps, and the last one the whole reply, in their field `lookahead`.
     """
-
-    prefix: ClassVar[str]
-    chunk: ClassVar[str]
 
     def __init__(
         self,
@@ -50,14 +45,17 @@ class Replies(ABC):
         choices: int,
         model: str,
         *,
+        chat: bool,
         with_usage: bool = False,
         with_events: bool = False,
     ) -> None:
         self._streams = streams
         self._choices = choices
-        self._base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._chat = chat
         self._with_usage = with_usage
         self._with_events = with_events
+        prefix = "chatcmpl" if chat else "cmpl"
+        self._base = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._done: dict[int, ChatReply] = {}
         self._started: set[int] = set()
 
@@ -67,67 +65,41 @@ class Replies(ABC):
             async for index, event in events:
                 if isinstance(event, ChatReply):
                     self._done[index] = event
-        replies = [self._done[index] for index in sorted(self._done)]
-        figures = [_figures(reply) for reply in replies]
-        return self._body(replies, {**self._base, "usage": self._usage(), "lookahead": figures}).model_dump()
+        replies = sorted(self._done.items())
+        rest = {**self._base, "usage": self._usage(), "lookahead": [_figures(reply) for _, reply in replies]}
+        if self._chat:
+            chats = [
+                ChatChoice(index=index, message=_message(reply), finish_reason=_finish_reason(reply))
+                for index, reply in replies
+            ]
+            return ChatReplyBody(choices=chats, **rest).model_dump()
+        texts = [
+            TextChoice(index=index, text=reply.content, finish_reason=reply.finish_reason) for index, reply in replies
+        ]
+        return CompletionReplyBody(choices=texts, **rest).model_dump()
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """What the events of a stream have."""
-        base = self._base | {"object": self.chunk} | ({"usage": None} if self._with_usage else {})
+        """The data of a stream's events."""
+        base = self._base | {"object": "chat.completion.chunk" if self._chat else "text_completion"}
+        base |= {"usage": None} if self._with_usage else {}
         async with aclosing(merged(self._streams)) as events:
             async for index, event in events:
                 if isinstance(event, StepEvent):
                     if self._with_events:
                         yield base | {"choices": [], "lookahead": event_to_json(event)}
                     continue
-                chunks = [
-                    base | {"choices": [{"index": index, "logprobs": None} | choice]}
-                    for choice in self._deltas(index, event)
-                ]
+                parts = list(self._chat_parts(index, event) if self._chat else _text_parts(event))
+                chunks = [base | {"choices": [{"index": index, "logprobs": None} | part]} for part in parts]
                 if isinstance(event, ChatReply):
                     self._done[index] = event
-                    chunks[-1]["lookahead"] = (
-                        event_to_json(event) if self._with_events else _figures(event).model_dump()
-                    )
+                    told = event_to_json(event) if self._with_events else _figures(event).model_dump()
+                    chunks[-1]["lookahead"] = told
                 for chunk in chunks:
                     yield chunk
         if self._with_usage:
             yield base | {"choices": [], "usage": self._usage().model_dump()}
 
-    def _usage(self) -> Usage:
-        """The tokens: of each prompt once."""
-        prompt = sum(reply.prompt_tokens for index, reply in self._done.items() if index % self._choices == 0)
-        completion = sum(len(reply.token_ids) for reply in self._done.values())
-        thinking = sum(reply.thinking_tokens for reply in self._done.values())
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            completion_tokens_details=CompletionTokens(reasoning_tokens=thinking),
-        )
-
-    @abstractmethod
-    def _body(self, replies: Sequence[ChatReply], common: dict[str, Any]) -> BaseModel: ...
-
-    @abstractmethod
-    def _deltas(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
-        """The choices of a chunk each."""
-
-
-class ChatReplies(Replies):
-    """Of `/v1/chat/completions`."""
-
-    prefix = "chatcmpl"
-    chunk = "chat.completion.chunk"
-
-    def _body(self, replies: Sequence[ChatReply], common: dict[str, Any]) -> BaseModel:
-        choices = [
-            ChatChoice(index=index, message=_message(reply), finish_reason=_finish_reason(reply))
-            for index, reply in enumerate(replies)
-        ]
-        return ChatReplyBody(choices=choices, **common)
-
-    def _deltas(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
+    def _chat_parts(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
         role = {} if index in self._started else {"role": "assistant"}
         self._started.add(index)
         if isinstance(event, TextDelta):
@@ -144,25 +116,24 @@ class ChatReplies(Replies):
         # Clients that read arguments while they stream must know by then that these were cut off.
         yield {"delta": role | calls, "finish_reason": _finish_reason(event)}
 
+    def _usage(self) -> Usage:
+        """The tokens: of each prompt once."""
+        prompt = sum(reply.prompt_tokens for index, reply in self._done.items() if index % self._choices == 0)
+        completion = sum(len(reply.token_ids) for reply in self._done.values())
+        thinking = CompletionTokens(reasoning_tokens=sum(reply.thinking_tokens for reply in self._done.values()))
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            completion_tokens_details=thinking,
+        )
 
-class TextReplies(Replies):
-    """Of `/v1/completions`."""
 
-    prefix = "cmpl"
-    chunk = "text_completion"
-
-    def _body(self, replies: Sequence[ChatReply], common: dict[str, Any]) -> BaseModel:
-        choices = [
-            TextChoice(index=index, text=reply.content, finish_reason=reply.finish_reason)
-            for index, reply in enumerate(replies)
-        ]
-        return CompletionReplyBody(choices=choices, **common)
-
-    def _deltas(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
-        if isinstance(event, TextDelta):
-            yield {"text": event.text, "finish_reason": None}
-        else:
-            yield {"text": "", "finish_reason": event.finish_reason}
+def _text_parts(event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
+    if isinstance(event, TextDelta):
+        yield {"text": event.text, "finish_reason": None}
+    else:
+        yield {"text": "", "finish_reason": event.finish_reason}
 
 
 def _calls(reply: ChatReply) -> list[ToolCall]:
@@ -184,16 +155,10 @@ def _finish_reason(reply: ChatReply) -> str:
 
 def _message(reply: ChatReply) -> ReplyMessage:
     calls = _calls(reply)
-    return ReplyMessage(
-        content=reply.content or (None if calls else ""),
-        reasoning_content=reply.thinking or None,
-        tool_calls=calls or None,
-    )
+    content = reply.content or (None if calls else "")
+    return ReplyMessage(content=content, reasoning_content=reply.thinking or None, tool_calls=calls or None)
 
 
 def _figures(reply: ChatReply) -> LookaheadFigures:
-    figures = reply.lookahead
-    return LookaheadFigures(
-        **{name: figures[name] for name in ("policy", "steps", "accepted", "acceptance_rate")},
-        speculation_disabled=figures["speculation_disabled"] is not None,
-    )
+    ended = reply.lookahead["speculation_disabled"] is not None
+    return LookaheadFigures.model_validate({**reply.lookahead, "speculation_disabled": ended})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from lookahead_agent.engines.background import all_of
+from lookahead_agent.server.errors import ErrorReplies
 
 T = TypeVar("T")
 
@@ -58,45 +59,35 @@ class WholeReply(StreamingResponse):
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, ended by `[DONE]`.
+    """Server-sent events, ended by `[DONE]`; an error before the first one has a status of its own.
 
     Args:
         events: Objects to send; stopped when the client goes away.
-        describe: Makes the last event from an error after the first event.
-        at_once: Whether the head is sent before the first event. Else an error before that has a status of its own.
+        errors: Makes the last event from a later error.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        events: AsyncGenerator[dict[str, Any], None],
-        describe: Callable[[Exception], dict[str, Any]],
-        *,
-        at_once: bool = False,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], errors: ErrorReplies) -> None:
         super().__init__([], headers={"Cache-Control": "no-cache"})
         self._events = events
-        self._describe = describe
-        self._at_once = at_once
+        self._errors = errors
 
     async def stream_response(self, send: Send) -> None:
         """Send the events."""
         async with aclosing(self._events) as events:
-            first = [] if self._at_once else [await anext(events)]
-            self.body_iterator = self._lines(first, events)
+            self.body_iterator = self._lines(await anext(events), events)
             await super().stream_response(send)
 
     async def _lines(
-        self, first: list[dict[str, Any]], events: AsyncGenerator[dict[str, Any], None]
+        self, event: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
     ) -> AsyncGenerator[str, None]:
-        for event in first:
-            yield _line(event)
+        yield _line(event)
         try:
             async for event in events:
                 yield _line(event)
         except Exception as error:
-            yield _line(self._describe(error))
+            yield _line(self._errors.describe(error)[1])
         yield "data: [DONE]\n\n"
 
 

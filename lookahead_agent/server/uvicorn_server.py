@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import resource
 import signal
 import socket
@@ -43,15 +44,15 @@ class _OncePerMinute(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: dict[str, float] = {}
+        self._last = dict.fromkeys(self.KINDS, -math.inf)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text, now = str(record.msg), time.monotonic()
-        kind = next((kind for kind in self.KINDS if text.startswith(kind)), None)
-        if kind is not None and now - self._last.get(kind, -_QUIET_SECONDS) < _QUIET_SECONDS:
-            return False
-        if kind is not None:
-            self._last[kind] = now
+        now = time.monotonic()
+        for kind in self.KINDS:
+            if str(record.msg).startswith(kind):
+                passes = now - self._last[kind] >= _QUIET_SECONDS
+                self._last[kind] = now if passes else self._last[kind]
+                return passes
         return True
 
 
@@ -203,21 +204,16 @@ class BoundedProtocol(H11Protocol):
         self.config.waiting.pop(self, None)
         self.transport.abort()
 
-    @property
-    def _idle(self) -> bool:
-        """Whether nothing has come of the next request; uvicorn closes what stays so."""
-        answered = self.cycle is not None and self.cycle.response_complete
-        nothing = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-        return answered and nothing and self.timeout_keep_alive_task is not None
-
     def _look(self) -> None:
         if self.transport.is_closing() or self.has_request:
             self._stop_clock()
             self.config.waiting.pop(self, None)
             return
         self.config.waiting[self] = None
-        if self._idle:
-            self._stop_clock()
+        answered = self.cycle is not None and self.cycle.response_complete
+        nothing = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if answered and nothing and self.timeout_keep_alive_task is not None:
+            self._stop_clock()  # uvicorn closes the connection if nothing comes of the next request
         elif self._clock is None:
             # What knows the request answers one whose body is late, which this leaves the time for.
             self._clock = self.loop.call_later(self.config.settings.request_timeout, self._late, False)

@@ -52,7 +52,7 @@ def running_now() -> int:
 
 
 @pytest.mark.timeout(900)
-def test_commands_use_the_engines_that_are_processes(
+def test_commands_use_the_engines_in_the_background(
     tiny_pair: tuple[Path, Path], environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = command(tiny_pair, "ask", "A two and three?", "--policy", "exact", *OWN, "--temperature", "0", "--json")
