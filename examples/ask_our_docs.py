@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.budget import Budget
+from lookahead_agent.agents.metrics import Budget
 from lookahead_agent.agents.templates import build_supervisor, template
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -35,17 +35,16 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculator_arguments,
     find_calculator,
     with_placeholders,
 )
-from lookahead_agent.agents.early_calls import CallResult, EarlyCalls, ready_call
 from lookahead_agent.agents.few_shot import plan_examples
+from lookahead_agent.agents.metrics import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.nodes import model_node, plain_node, tool_node
-from lookahead_agent.agents.planned_calls import PlannedCall, read_call
+from lookahead_agent.agents.planned_calls import CallResult, EarlyCalls, PlannedCall, read_call, ready_call
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ask_or_call, check_ask_before, use_tool
 

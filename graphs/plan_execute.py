@@ -33,7 +33,6 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy, Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculation,
@@ -43,6 +42,7 @@ from lookahead_agent.agents.calculations import (
     named_results,
 )
 from lookahead_agent.agents.few_shot import plan_examples
+from lookahead_agent.agents.metrics import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.nodes import model_node, plain_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ause_tool, use_tool

@@ -40,9 +40,9 @@ from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.budget import Budget, Usage, add_usage
 from lookahead_agent.agents.calculations import calculator_arguments, fill_results, find_calculator
 from lookahead_agent.agents.few_shot import DONE, calculation_prompt, next_step_prompt
+from lookahead_agent.agents.metrics import Budget, Usage, add_usage
 from lookahead_agent.agents.nodes import model_node, tool_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ask_or_call, check_ask_before

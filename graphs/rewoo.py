@@ -30,7 +30,6 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.calculations import (
     PlanReader,
     calculator_arguments,
@@ -38,6 +37,7 @@ from lookahead_agent.agents.calculations import (
     with_placeholders,
 )
 from lookahead_agent.agents.few_shot import plan_examples
+from lookahead_agent.agents.metrics import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.nodes import model_node, plain_node, tool_node
 from lookahead_agent.agents.planned_calls import in_texts
 from lookahead_agent.agents.templates import default_llm, template

@@ -30,7 +30,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.budget import Budget, Usage, UsageMeter, add_usage
+from lookahead_agent.agents.metrics import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.templates import default_llm
 
 SAMPLER = """You solve a problem. Think in short steps with a blank line between them. End with one line that has only \

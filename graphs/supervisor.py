@@ -29,7 +29,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from lookahead_agent.agents.budget import Budget, Usage, add_usage
+from lookahead_agent.agents.metrics import Budget, Usage, add_usage
 from lookahead_agent.agents.nodes import model_node
 from lookahead_agent.agents.templates import build_react, default_llm, template
 

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolCall
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.budget import Usage, UsageMeter, add_usage
+from lookahead_agent.agents.metrics import Usage, UsageMeter, add_usage
 from lookahead_agent.agents.tool_use import ToolOutcome, ause_tool, use_tool
 
 State = TypeVar("State")

@@ -7,7 +7,7 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from lookahead_agent.agents.budget import Budget
+from lookahead_agent.agents.metrics import Budget
 from lookahead_agent.agents.templates import template
 from lookahead_agent.bench.config import CALCULATING, TaskConfig, TaskName
 from lookahead_agent.chat.model import ChatLookahead

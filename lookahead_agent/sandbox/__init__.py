@@ -1,9 +1,8 @@
 """Programs that nobody trusts, in a sandbox of the operating system."""
 
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.sandbox.backends import available, choose, run_isolated
+from lookahead_agent.sandbox.backends import Isolation, PythonLimits, available, choose, run_isolated
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
-from lookahead_agent.sandbox.launch import Isolation, PythonLimits
 
 __all__ = [
     "ChildResult",

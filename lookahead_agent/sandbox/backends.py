@@ -1,18 +1,79 @@
-"""The sandbox backends that work here, and Python code run behind one of them."""
+"""Runs a stranger's Python code behind one of the sandbox backends that work here."""
 
 from __future__ import annotations
 
+import base64
+import json
+import math
+import os
+import resource
 import shutil
 import sys
+import sysconfig
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from lookahead_agent.errors import ConfigurationError, IsolationError
-from lookahead_agent.sandbox.launch import Isolation, PythonLimits, start
-from lookahead_agent.sandbox.worker import NO_SANDBOX
+from lookahead_agent.sandbox import folders
+from lookahead_agent.sandbox.cgroup import memory_cgroup
+from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
+from lookahead_agent.sandbox.seccomp import system_call_filter
+from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, may_change_user
+
+_INSIDE = "/own"
+_LARGEST_FILE = 16 << 20
+_THREADS = 64
+_KERNEL_MEMORY = 64 << 20
+"""Bytes that the kernel may need for a run, where a cgroup counts them."""
+# Beside Python's own: what its extension modules are linked with, and the time zones.
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
+"""The backend that keeps a program from the machine.
+
+- "bubblewrap": the program `bwrap`, with namespaces, a root that has Python's library to read and one empty folder in
+  memory, and a filter of system calls.
+- "namespaces": the same, made by ourselves; Linux lets users do that, or root has to run it.
+- "landlock": Linux's Landlock (6.2 or newer) and a stricter filter of system calls: there is no network, no other
+  program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
+  machine's name and process numbers, and can tell by `stat` whether a file exists.
+- "none": **no sandbox**. The code runs with all rights of the user who runs the agent: it can read and write that
+  user's files, use the network and start programs. Only its time, memory, output and size of files are limited. For
+  code that you would run yourself, and for machines that are sandboxes already (a container or virtual machine with
+  nothing in it).
+- "auto": the first of the first three that works here.
+"""
 
 _BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
+
+
+@dataclass(frozen=True)
+class PythonLimits:
+    """What code may use.
+
+    Attributes:
+        seconds: Wall-clock time, Python's start included.
+        memory: Address space in bytes.
+        output: Bytes of what it prints.
+        files: Bytes that its files may come to. They are in memory, beside `memory`. Behind "landlock" it has none, and
+            with "none" those on disk in its own folder count.
+
+    Raises:
+        ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
+    """
+
+    seconds: float = 10
+    memory: int = 512 << 20
+    output: int = 10_000
+    files: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not (0 < self.seconds < math.inf and self.memory > 0 and self.output >= 0 and self.files >= 0):
+            raise ConfigurationError(f"seconds and memory have to be above 0, and output and files not below: {self}")
 
 
 def run_isolated(
@@ -105,3 +166,132 @@ def _problem(name: Isolation) -> str | None:
         return None
     said = " ".join(tried.output.decode(errors="replace").split())
     return said.removeprefix("no sandbox: ")[-300:] or f"it ended with {tried.stopped or tried.status}"
+
+
+def start(code: str, limits: PythonLimits, isolation: Isolation, scratch: Path | None = None) -> ChildResult:
+    """As `run_isolated`, behind a backend that is known to work (not "auto").
+
+    Raises:
+        IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
+    """
+    try:
+        with ExitStack() as stack:
+            folder = "/"
+            if isolation in ("namespaces", "none"):  # to mount the new root at, or to run in
+                folder = os.path.realpath(tempfile.mkdtemp(prefix="isolated-", dir=scratch))
+                stack.callback(_remove, Path(folder))
+            cgroup = None
+            if isolation != "none":
+                cgroup = stack.enter_context(memory_cgroup(limits.memory + limits.files + _KERNEL_MEMORY))
+            return _run(code, limits, isolation, folder, cgroup)
+    except OSError as error:
+        raise IsolationError(f"the code could not be run: {error}") from error
+
+
+def _remove(folder: Path) -> None:
+    with suppress(FileNotFoundError):  # without a sandbox, the code may have removed it
+        folders.remove(folder)
+
+
+def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgroup: int | None) -> ChildResult:
+    home = {"none": folder, "landlock": "/"}.get(isolation, _INSIDE)
+    plan = {
+        "isolation": isolation,
+        "agent": os.getpid(),
+        "cgroup": cgroup,
+        "readable": _readable(),
+        "folder": folder,
+        "inside": home,
+        "seconds": limits.seconds,
+        "memory": limits.memory,
+        "file": min(_LARGEST_FILE, limits.files),
+        "files": limits.files,
+        "threads": _threads(isolation),
+        "filter": _filter(isolation),
+    }
+    finished = run_child(
+        [*_bubblewrap(isolation), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
+        code.encode(errors="replace"),
+        seconds=limits.seconds,
+        output=len(BEGUN) + limits.output,
+        environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
+        folder=Path(folder) if isolation == "none" else Path("/"),
+        files=limits.files if isolation == "none" else None,
+        descriptors=() if cgroup is None else (cgroup,),
+    )
+    if not finished.output.startswith(BEGUN):
+        return finished
+    # An exit status is the code's own choice: only the worker says that there is no sandbox.
+    status = 1 if finished.status == NO_SANDBOX else finished.status
+    return replace(finished, output=finished.output.removeprefix(BEGUN), status=status)
+
+
+def _bubblewrap(isolation: Isolation) -> list[str]:
+    """The beginning of the command, for that backend."""
+    if isolation != "bubblewrap":
+        return []
+    program = shutil.which("bwrap")
+    if program is None:
+        raise IsolationError("bwrap is not installed any more")
+    kept = ["CAP_SYS_ADMIN"]
+    who = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if may_change_user():
+        # It becomes a user of its own: the kernel counts no threads of root, whatever root is called inside.
+        kept += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]
+    else:
+        who += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    who += ["--hostname", HOST.decode(), "--die-with-parent"]
+    bound = [("--ro-bind", path) for path in _readable()]
+    bound += [("--dev-bind", path) for path in ("/dev/null", "/dev/urandom")]
+    # By itself, bwrap makes folders above them that are closed to others.
+    there = [word for kind, path in bound for word in ("--dir", os.path.dirname(path), kind, path, path)]
+    # It mounts the folder itself, for bwrap sets no limit to the number of files, and then gives that up.
+    own = ["--dir", _INSIDE, "--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name))]
+    return [program, *who, *there, *own, "--remount-ro", "/", "--"]
+
+
+def _filter(isolation: Isolation) -> str:
+    """The filter of system calls in base64; empty for none."""
+    if isolation == "none":
+        return ""
+    program = system_call_filter(landlock=isolation == "landlock")
+    if program is None:
+        raise IsolationError(
+            "system calls are known here for x86_64 and aarch64 only: isolation='none' is what is left"
+        )
+    return base64.b64encode(program).decode()
+
+
+def _threads(isolation: Isolation) -> int:
+    """How many threads the user who runs the code may have, for the kernel counts by user."""
+    if isolation == "none":
+        return resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if isolation != "landlock" or os.geteuid() == 0:
+        return _THREADS  # a user of its own
+    user = os.geteuid()
+    others = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = dict(line.split(":", 1) for line in status.read_text(errors="replace").split("\n") if ":" in line)
+            others += int(fields["Threads"]) if int(fields["Uid"].split()[0]) == user else 0
+    return _THREADS + others
+
+
+@cache
+def _interpreter() -> str:
+    """The interpreter that virtual environments stand on, without their packages."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@cache
+def _readable() -> tuple[str, ...]:
+    """What a Python program needs to read: existing paths, none inside of another."""
+    base = os.path.realpath(sys.base_prefix)
+    candidates = [_interpreter(), os.path.realpath(sysconfig.get_path("stdlib")), *_SYSTEM]
+    if base != "/usr":
+        candidates.append(os.path.join(base, "lib"))
+    found: list[str] = []
+    for path in sorted(dict.fromkeys(candidates), key=len):
+        if os.path.exists(path) and not any(path == kept or path.startswith(kept + os.sep) for kept in found):
+            found.append(path)
+    return tuple(found)

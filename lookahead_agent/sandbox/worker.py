@@ -1,7 +1,7 @@
 """The child's program: it goes into the sandbox, gives up what it may do, and only then runs the code.
 
 The text of this file is handed to another interpreter (`python -I -S -c`), so it imports the standard library only. Its
-argument is a JSON object, see `_run` in `launch.py`; the code comes by standard input.
+argument is a JSON object, see `_run` in `backends.py`; the code comes by standard input.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.budget import Budget
-from lookahead_agent.agents.metrics import NodeMetrics
+from lookahead_agent.agents.metrics import Budget, NodeMetrics
 from lookahead_agent.agents.templates import (
     build_llm_compiler,
     build_react,

@@ -19,7 +19,7 @@ from graphs.rewoo import build_rewoo
 from graphs.self_consistency import answer_of, build_self_consistency, is_decided
 from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.budget import Budget, Usage, add_usage
+from lookahead_agent.agents.metrics import Budget, Usage, add_usage
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import scripted_replies

@@ -16,7 +16,7 @@ from graphs.rewoo import build_rewoo
 from graphs.self_consistency import build_self_consistency
 from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead, InvalidToolCallMiddleware
-from lookahead_agent.agents.budget import Budget
+from lookahead_agent.agents.metrics import Budget
 from tests.unit.chat import is_for_a_planner, scripted_chat
 
 UNREADABLE = '<tool_call>{"name": "look_up", "arguments": {"word": "a" "b"}}</tool_call>'

@@ -15,8 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from graphs.llm_compiler import build_llm_compiler
-from lookahead_agent.agents.budget import Budget
-from lookahead_agent.agents.metrics import NodeMetrics
+from lookahead_agent.agents.metrics import Budget, NodeMetrics
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
 from tools.calculator import calculator

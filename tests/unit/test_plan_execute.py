@@ -10,8 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from graphs.plan_execute import build_plan_execute, needs_up_to, parse_plan
-from lookahead_agent.agents.budget import Budget
-from lookahead_agent.agents.metrics import NodeMetrics
+from lookahead_agent.agents.metrics import Budget, NodeMetrics
 from lookahead_agent.agents.templates import template
 from tests.unit.chat import is_for_a_planner, scripted_chat
 from tools.calculator import calculator

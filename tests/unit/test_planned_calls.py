@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.tools import tool
 from langgraph.errors import GraphInterrupt
 
-from lookahead_agent.agents.early_calls import EarlyCalls
-from lookahead_agent.agents.planned_calls import PlannedCall, fill_references, read_call, references
+from lookahead_agent.agents.planned_calls import EarlyCalls, PlannedCall, fill_references, read_call, references
 from lookahead_agent.agents.tool_use import ToolOutcome
 from tools.calculator import calculator
 
