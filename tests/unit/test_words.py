@@ -80,6 +80,15 @@ def test_sentences_are_short_and_have_a_subject(page: str) -> None:
     assert [each for each in found if len(each.split()) > WORDS] == []
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.startswith(("README", "docs/tutorial", "docs/how-to"))]
+)
+def test_a_sentence_has_one_number(page: str) -> None:
+    """Others belong in tables."""
+    found = prose((ROOT / page).read_text(encoding="utf-8"))
+    assert [each for each in found if len(re.findall(r"(?<![\w.:-])\d[\d.,]*", each)) > 1] == []
+
+
 def test_what_is_held_against_the_rule() -> None:
     page = (
         "# What is it\n\nWhat it is, nobody knows. It\nis `a b c`.\n\n    What runs\n\n| What | is |\n\n- Which one?\n"
