@@ -153,9 +153,18 @@ class CallDefaults(SamplingArguments, EngineFields):
         Raises:
             PolicyError: The chosen policy does not exist.
         """
-        return choose_policy(
-            call=policy, configurable=configurable, node=node or "", policies=self.policies, default=self.policy
-        ).with_depth(self.depth)
+        if policy is not None:
+            chosen = as_policy(policy)
+            rule = _CONFIGURED if chosen.rule == _CONFIGURED else "the call's own argument"
+        elif configurable is not None:
+            chosen, rule = as_policy(configurable), _CONFIGURED
+        else:
+            where = f"in the node {node!r}" if node else "outside a graph"
+            key = matching_key(list(self.policies), node or "")
+            chosen = as_policy(self.policies[key] if key is not None else self.policy)
+            own = f"the model's own policy: nothing else chooses one {where}"
+            rule = f"policies[{key!r}], {where}" if key is not None else own
+        return chosen.with_selection_rule(rule).with_depth(self.depth)
 
     def _every_policy(self) -> list[VerifierPolicy]:
         """The model's policies, its own and those of nodes; raises PolicyError if one does not exist."""
@@ -206,39 +215,6 @@ def matching_key(keys: Sequence[str], node: str) -> str | None:
             return tail
     patterns = (key for key in keys if any(character in key for character in "*?["))
     return next((key for key in patterns if any(fnmatchcase(tail, key) for tail in tails)), None)
-
-
-def choose_policy(
-    *,
-    call: PolicyLike | None,
-    configurable: PolicyLike | None,
-    node: str,
-    policies: Mapping[str, PolicyLike],
-    default: PolicyLike,
-) -> VerifierPolicy:
-    """Choose the policy of one call; its `explain` says which rule did.
-
-    Args:
-        call: Argument of the call.
-        configurable: `config["configurable"]["lookahead_policy"]`.
-        node: Path of the LangGraph node that is running; "" outside a graph.
-        policies: Policies by node name, path or pattern.
-        default: The model's.
-
-    Raises:
-        PolicyError: The chosen policy does not exist.
-    """
-    if call is not None:
-        chosen = as_policy(call)
-        return chosen if chosen.rule == _CONFIGURED else chosen.with_selection_rule("the call's own argument")
-    if configurable is not None:
-        return as_policy(configurable).with_selection_rule(_CONFIGURED)
-    where = f"in the node {node!r}" if node else "outside a graph"
-    key = matching_key(list(policies), node)
-    if key is not None:
-        return as_policy(policies[key]).with_selection_rule(f"policies[{key!r}], {where}")
-    rule = f"the model's own policy: nothing else chooses one {where}"
-    return as_policy(default).with_selection_rule(rule)
 
 
 def with_configurable_policy(options: dict[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial as bound
 from inspect import isfunction
@@ -37,6 +37,7 @@ Method = Literal["json_schema", "function_calling", "json_mode"]
 _VALUE = "value"
 """The argument of a call whose schema's values are no objects."""
 _LONGEST_NAME = 64
+_NOTHING = object()
 
 
 @dataclass(frozen=True)
@@ -246,57 +247,44 @@ class FormParser(BaseCumulativeTransformOutputParser[Any]):
                     raise _unreadable(generation, f"has no {error} in its call of {self.form.name}") from error
         raise _unreadable(generation, f"has no whole call of {self.form.name}")
 
+    # What LangChain yields of a stream is what is known of it each time that tells more; at last comes the whole.
+
     def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:
-        results = _Results(self)
-        for chunk in input:
-            yield from results.push(chunk)
-        yield from results.finish()
+        chunks: list[str | BaseMessage] = []
+        last: Any = _NOTHING
+
+        def noted() -> Iterator[str | BaseMessage]:
+            for chunk in input:
+                chunks.append(chunk)
+                yield chunk
+
+        for last in super()._transform(noted()):
+            yield last
+        yield from self._whole(chunks, last)
 
     async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:
-        results = _Results(self)
-        async for chunk in input:
-            for result in results.push(chunk):
-                yield result
-        for result in results.finish():
+        chunks: list[str | BaseMessage] = []
+        last: Any = _NOTHING
+
+        async def noted() -> AsyncIterator[str | BaseMessage]:
+            async for chunk in input:
+                chunks.append(chunk)
+                yield chunk
+
+        async for last in super()._atransform(noted()):
+            yield last
+        for result in self._whole(chunks, last):
             yield result
 
-
-class _Results:
-    """The results of a stream: of what is known of it each time that tells more, and of the whole."""
-
-    def __init__(self, parser: FormParser) -> None:
-        self._parser = parser
-        self._whole: Any = None
-        self._last: Any = None
-        self._has_results = False
-
-    def push(self, chunk: str | BaseMessage) -> Iterator[Any]:
-        """Add a chunk."""
-        self._whole = chunk if self._whole is None else self._whole + chunk
-        result = self._parser.parse_result([self._generation], partial=True)
-        if result is not None and not self._is_last(result):
-            yield self._remember(result)
-
-    def finish(self) -> Iterator[Any]:
-        """The result of the whole; raises OutputParserException if it is none."""
-        if self._whole is not None:
-            result = self._parser.parse_result([self._generation])
-            if not self._is_last(result):
-                yield self._remember(result)
-
-    @property
-    def _generation(self) -> Generation:
-        if isinstance(self._whole, BaseMessage):
-            return ChatGeneration(message=self._whole)
-        return Generation(text=self._whole)
-
-    def _is_last(self, result: Any) -> bool:
-        # True and 1 are equal, and not the same.
-        return self._has_results and type(result) is type(self._last) and bool(result == self._last)
-
-    def _remember(self, result: Any) -> Any:
-        self._last, self._has_results = result, True
-        return result
+    def _whole(self, chunks: Sequence[Any], last: Any) -> Iterator[Any]:
+        """The result of all chunks, unless it was the last; raises OutputParserException if it is none."""
+        if chunks:
+            whole = sum(chunks[1:], start=chunks[0]) if isinstance(chunks[0], BaseMessage) else "".join(chunks)
+            is_message = isinstance(whole, BaseMessage)
+            result = self.parse_result([ChatGeneration(message=whole) if is_message else Generation(text=whole)])
+            # True and 1 are equal, and not the same.
+            if type(result) is not type(last) or result != last:
+                yield result
 
 
 def _unreadable(generation: Generation, why: str) -> OutputParserException:

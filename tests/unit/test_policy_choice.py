@@ -12,7 +12,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
 from lookahead_agent import ChatLookahead, LookaheadPolicyMiddleware
-from lookahead_agent.chat.requests import choose_policy, matching_key, node_path
+from lookahead_agent.chat.requests import matching_key, node_path
 from lookahead_agent.errors import PolicyError
 from lookahead_agent.policy import as_policy
 from tests.unit.chat import scripted_chat
@@ -21,23 +21,17 @@ REPLY = "First this.\n\nThen that.\n\nIt is 4."
 
 
 def test_order_of_choice() -> None:
-    everything = {
-        "call": "off",
-        "configurable": "exact",
-        "node": "a",
-        "policies": {"a": "strict"},
-        "default": "fast",
-    }
+    llm = scripted_chat(REPLY, policies={"a": "strict"}, policy="fast")
 
-    def chosen(**changes: object) -> tuple[str, str]:
-        policy = choose_policy(**{**everything, **changes})  # type: ignore[arg-type]
+    def chosen(**changes: Any) -> tuple[str, str]:
+        policy = llm.policy_for(**{"policy": "off", "configurable": "exact", "node": "a", **changes})
         assert policy.rule is not None
         return policy.name, policy.rule
 
     assert chosen() == ("off", "the call's own argument")
-    assert chosen(call=None) == ("exact", 'config["configurable"]["lookahead_policy"]')
-    assert chosen(call=None, configurable=None) == ("strict", "policies['a'], in the node 'a'")
-    other = {"call": None, "configurable": None, "node": "b"}
+    assert chosen(policy=None) == ("exact", 'config["configurable"]["lookahead_policy"]')
+    assert chosen(policy=None, configurable=None) == ("strict", "policies['a'], in the node 'a'")
+    other = {"policy": None, "configurable": None, "node": "b"}
     assert chosen(**other) == ("fast", "the model's own policy: nothing else chooses one in the node 'b'")
     assert chosen(**{**other, "node": ""})[1].endswith("outside a graph")
 
