@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,12 +26,20 @@ PAUSING_DRAFT = "lookahead_agent.engines.pausing_draft"
 """Module that vLLM's processes import where a draft model pauses."""
 
 
-def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mapping[str, Any]) -> None:
+def check_token_speculation(
+    method: str | Mapping[str, Any],
+    engine_args: Mapping[str, Any],
+    *,
+    installed: Callable[[str], object] = find_spec,
+    takes_classes: bool | None = None,
+) -> None:
     """Refuse, before any model loads, what cannot work.
 
     Args:
         method: A name of `TokenSpeculation`, or vLLM's `speculative_config`.
         engine_args: The target's other engine arguments.
+        installed: Whether there is a package of a name.
+        takes_classes: Whether vLLM takes a proposer's class; None: as the installed one does.
 
     Raises:
         ConfigurationError: No such method, or a method that needs more than its name.
@@ -52,14 +60,14 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
         isinstance(method, Mapping) and "model" in method
     ):
         raise ConfigurationError(f"{name} needs its own model: token_speculation={{'method': {name!r}, 'model': …}}")
-    if name == "suffix" and find_spec("arctic_inference") is None:
+    if name == "suffix" and not installed("arctic_inference"):
         raise MissingExtraError(
             "suffix decoding needs the package arctic-inference (built from source: cmake, ninja and a "
             "C++ compiler are needed): pip install arctic-inference, or choose ngram or draft_model"
         )
-    if name == "ngram" and find_spec("numba") is None:
+    if name == "ngram" and not installed("numba"):
         raise MissingExtraError("ngram speculation needs the package numba: pip install numba")
-    if name == "shared_draft" and not vllm_takes_classes():
+    if name == "shared_draft" and not (vllm_takes_classes() if takes_classes is None else takes_classes):
         raise ConfigurationError(
             "a shared draft needs a vLLM that asks a class for draft tokens (speculative method custom_class), and the "
             "one that is installed does not: update vllm, or choose draft_model or ngram"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec as real_find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +64,10 @@ def test_a_shared_draft_asks_a_class_of_ours() -> None:
     assert not token_speculation.uses_shared_draft(None)
 
 
-def test_a_vllm_that_asks_no_classes_has_no_shared_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_speculation, "vllm_takes_classes", lambda: False)
+def test_a_vllm_that_asks_no_classes_has_no_shared_drafts() -> None:
     with pytest.raises(ConfigurationError, match="custom_class"):
-        ChatLookahead(token_speculation="shared_draft")
+        check_token_speculation("shared_draft", {}, takes_classes=False)
+    check_token_speculation("shared_draft", {}, takes_classes=True)
 
 
 def test_what_does_not_run_on_a_cpu_is_refused() -> None:
@@ -78,12 +77,10 @@ def test_what_does_not_run_on_a_cpu_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("method", "module"), [("suffix", "arctic_inference"), ("ngram", "numba")])
-def test_a_method_whose_package_is_missing_is_refused(
-    method: str, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_speculation, "find_spec", lambda name: None if name == module else real_find_spec(name))
+def test_a_method_whose_package_is_missing_is_refused(method: str, module: str) -> None:
     with pytest.raises(MissingExtraError, match="pip install"):
-        check_token_speculation(method, {})
+        check_token_speculation(method, {}, installed=lambda name: name != module)
+    check_token_speculation(method, {}, installed=lambda name: True)
 
 
 def test_a_draft_model_is_needed_for_draft_model() -> None:
