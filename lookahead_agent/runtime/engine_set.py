@@ -114,19 +114,19 @@ class EngineSet:
 
     @property
     def speculates_on_tokens(self) -> bool:
-        """Whether the target guesses tokens, by whatever method."""
+        """Whether the target has token speculation, by any method."""
         if self.engine_setup is not None:
             return self.engine_setup.speculation_method != "none"
         return self.shared_draft
 
     @property
     def draft_pauses(self) -> bool:
-        """Whether a draft model guesses the target's tokens for few replies at once, and pauses for more."""
+        """Whether a draft model proposes draft tokens for few replies at once, and pauses for more."""
         return self.engine_setup is not None and pauses(self.engine_setup.target_arguments.get("speculative_config"))
 
     @property
     def shared_draft(self) -> bool:
-        """Whether the target guesses tokens by what the draft writes beside it, which a reply may do without."""
+        """Whether the target takes draft tokens from a shared draft, which a reply may do without."""
         return self.draft is not None and isinstance(self.target, SupportsSharedDraft) and self.target.shared_draft
 
     def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, Certificate | None, str | None]:

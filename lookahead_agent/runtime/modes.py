@@ -47,7 +47,7 @@ class _Node:
 
 
 class ModeChooser:
-    """Chooses among the modes that the engines offer, for each node of a graph by itself."""
+    """Chooses among the modes that the engines offer, for each node of a graph alone."""
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, _Node] = OrderedDict()

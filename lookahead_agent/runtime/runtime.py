@@ -152,7 +152,7 @@ class Runtime:
     Args:
         spec: Which engines.
         expects_draft: Whether some policy of the chat model commands that steps are speculated on, which takes a draft
-            with an engine of its own. If none does, what is fastest is started; should a call then command steps all
+            with an engine of its own. If none does, what is fastest is started; should a call then force steps all
             the same, the engines are started anew.
         progress: Told about downloads and starts.
         loaders: Sources of models and engines.
@@ -197,7 +197,7 @@ class Runtime:
         _RUNTIMES.add(self)
         # The finalizers must not keep the runtime alive, so they get the lists and not a method.
         weakref.finalize(self, _release, loaders.pool, self._held)
-        # At exit nobody runs coroutines any more, and connections end by themselves.
+        # At exit nobody runs coroutines any more, and connections end with the process.
         weakref.finalize(self, _disconnect, self._connections).atexit = False
 
     @classmethod
@@ -376,7 +376,7 @@ class Runtime:
         await asyncio.gather(*(write(each) for each in (engine_setup.target, engine_setup.draft) if each is not None))
 
     def _may_use_draft(self) -> bool:
-        """Whether the draft may be of use: for steps, or to guess tokens."""
+        """Whether the draft may be of use: for steps, or for draft tokens."""
         method = self._spec.token_speculation
         name = method if isinstance(method, str) else method.get("method")
         return self._with_draft or name in ("auto", "draft_model", "shared_draft")
