@@ -4,7 +4,7 @@ LookaheadError
 ├── ConfigurationError     a value that cannot work
 │   ├── PolicyError        an unknown or contradictory policy
 │   └── ContextLengthError the prompt does not fit the model
-├── IsolationError         there is no boundary to run a program behind
+├── IsolationError         no sandbox for a program works here
 ├── MissingExtraError      an optional dependency is not installed (also an ImportError)
 ├── ModelError             a model could not be found, fetched, checked or converted
 │   ├── ModelNotFoundError
@@ -42,7 +42,7 @@ class ContextLengthError(ConfigurationError):
 
 
 class IsolationError(LookaheadError):
-    """There is no boundary to run a program behind; the message says what to install."""
+    """No sandbox for a program works here; the message says what to install."""
 
 
 class MissingExtraError(LookaheadError, ImportError):

@@ -83,7 +83,7 @@ def _same_choice(text: str, answer: str) -> bool:
 
 
 def _passes_tests(text: str, answer: str) -> bool:
-    """Run the reply's code and its tests in a process with limits behind a boundary (`lookahead_agent.sandbox`)."""
+    """Run the reply's code and its tests in a process with limits in a sandbox (`lookahead_agent.sandbox`)."""
     # Code that ends early, and prints what it likes before, has not passed.
     sign = uuid.uuid4().hex
     try:

@@ -30,7 +30,7 @@ def test_leaving_is_after_threads_and_exit_handlers_and_keeps_the_exit_code() ->
     assert (process.returncode, process.stdout) == (3, "begun thread\nhandler\n"), process.stderr
 
 
-def run(*arguments: str, chat_class: Callable[..., Any] | None = None, monkeypatch: object = None) -> int:
+def run(*arguments: str, chat_class: Callable[..., Any] | None = None) -> int:
     return run_command(arguments, chat_class)
 
 

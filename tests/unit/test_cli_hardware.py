@@ -19,17 +19,15 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--model", str(target), "--draft", str(draft)]
 
 
-def test_the_processor_and_the_choice(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("hardware", *pair, monkeypatch=monkeypatch) == 0
+def test_the_processor_and_the_choice(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("hardware", *pair) == 0
     said = capsys.readouterr().out
     assert processor() in said
     assert "a reply of 200 tokens" in said
 
 
-def test_as_json(pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("hardware", *pair, "--steps", "--json", monkeypatch=monkeypatch) == 0
+def test_as_json(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("hardware", *pair, "--steps", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["speculation_method"] == "shared_draft"
     assert found["precision"]["target"] in ("int8", "int8-weights")
