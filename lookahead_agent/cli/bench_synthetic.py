@@ -14,6 +14,7 @@ from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
 from lookahead_agent.cost_model.estimator import ModeName
+from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT
 from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticResult, SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
 from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
@@ -99,7 +100,7 @@ def synthetic(
     if not runs_on_cpu():
         arguments.setdefault("max_model_len", settings.context + 256)
     known = read_costs(costs)
-    measurement = options.pair_measurement()
+    measurement = PAIR_MEASUREMENT.get()
     pair = measurement.pair(
         model,
         draft,

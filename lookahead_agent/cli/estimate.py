@@ -17,7 +17,8 @@ from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.cost_model.break_even_map import RATIOS, picture
 from lookahead_agent.cost_model.break_even_map import break_even_map as find_break_even_map
 from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
-from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Setting, TokenMethod, best_settings
+from lookahead_agent.cost_model.estimator import Acceptance, Setting, TokenMethod, best_settings
+from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT
 from lookahead_agent.errors import ConfigurationError
 
 
@@ -94,8 +95,7 @@ def estimate(
         raise typer.BadParameter("it accepts no step: give --alpha and --token-alpha", param_hint="--policy")
     problems = [] if known else read_problems(dataset_file(dataset), limit)
     arguments = options.engine_arguments(engine_arg)
-    measurement = options.pair_measurement()
-    grid = measurement.grid or EVERY
+    measurement = PAIR_MEASUREMENT.get()
     measured = read_costs(costs)
     if measured is None:
         pair = measurement.pair(
@@ -132,12 +132,12 @@ def estimate(
         found.step_tokens if step_tokens is None else step_tokens,
         found.verifier if verifier_seconds is None else verifier_seconds,
     )
-    settings = best_settings(measured, acceptance, tokens_by=method, grid=grid)
+    settings = best_settings(measured, acceptance, tokens_by=method, grid=measurement.grid)
     if break_even_map is not None:
         # The pair's own cost ratio in place of the nearest, so that its points lie where they belong.
         nearest = min(RATIOS, key=lambda ratio: abs(ratio - measured.c))
         ratios = [measured.c if ratio == nearest else ratio for ratio in RATIOS]
-        cells = find_break_even_map(measured, ratios, measurement.rates, grid)
+        cells = find_break_even_map(measured, ratios, measurement.rates, measurement.grid)
         save_svg(break_even_map, picture(cells, measured.c, {f"this pair, c = {measured.c:.2f}": acceptance} | points))
     if as_json:
         result = {

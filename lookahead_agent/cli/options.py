@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -18,11 +16,6 @@ from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
-
-if TYPE_CHECKING:
-    from lookahead_agent.cost_model.costs import MachineCosts
-    from lookahead_agent.cost_model.estimator import Acceptance, Grid
-    from lookahead_agent.cost_model.pair import Pair
 
 Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue name, a folder or a Hub id.")]
 Draft = Annotated[
@@ -94,52 +87,6 @@ DEFAULT_MODEL = DEFAULT_SET
 DEFAULT_TOKEN_SPECULATION = "auto"
 DEFAULT_POLICY = "balanced"
 DEFAULT_MAX_TOKENS = 1024
-
-
-def _pair(*models: Any, **settings: Any) -> Pair:
-    from lookahead_agent.cost_model.pair import Pair
-
-    return Pair(*models, **settings)
-
-
-def _pair_costs(pair: Pair, *batches: Any, **settings: Any) -> MachineCosts:
-    from lookahead_agent.cost_model.measuring import measure_pair
-
-    return measure_pair(pair, *batches, **settings)
-
-
-def _acceptance(llm: ChatLookahead, *problems: Any) -> Acceptance:
-    from lookahead_agent.cost_model.measuring import measure_acceptance
-
-    return measure_acceptance(llm, *problems)
-
-
-@dataclass(frozen=True)
-class PairMeasurement:
-    """Measures a pair of models; tests measure otherwise.
-
-    Attributes:
-        pair: As `cost_model.pair.Pair`.
-        costs: As `cost_model.measuring.measure_pair`.
-        acceptance: As `cost_model.measuring.measure_acceptance`.
-        grid: The settings that `estimate` tries; None: all.
-        rates: The acceptance rates of its break-even map.
-    """
-
-    pair: Callable[..., Pair] = _pair
-    costs: Callable[..., MachineCosts] = _pair_costs
-    acceptance: Callable[..., Acceptance] = _acceptance
-    grid: Grid | None = None
-    rates: Sequence[float] = tuple(eighth / 8 for eighth in range(9))
-
-
-PAIR_MEASUREMENT: ContextVar[PairMeasurement | None] = ContextVar("pair_measurement", default=None)
-"""In place of the default, for tests."""
-
-
-def pair_measurement() -> PairMeasurement:
-    """The measurement that commands use."""
-    return PAIR_MEASUREMENT.get() or PairMeasurement()
 
 
 def chat_class() -> Callable[..., ChatLookahead]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from statistics import mean
 
 from langchain_core.messages import HumanMessage
@@ -16,7 +18,7 @@ from lookahead_agent.bench.tasks import ask
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
-from lookahead_agent.cost_model.estimator import Acceptance
+from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid
 from lookahead_agent.cost_model.pair import Pair, Role
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
@@ -109,3 +111,23 @@ async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]
             raise ConfigurationError("target and draft have different tokenizers: give --token-alpha")
         prompt = draft.tokenizer.chat_prompt(template_messages([HumanMessage(question)]))
         return [value > math.log(0.5) for value in await sequence_logprobs(draft, prompt, reply)]
+
+
+@dataclass(frozen=True)
+class PairMeasurement:
+    """The measurement of a pair of models by a command; tests measure otherwise.
+
+    Attributes:
+        grid: The settings that `estimate` tries.
+        rates: The acceptance rates of its break-even map.
+    """
+
+    pair: Callable[..., Pair] = Pair
+    costs: Callable[..., MachineCosts] = measure_pair
+    acceptance: Callable[..., Acceptance] = measure_acceptance
+    grid: Grid = EVERY
+    rates: Sequence[float] = tuple(eighth / 8 for eighth in range(9))
+
+
+_DEFAULT = PairMeasurement()
+PAIR_MEASUREMENT: ContextVar[PairMeasurement] = ContextVar("pair_measurement", default=_DEFAULT)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lookahead_agent
-from lookahead_agent.cli.options import PAIR_MEASUREMENT, PairMeasurement
+from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT, PairMeasurement
 
 MeasureWith = Callable[[PairMeasurement], object]
 ReplaceChat = Callable[[Callable[..., Any]], None]
@@ -27,6 +27,6 @@ def replace_chat(monkeypatch: pytest.MonkeyPatch) -> ReplaceChat:
 @pytest.fixture
 def measure_with() -> Iterator[MeasureWith]:
     """Has commands measure pairs of models otherwise."""
-    before = PAIR_MEASUREMENT.set(None)
+    before = PAIR_MEASUREMENT.set(PairMeasurement())
     yield PAIR_MEASUREMENT.set
     PAIR_MEASUREMENT.reset(before)

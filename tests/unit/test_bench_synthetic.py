@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
-from lookahead_agent.cli.options import PairMeasurement
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
+from lookahead_agent.cost_model.measuring import PairMeasurement
 from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench, synthetic_acceptance
 from lookahead_agent.decoding.step import Step, StepEnd

@@ -13,11 +13,10 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.datasets import Problem
-from lookahead_agent.cli.options import PairMeasurement
 from lookahead_agent.cost_model.break_even_map import break_even_map, picture
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, Setting, best_settings
-from lookahead_agent.cost_model.measuring import measure_acceptance
+from lookahead_agent.cost_model.measuring import PairMeasurement, measure_acceptance
 from lookahead_agent.cost_model.pair import Pair as PairOfModels
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling

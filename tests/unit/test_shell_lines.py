@@ -14,11 +14,9 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from lookahead_agent.cli import running as running_commands
-from lookahead_agent.cli import up as up_command
 from lookahead_agent.cli.app import app
-from lookahead_agent.cli.options import PairMeasurement
 from lookahead_agent.cost_model.estimator import Acceptance
+from lookahead_agent.cost_model.measuring import PairMeasurement
 from lookahead_agent.hardware.diagnostics import Machine
 from lookahead_agent.jsonl import read_content
 from lookahead_agent.testing import scripted_chat
@@ -49,15 +47,12 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: Mea
 
     measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8), COARSE, (0.5,)))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
-    monkeypatch.setattr(up_command, "_start", lambda _: 1)
+    monkeypatch.setattr("lookahead_agent.cli.daemon.start_daemon", lambda *_: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LOOKAHEAD_AGENT_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     problem = '{"id": "a", "question": "How many?", "answer": "36", "solution": "It is 36."}\n'
     (tmp_path / "problems.jsonl").write_text(problem)
-
-
-async def _ended_keeper(order: str) -> dict[str, Any]:
-    return {"models": "a pair", "pid": 1 << 22, "seconds": 61.0, "replies": 1, "running": 0, "reason": "fastest"}
 
 
 @pytest.mark.parametrize("line", lines("lookahead-agent"))
@@ -77,15 +72,15 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     if arguments[0] == "doctor":  # as if the models were fetched
         assert CliRunner().invoke(app, arguments, obj=Machine(locate=lambda _: ROOT)).exit_code == 0
         return
-    if arguments[0] in ("status", "down"):
-        monkeypatch.setattr(running_commands, "ask_keeper", _ended_keeper)
     if arguments[0] == "serve":
         arguments += ["--port", "0"]  # the documented one may be taken
     if arguments[:2] == ["bench", "synthetic"]:
         arguments += ["--steps", "2", "--step-tokens", "2", "--repeats", "1"]
     if arguments[0] == "bench" and arguments[1].startswith("--") and "--dataset" not in arguments:
         arguments += ["--limit", "1"]  # of the 60 problems that ship
-    assert run(*arguments, chat_class=partial(scripted_chat, reply_to)) == 0, capsys.readouterr().err
+    chat_class = None if arguments[0] == "up" else partial(scripted_chat, reply_to)
+    nothing_runs = 3 if arguments[0] == "status" else 0
+    assert run(*arguments, chat_class=chat_class) == nothing_runs, capsys.readouterr().err
 
 
 def test_the_documented_targets_of_make_exist() -> None:
