@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import psutil
 import typer
-from rich.table import Table
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.serve import server_runner
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.server_backend import server_status
@@ -116,16 +115,14 @@ def status(as_json: options.AsJson = False) -> None:
         return
     minutes = int(running.seconds) // 60
     lasting = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    table = Table.grid(padding=(0, 2))
-    for row in (
-        ("models", running.models),
-        ("process", f"{running.pid}, for {lasting}, {memory / 2**30:.1f} GiB"),
-        ("replies", f"{running.replies} written, {running.running} running"),
-        ("engines", running.reason),
-        ("log", str(log_path())),
-    ):
-        table.add_row(*row)
-    Terminal().print(table)
+    rows = [
+        ["models", running.models],
+        ["process", f"{running.pid}, for {lasting}, {memory / 2**30:.1f} GiB"],
+        ["replies", f"{running.replies} written, {running.running} running"],
+        ["engines", running.reason],
+        ["log", str(log_path())],
+    ]
+    Terminal().print(as_rich((["", ""], rows), words=[""]))
 
 
 def down() -> None:

@@ -6,11 +6,10 @@ import json
 from dataclasses import asdict
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.terminal import WIDE, Terminal
+from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.models import choose_models
 
@@ -37,10 +36,8 @@ def doctor(
 
 def _show(checks: list[Check]) -> None:
     show = Terminal(width=WIDE)
-    table = Table(box=None, show_header=False)
-    for check in checks:
-        table.add_row(_SIGNS[check.state], check.name, check.found)
-    show.print(table)
+    rows: list[list[str | Text]] = [[_SIGNS[check.state], check.name, check.found] for check in checks]
+    show.print(as_rich((["", "", ""], rows), words=[""]))
     for title, state in (("Needed", "missing"), ("If you want it", "optional")):
         commands = [check.fix for check in checks if check.state == state and check.fix is not None]
         if commands:

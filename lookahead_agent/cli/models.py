@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from lookahead_agent.certificates.certificate import certificates
 from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import Terminal, echo
+from lookahead_agent.cli.terminal import Terminal, as_rich, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.conversion import available_precisions
@@ -29,23 +28,23 @@ def list_models() -> None:
 
     RISKS are those of which there are certificates, for policies such as risk=0.02.
     In which precision they run is chosen when they start, or said with --precision: see `lookahead-agent hardware`."""
-    table = Table(box=None)
-    for heading in ("NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "RISKS", "NOTE"):
-        table.add_column(heading, no_wrap=heading == "RISKS")
+    headings = ["NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "RISKS", "NOTE"]
+    rows = []
     for known in CATALOGUE.values():
         folders = [locate(facts) for facts in (known.target, known.draft)]
-        here = None not in folders
-        table.add_row(
-            known.name + (" (default)" if known.name == DEFAULT_SET else ""),
-            known.target.hub_id,
-            known.draft.hub_id,
-            str(known.context_length),
-            "yes" if here else "no",
-            " / ".join(", ".join(available_precisions(folder)) if folder is not None else "–" for folder in folders),
-            _risks(known.target, known.draft),
-            known.note,
+        rows.append(
+            [
+                known.name + (" (default)" if known.name == DEFAULT_SET else ""),
+                known.target.hub_id,
+                known.draft.hub_id,
+                str(known.context_length),
+                "no" if None in folders else "yes",
+                " / ".join(", ".join(available_precisions(path)) if path is not None else "–" for path in folders),
+                _risks(known.target, known.draft),
+                known.note,
+            ]
         )
-    Terminal(width=200).print(table)
+    Terminal(width=200).print(as_rich((headings, rows), words=set(headings) - {"RISKS"}))
 
 
 @models.command("fetch")

@@ -57,7 +57,7 @@ class Terminal(Console):
 
 
 def as_rich(
-    table: tuple[Sequence[str], Iterable[Sequence[str]]], *, words: Collection[str] = (), no_wrap: bool = False
+    table: tuple[Sequence[str], Iterable[Sequence[str | Text]]], *, words: Collection[str] = (), no_wrap: bool = False
 ) -> Table:
     """A table as the terminal shows it: the first column and those of words to the left, numbers to the right.
 
