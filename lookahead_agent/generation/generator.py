@@ -15,8 +15,8 @@ from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
+from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
-from lookahead_agent.generation.tool_parsers import ToolParser
 from lookahead_agent.hardware.choice import acceptance_rate_of
 from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 from lookahead_agent.policy import VerifierPolicy

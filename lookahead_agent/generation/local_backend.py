@@ -12,7 +12,8 @@ from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest
 from lookahead_agent.generation.constrained import ConstrainedGenerator
 from lookahead_agent.generation.generator import Emit, ReplyGenerator
-from lookahead_agent.generation.tool_parsers import ToolParser, choose_tool_parser
+from lookahead_agent.generation.json_tool_parsers import ToolParser
+from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.generation.backend import TextDelta
+from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_space
-from lookahead_agent.generation.tool_parsers import ToolParser
 
 _NOWHERE = re.compile(r"(?!)")
 _FENCE = re.compile(r"`{3,}|~{3,}")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.generation.backend import TextDelta
+from lookahead_agent.generation.json_tool_parsers import JsonToolParser, ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
-from lookahead_agent.generation.tool_parsers import JsonToolParser, ToolParser
 
 TAGS = ThinkingTags()
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from langchain_core.utils.json import parse_partial_json
 
 from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReplyReader
 from lookahead_agent.generation.tool_calls import as_invalid_json
-from lookahead_agent.generation.tool_parsers import ToolParser, choose_tool_parser
+from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from tests.unit.replies import FORMATS, TAGS, cuts_of, read, replies_in, said
 from tests.unit.test_tool_parsers import tokenizer_with
 

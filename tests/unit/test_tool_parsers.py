@@ -13,8 +13,9 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.tool_calls import ParsedReply
-from lookahead_agent.generation.tool_parsers import JsonToolParser, VLLMToolParser, choose_tool_parser
+from lookahead_agent.generation.tool_parsers import VLLMToolParser, choose_tool_parser
 from tests.unit.replies import read, said
 
 MARKS = [
