@@ -6,8 +6,10 @@ import datetime
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from lookahead_agent.bench.environment import environment
+from lookahead_agent.bench.plots import new_figure
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule
 from lookahead_agent.calibration.scores import CANDIDATES, Candidate, of_policy
 from lookahead_agent.certificates.certificate import Certificate
@@ -15,6 +17,9 @@ from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW
 from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds, upper_bound
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _AS_MANY = 0.02
 """By what share two verifiers may differ in what they accept, for the cheaper one to be taken."""
@@ -184,6 +189,27 @@ def split_results(
             sum(errors for _, errors, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
             accepted_pairs / sum(total for _, _, total in of_risk) if of_risk else 0.0,
         )
+
+
+def kept_risks(results: Sequence[SplitResult]) -> Figure:
+    """Shares of errors on problems that calibration did not see, by stated risk: a dot for each division.
+
+    Raises:
+        MissingExtraError: Matplotlib is not installed.
+    """
+    figure, ((axes,),) = new_figure(6.0, 3.2)
+    for place, result in enumerate(results):
+        axes.hlines(result.risk, place - 0.3, place + 0.3, colors="#d62728", label=None if place else "stated")
+        spread = [place + 0.5 * ((number + 0.5) / len(result.shares) - 0.5) for number in range(len(result.shares))]
+        axes.plot(spread, result.shares, ".", color="#1f77b4", label="measured" if place == 0 else None)
+    axes.set_xticks(
+        range(len(results)), [f"{each.risk:g}\n{each.certified} of {each.splits}" for each in results], fontsize=8
+    )
+    axes.set_xlabel("stated risk, and divisions with a threshold that keeps it")
+    axes.set_ylabel("share of errors among accepted")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8, loc="upper left")
+    return figure
 
 
 def certificates_of(

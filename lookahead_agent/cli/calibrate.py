@@ -14,9 +14,8 @@ from lookahead_agent.bench.answers import AnswerKind
 from lookahead_agent.bench.datasets import dataset_file, read_problems
 from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
-from lookahead_agent.calibration.fit import certificates_of, evaluate, fit, split_results
+from lookahead_agent.calibration.fit import certificates_of, evaluate, fit, kept_risks, split_results
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, OutcomeRule, labelled_pairs, pair_file
-from lookahead_agent.calibration.plots import kept_risks
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure, score_pairs
 from lookahead_agent.certificates.certificate import digest, keep
 from lookahead_agent.certificates.risk import LEVEL, Threshold

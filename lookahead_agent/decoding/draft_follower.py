@@ -9,10 +9,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
-from lookahead_agent.decoding.request import ReplyRequest
+from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.step import Source
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
-from lookahead_agent.engines.protocol import DraftLines, Engine
+from lookahead_agent.engines.protocol import DraftLines, Engine, SupportsSharedDraft
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,19 @@ BEHIND = 3
 """Tokens that the draft may be behind the target before it begins anew from the target's last token."""
 AHEAD = 64
 """Tokens that one request writes: a draft that runs far ahead is wrong by then more often than not."""
+
+
+def draft_lines(
+    request: ReplyRequest, settings: DecodingSettings, target: Engine, draft: Engine, one_vocabulary: bool
+) -> DraftLines | None:
+    """The place where a target with a shared draft finds draft tokens; None if it gets none.
+
+    A seed fixes a sampled reply, and draft tokens, which come when they come, change which random numbers it takes.
+    """
+    wanted = settings.shared_draft and one_vocabulary and draft is not target and not request.sampling.seeded
+    if wanted and isinstance(target, SupportsSharedDraft) and target.shared_draft:
+        return target.draft_lines(request.prompt_ids)
+    return None
 
 
 class DraftFollower:

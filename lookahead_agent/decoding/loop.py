@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
-from lookahead_agent.decoding.draft_follower import DraftFollower
+from lookahead_agent.decoding.draft_follower import DraftFollower, draft_lines
 from lookahead_agent.decoding.events import (
     Abort,
     Action,
@@ -43,7 +43,7 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
-from lookahead_agent.engines.protocol import DraftLines, Engine, SupportsSharedDraft
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ async def lookahead(
 
 
 class _Loop:
+    """The decoding of one reply: `run` is the algorithm, and one task per job reports to its queue of events."""
+
     def __init__(
         self,
         request: ReplyRequest,
@@ -109,7 +111,7 @@ class _Loop:
             draft_first=isinstance(verifier, DraftVerifier),
             awaits_thinking=self._prefixes.awaits_thinking,
         )
-        buffer = self._draft_buffer(target, draft)
+        buffer = draft_lines(request, settings, target, draft, self._prefixes.vocabularies.shared)
         engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
         self._follower: DraftFollower | None = None
@@ -119,19 +121,6 @@ class _Loop:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
         self._invalid_request: ConfigurationError | None = None
-
-    def _draft_buffer(self, target: Engine, draft: Engine) -> DraftLines | None:
-        """Where a target with a shared draft finds draft tokens; None if it gets none.
-
-        A seed fixes a sampled reply, and draft tokens, which come when they come, change which random numbers it takes.
-        """
-        if not self._settings.shared_draft or self._request.sampling.seeded:
-            return None
-        if draft is target or not self._prefixes.vocabularies.shared:
-            return None
-        if isinstance(target, SupportsSharedDraft) and target.shared_draft:
-            return target.draft_lines(self._request.prompt_ids)
-        return None
 
     async def run(self) -> Reply:
         try:

@@ -17,11 +17,9 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import append_line, end_at_whole_line, read_lines, read_value
+from lookahead_agent.jsonl import Row, RowFile, append_line, end_at_whole_line
 
 logger = logging.getLogger(__name__)
-
-Row = dict[str, Any]
 
 _VERSION = 1
 
@@ -130,25 +128,14 @@ def read_trace(path: str | Path) -> list[Row]:
     Raises:
         ConfigurationError: It is no such file, or one of a newer version.
     """
-    try:
-        lines = read_lines(Path(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    rows: list[Row] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = read_value(line)
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise ConfigurationError(f"{path}, line {number} is not JSON: is it a trace?") from error
-        if not isinstance(row, dict) or "type" not in row:
-            raise ConfigurationError(f"{path}, line {number} is no row of a trace")
+    if not Path(path).exists():
+        raise ConfigurationError(f"{path} cannot be read: there is no such file")
+    rows = RowFile(Path(path)).rows
+    for row in rows:
+        if "type" not in row:
+            raise ConfigurationError(f"{path} has a line that is no row of a trace")
         if row["type"] == "trace" and row.get("version", 0) > _VERSION:
             raise ConfigurationError(f"{path} was recorded by a newer version of lookahead-agent")
-        rows.append(row)
     if not any(row["type"] == "trace" for row in rows):
         raise ConfigurationError(f"{path} is no trace: record one with lookahead-agent agent --trace run.jsonl")
     return rows
