@@ -20,7 +20,7 @@ from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
 from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
 from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import EngineError
-from lookahead_agent.hardware.kernels import Kernel
+from lookahead_agent.hardware.choice import Kernel
 
 _UNFINISHED = 75
 """Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again."""

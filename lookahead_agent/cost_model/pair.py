@@ -11,8 +11,7 @@ from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.shared import POOL
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import Precision
-from lookahead_agent.hardware.kernels import Kernel
+from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress

@@ -15,17 +15,20 @@ from lookahead_agent.engines.vllm_engine import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
-    Choice,
+    WITH_INT8,
+    WITHOUT_INT8,
     Configuration,
+    CPUDefaults,
+    Kernel,
     Precision,
     SpeculationMethod,
     choose_configuration,
-    draft_tokens_by_batch_size,
+    multiplies_int8,
 )
-from lookahead_agent.hardware.kernels import KERNELS, Kernel, KernelCosts, ModelSize, multiplies_int8
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
 from lookahead_agent.progress import Progress
+from lookahead_agent.runtime.gpu_memory import weight_bytes
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a vocabulary; without the first there is none."""
@@ -72,6 +75,11 @@ class Platform:
     def detect(cls) -> Platform:
         """This machine's."""
         return cls(runs_on_cpu(), multiplies_int8(), vllm_takes_classes())
+
+    @property
+    def defaults(self) -> CPUDefaults:
+        """The CPU's first choices."""
+        return WITH_INT8 if self.int8 else WITHOUT_INT8
 
 
 @dataclass(frozen=True)
@@ -164,16 +172,6 @@ class EngineSetup:
         return int(ranges[0][2] if ranges else config.get("num_speculative_tokens", 0))
 
 
-@dataclass(frozen=True)
-class _CPUChoice:
-    choice: Choice
-    costs: KernelCosts
-    target: ModelSize
-    draft: ModelSize | None
-    speeds: ReplySpeeds
-    acceptance_rate: float
-
-
 def select_engines(
     request: EngineRequest, target: Path | None, draft: Path | None, platform: Platform | None = None
 ) -> EngineSetup:
@@ -191,10 +189,11 @@ def select_engines(
     platform = platform or Platform.detect()
     alike = target is not None and draft is not None and same_vocabulary(target, draft)
     methods = _methods(request, platform, draft, here=target is not None, alike=alike)
-    chosen = None
+    configuration, reason, speeds = None, "", None
     if target is not None and platform.on_cpu:
-        chosen = _choose_on_cpu(request, platform, target, draft if alike else None, methods)
-    configuration = chosen.choice.configuration if chosen is not None else None
+        speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])
+        found = _choose_on_cpu(request, platform, target, draft if alike else None, methods, speeds)
+        configuration, reason = found or (None, "")
     method: str = configuration.method if configuration is not None else methods[-1]
     given = method if request.token_speculation == "auto" else request.token_speculation
     if configuration is not None:
@@ -210,9 +209,7 @@ def select_engines(
     weights = {
         role: weights_in(folder, kernels[role], platform) for role, folder in folders.items() if folder is not None
     }
-    speculation: dict[str, Any] = {}
-    if target is not None:
-        speculation = _speculation(given, weights.get("draft"), platform, chosen)
+    speculation = _speculation(given, weights.get("draft"), platform, configuration) if target is not None else {}
     draft_engine = draft is not None and (request.draft_engine or method == "shared_draft")
     drafts = "draft" in weights and _model_of(speculation) == str(weights["draft"].folder)
     return EngineSetup(
@@ -222,9 +219,9 @@ def select_engines(
         speculation,
         given if isinstance(given, str) else str(given.get("method", "custom")),
         {role: kernel for role in weights if (kernel := kernels[role]) is not None},
-        chosen.choice.reason if chosen is not None else "",
+        reason,
         configuration,
-        chosen.speeds if chosen is not None else None,
+        speeds if configuration is not None else None,
     )
 
 
@@ -292,38 +289,42 @@ def _kernels(
         )
     if fixed is not None:
         return (fixed,)
-    # Emulated, int8 is the slowest, and the engine may not come up in time; elsewhere float activations lose the
-    # gain of a batch.
-    excluded = "int8-weights" if platform.int8 else "int8"
-    return tuple(kernel for kernel in KERNELS if kernel != excluded)
+    return platform.defaults.kernels
 
 
 def _choose_on_cpu(
-    request: EngineRequest, platform: Platform, target: Path, draft: Path | None, methods: tuple[SpeculationMethod, ...]
-) -> _CPUChoice | None:
-    """The choice by the table and by measured replies; None where a model's folder or architecture decides."""
-    target_kernels = _kernels(request.precision, request.target_arguments, target, platform)
-    draft_kernels = (
-        _kernels(request.draft_precision, request.draft_arguments, draft, platform) if draft is not None else ()
-    )
-    size, draft_size = ModelSize.of(target), ModelSize.of(draft) if draft is not None else None
-    if not target_kernels or size is None or (draft is not None and (not draft_kernels or draft_size is None)):
+    request: EngineRequest,
+    platform: Platform,
+    target: Path,
+    draft: Path | None,
+    methods: tuple[SpeculationMethod, ...],
+    speeds: ReplySpeeds,
+) -> tuple[Configuration, str] | None:
+    """The choice by the table and by measured replies; None where a model's folder decides."""
+    kernels = _kernels(request.precision, request.target_arguments, target, platform)
+    draft_kernels: tuple[Kernel, ...] = ()
+    if draft is not None:
+        draft_kernels = _kernels(request.draft_precision, request.draft_arguments, draft, platform)
+    if not kernels or (draft is not None and not draft_kernels):
         return None
-    speeds = ReplySpeeds([str(folder) for folder in (target, draft) if folder is not None])
-    rate = speeds.acceptance_rate() or ACCEPTANCE_RATE
-    costs = KernelCosts(with_int8=platform.int8)
-    choice = choose_configuration(
-        costs,
-        size,
-        draft_size,
+    return choose_configuration(
+        platform.defaults,
         methods=methods,
-        target_kernels=target_kernels,
-        draft_kernels=draft_kernels,
+        target=kernels,
+        draft=draft_kernels,
+        draft_size=_size(draft) / _size(target) if draft is not None else 0.0,
         # The target's speed alone does not depend on a draft.
         paces=ReplySpeeds([str(target)]).paces() | speeds.paces(),
-        acceptance_rate=rate,
+        acceptance_rate=speeds.acceptance_rate() or ACCEPTANCE_RATE,
     )
-    return _CPUChoice(choice, costs, size, draft_size, speeds, rate)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a model in bf16, whatever its files are; of the files where the architecture has another shape."""
+    try:
+        return weight_bytes(folder, {"load_format": "dummy"})
+    except KeyError:
+        return weight_bytes(folder, {})
 
 
 def default_weights(folder: Path, platform: Platform | None = None) -> Weights:
@@ -337,36 +338,27 @@ def _fastest_alone(request: EngineRequest, platform: Platform, draft: Path) -> K
     if not platform.on_cpu:
         return None
     kernels = _kernels(request.draft_precision, request.draft_arguments, draft, platform)
-    size, costs = ModelSize.of(draft), KernelCosts(with_int8=platform.int8)
-    if not kernels or size is None:
-        return None
-    return min(kernels, key=lambda kernel: costs.seconds(size, kernel, 1))
+    return kernels[0] if kernels else None
 
 
 def _speculation(
-    given: str | Mapping[str, Any], draft: Weights | None, platform: Platform, chosen: _CPUChoice | None
+    given: str | Mapping[str, Any], draft: Weights | None, platform: Platform, configuration: Configuration | None
 ) -> dict[str, Any]:
     """Engine arguments of a target that speculates on tokens."""
     method: str | Mapping[str, Any] = given
-    configuration = chosen.choice.configuration if chosen is not None and isinstance(given, str) else None
-    if given == "draft_model" and configuration is not None:
-        method = {"method": given, "num_speculative_tokens": configuration.draft_tokens}
+    by_requests = configuration.draft_tokens if configuration is not None and given == "draft_model" else ()
+    if by_requests:
+        method = {"method": given, "num_speculative_tokens": by_requests[0][2]}
     config = speculative_config(method, draft.folder if draft is not None else None, on_cpu=platform.on_cpu)
     if config is None:
         return {}
     if draft is not None and config.get("model") == str(draft.folder) and "quantization" in draft.arguments:
         config["quantization"] = draft.arguments["quantization"]
+    if by_requests:
+        config["num_speculative_tokens_per_batch_size"] = list(by_requests)
     arguments: dict[str, Any] = {"speculative_config": config}
-    if chosen is None or configuration is None:
-        return arguments
-    if configuration.method == "draft_model" and chosen.draft is not None:
-        ranges = draft_tokens_by_batch_size(
-            chosen.costs, chosen.target, chosen.draft, configuration, chosen.acceptance_rate
-        )
-        if len(ranges) > 1:
-            config["num_speculative_tokens_per_batch_size"] = ranges
-    elif configuration.method == "shared_draft":
-        arguments["additional_config"] = {COSTS: chosen.costs.by_size(chosen.target, configuration.target)}
+    if configuration is not None and given == "shared_draft":
+        arguments["additional_config"] = {COSTS: dict(platform.defaults.pass_costs[configuration.target])}
     return arguments
 
 
@@ -380,4 +372,4 @@ def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform | N
     platform = platform or Platform.detect()
     if not platform.on_cpu or "dtype" in given or is_quantized(folder):
         return Weights(folder, "bf16", {})
-    return Weights(folder, "bf16", {"dtype": _DTYPE[KernelCosts(with_int8=platform.int8).fastest_float]})
+    return Weights(folder, "bf16", {"dtype": "bfloat16" if platform.int8 else "float32"})

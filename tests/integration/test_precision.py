@@ -20,8 +20,7 @@ from lookahead_agent.cpu import vnni_kernel
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
 from lookahead_agent.errors import ConversionError
-from lookahead_agent.hardware.choice import Precision
-from lookahead_agent.hardware.kernels import multiplies_int8
+from lookahead_agent.hardware.choice import Precision, multiplies_int8
 from lookahead_agent.models.conversion import converted
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_selection import Platform, weights_in

@@ -23,7 +23,7 @@ def test_the_processor_and_the_choice(pair: list[str], capsys: pytest.CaptureFix
     assert run("hardware", *pair) == 0
     said = capsys.readouterr().out
     assert processor() in said
-    assert "a reply of 200 tokens" in said
+    assert "the first choice for this processor and pair" in said
 
 
 def test_as_json(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 
-CONFIGURATION = Configuration("draft_model", "fp32", "fp32", 2)
+CONFIGURATION = Configuration("draft_model", "fp32", "fp32", ((1, 32, 2),))
 
 
 class Shared(CPUTime):
