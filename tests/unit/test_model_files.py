@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.cli import agent as agent_command
 from lookahead_agent.errors import (
     ConfigurationError,
     ConversionError,
@@ -29,6 +29,8 @@ from lookahead_agent.models import ModelFacts, choose_models, fetch, fetch_token
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
 from lookahead_agent.models.conversion import run_child
 from lookahead_agent.progress import LogProgress
+from lookahead_agent.testing import scripted_chat
+from tests.unit.test_cli import run
 from tests.unit.weights import weights
 
 
@@ -276,9 +278,11 @@ def test_a_folder_of_a_user_that_there_is_not_is_no_model(name: str) -> None:
         choose_models(name, draft_wanted=False)
 
 
-def test_the_agent_without_a_home_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_without_a_home_is_told_what_to_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HOME", "")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    with pytest.raises(ConfigurationError, match="--checkpoints"):
-        agent_command._state_folder()
+    assert run("agent", "How many?", chat_class=partial(scripted_chat, lambda _: "36")) != 0
+    assert "--checkpoints" in capsys.readouterr().err
