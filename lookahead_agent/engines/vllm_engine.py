@@ -506,7 +506,8 @@ def _start_failure(config: VLLMConfig, error: Exception, crash_report: CrashRepo
         return f"vLLM could not start {config.model.name}: {killed}"
     if (problem := no_shared_memory()) is not None:
         return f"vLLM could not start {config.model.name}: {problem}"
-    reason = str(error).strip().splitlines() or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
+    reason = list(filter(None, lines)) or [type(error).__name__]
     return (
         f"vLLM could not start {config.model.name}: {reason[-1]} "
         "(set VLLM_LOGGING_LEVEL=INFO to see its log; less memory is used with a smaller max_model_len, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,17 @@ class EngineSetup:
         ranges = config.get("num_speculative_tokens_per_batch_size")
         return int(ranges[0][2] if ranges else config.get("num_speculative_tokens", 0))
 
+    def without_shared_draft(self, problem: str) -> EngineSetup:
+        """The same engines, but for a target that did not start with a shared draft."""
+        return replace(
+            self,
+            target_arguments={},
+            speculation_method="none",
+            reason=f"the target runs without a shared draft, because it did not start with one: {problem}",
+            configuration=None,
+            speeds=None,
+        )
+
 
 def select_engines(
     request: EngineRequest, target: Path | None, draft: Path | None, platform: Platform | None = None
@@ -246,9 +257,13 @@ def _methods(
         return ("shared_draft",) if name == "shared_draft" else ("draft_model",)
     if name != "auto" or not here or not alike:
         return ("none",)
+    # No measurement of a shared draft on a GPU exists, and vLLM takes its old model runner for it there.
+    shared_draft: tuple[SpeculationMethod, ...] = (
+        ("shared_draft",) if platform.takes_proposers and platform.on_cpu else ()
+    )
     if request.draft_engine:
-        return ("shared_draft",) if platform.takes_proposers else ("none",)
-    return ("none", "draft_model", *(("shared_draft",) if platform.takes_proposers else ()))
+        return shared_draft or ("none",)
+    return ("none", "draft_model", *shared_draft)
 
 
 def same_vocabulary(target: Path, draft: Path, load: Callable[[Path], HFTokenizer] = HFTokenizer) -> bool:

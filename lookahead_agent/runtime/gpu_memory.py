@@ -11,7 +11,7 @@ from lookahead_agent.errors import ConfigurationError
 
 Role = TypeVar("Role", bound=str)
 
-_USABLE = 0.92
+USABLE = 0.92
 """Share of the memory that all engines take together: vLLM's own default for one."""
 _OVERHEAD = 5 << 29
 """Bytes that each engine needs besides weights and cache: activations, CUDA graphs, the CUDA context."""
@@ -28,13 +28,16 @@ def total_memory() -> int:
     return int(current_platform.get_device_total_memory())
 
 
-def memory_shares(engines: Mapping[Role, tuple[Path, dict[str, Any]]], total: int | None = None) -> dict[Role, float]:
+def memory_shares(
+    engines: Mapping[Role, tuple[Path, Mapping[str, Any]]], total: int | None = None, usable: float = USABLE
+) -> dict[Role, float]:
     """The `gpu_memory_utilization` of each engine that shares a GPU.
 
     Args:
         engines: By role, the model's folder and the engine's arguments. An engine whose arguments have a share keeps
             it.
         total: Bytes of the GPU's memory; None: as the driver says.
+        usable: Share of it for these engines together.
 
     Raises:
         ConfigurationError: The weights alone do not fit.
@@ -44,7 +47,7 @@ def memory_shares(engines: Mapping[Role, tuple[Path, dict[str, Any]]], total: in
     free = {role: engine for role, engine in engines.items() if role not in given}
     fixed = {role: weight_bytes(*engine) + _OVERHEAD for role, engine in free.items()}
     cache = {role: kv_cache_bytes_per_token(*engine) for role, engine in free.items()}
-    rest = total * (_USABLE - sum(given.values())) - sum(fixed.values())
+    rest = total * (usable - sum(given.values())) - sum(fixed.values())
     if free and rest <= 0:
         sizes = ", ".join(f"{role} {size / 2**30:.1f} GiB" for role, size in fixed.items())
         raise ConfigurationError(

@@ -33,7 +33,7 @@ from lookahead_agent.engines.vllm_engine import (
     require_vllm,
     trained_context,
 )
-from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError, ModelError
+from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError, LookaheadError, ModelError
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import ResolvedSet, configured, fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
@@ -48,13 +48,13 @@ from lookahead_agent.runtime.engine_selection import (
     select_engines,
 )
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.runtime.gpu_memory import USABLE, memory_shares
 from lookahead_agent.verifiers import Embedder, EngineJudge, RemoteEmbedder, RemoteJudge, SentenceEmbedder
 
 logger = logging.getLogger(__name__)
 
-# Shares of the GPU's memory; vLLM's own default of 0.9 leaves no room for a second engine.
-GPU_SHARE = {"target": 0.68, "draft": 0.2}
-GPU_SHARE_WITH_JUDGE = {"target": 0.6, "draft": 0.16, "judge": 0.16}
+# Share of a GPU's memory for a judge of its own, which is loaded later than target and draft.
+_JUDGE_SHARE = 0.16
 # Seconds after which a draft server that could not be reached is looked for again.
 _LOOK_AGAIN = 5.0
 # Times that a draft or judge whose process ended is started again: killed for its memory, it would be killed again.
@@ -130,6 +130,7 @@ class Loaders:
         pool: Starts engines, and shares those of one configuration.
         load_embedder: Loads an embedding model.
         platform: What the engines run on; None: this machine.
+        memory_shares: Divides a GPU's memory.
     """
 
     fetch: Callable[[ModelFacts, Progress], Path] = fetch
@@ -138,6 +139,7 @@ class Loaders:
     pool: EnginePool = POOL
     load_embedder: Callable[[Path], Embedder] = SentenceEmbedder
     platform: Platform | None = None
+    memory_shares: Callable[..., Mapping[str, float]] = memory_shares
 
 
 _RUNTIMES: weakref.WeakSet[Runtime] = weakref.WeakSet()
@@ -176,6 +178,7 @@ class Runtime:
         self._loaders = loaders
         self._platform = loaders.platform or Platform.detect()
         self._engine_setup = EngineSetup()
+        self._memory_shares: Mapping[str, float] = {}
         self.progress = progress or LogProgress()
         self._engines: EngineSet | None = None
         self._embedder_problem: str | None = None
@@ -336,15 +339,16 @@ class Runtime:
             engine_setup = await self._select_engines(target_folder, None)
             await self._write_weights(engine_setup)
         self._engine_setup = engine_setup
-        # Each loads on cores of its own, and takes as long as the other; waited for both, so that none is left behind.
-        target, draft = await asyncio.gather(
-            self._start_target(engine_setup), self._start_draft(engine_setup), return_exceptions=True
-        )
-        if isinstance(target, BaseException) or isinstance(draft, BaseException):
-            await in_daemon_thread(lambda: _release(self._loaders.pool, self._held))
-            raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
+        try:
+            target, (draft, late_problem) = await self._start_engines(engine_setup)
+        except EngineStartError as error:
+            if engine_setup.speculation_method != "shared_draft":
+                raise
+            engine_setup = self._engine_setup = engine_setup.without_shared_draft(str(error))
+            logger.warning("%s", engine_setup.reason)
+            target, (draft, late_problem) = await self._start_engines(engine_setup)
         engines = EngineSet(target, engine_setup=engine_setup, names=spec.names)
-        engines.draft, late_problem = draft
+        engines.draft = draft
         problem = problem or late_problem
         if not spec.runs_here("draft") and self._may_use_draft():
             self._remote_draft = await self._remote_engine("draft")
@@ -353,6 +357,30 @@ class Runtime:
             logger.warning("running without the draft model: %s", problem)
             engines.problems["draft"] = problem
         self._engines = engines
+
+    async def _start_engines(self, engine_setup: EngineSetup) -> tuple[Engine, tuple[Engine | None, str | None]]:
+        """Start target and draft at the same time."""
+        self._memory_shares = await self._divide_memory(engine_setup)
+        # Waited for both, so that none is left behind.
+        target, draft = await asyncio.gather(
+            self._start_target(engine_setup), self._start_draft(engine_setup), return_exceptions=True
+        )
+        if isinstance(target, BaseException) or isinstance(draft, BaseException):
+            await in_daemon_thread(lambda: _release(self._loaders.pool, self._held))
+            raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
+        return target, draft
+
+    async def _divide_memory(self, engine_setup: EngineSetup) -> Mapping[str, float]:
+        """Shares of a GPU's memory by role; none where the target has it alone."""
+        spec, target, draft = self._spec, engine_setup.target, engine_setup.draft
+        if self._platform.on_cpu or target is None or draft is None or not engine_setup.draft_engine:
+            return {}
+        engines = {
+            "target": (target.folder, {**target.arguments, **engine_setup.target_arguments, **spec.target_arguments}),
+            "draft": (draft.folder, {**draft.arguments, **spec.draft_arguments}),
+        }
+        usable = USABLE if spec.models.judge is None else USABLE - _JUDGE_SHARE
+        return await in_daemon_thread(lambda: self._loaders.memory_shares(engines, usable=usable))
 
     async def _fetch_target(self) -> Path | None:
         return await self._fetch(self._spec.models.target) if self._spec.runs_here("target") else None
@@ -528,8 +556,9 @@ class Runtime:
                 chosen = binding(target), binding(draft)
             cores = chosen[0] if role == "target" or not spec.runs_here("target") else chosen[1]
         elif both:
-            shares = GPU_SHARE if spec.models.judge is None else GPU_SHARE_WITH_JUDGE
-            arguments.setdefault("gpu_memory_utilization", shares[role])
+            arguments.setdefault("gpu_memory_utilization", self._memory_shares.get(role, _JUDGE_SHARE))
+            # The longest context for which the share has room.
+            arguments.setdefault("max_model_len", -1)
         return VLLMConfig(folder, cores, as_arguments(arguments))
 
     async def _start_judge(self, engines: EngineSet) -> None:

@@ -1,7 +1,7 @@
 """`python -m tests.integration.cuda_platform [FIELDS, ...]`: vLLM configured by the GPU path, without a GPU.
 
 vLLM's configuration classes are the same in every build of a version; which device there is they ask the platform. So a
-process of its own says that it has a CUDA build and one large GPU, and each engine that would be started is configured
+process of its own says that it has a CUDA build and large GPUs, and each engine that would be started is configured
 by vLLM and not started. Of each chat model it prints a JSON list: of each configuration what tests look at.
 """
 
@@ -13,8 +13,13 @@ import sys
 import threading
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 _version = importlib.metadata.version
+RAY = ["ray", "ray._private", "ray._private.state", "ray.actor", "ray.dag", "ray.exceptions", "ray.runtime_context"]
+RAY += ["ray.runtime_env", "ray.types", "ray.util", "ray.util.metrics", "ray.util.placement_group"]
+RAY += ["ray.util.scheduling_strategies", "ray.util.state"]
+"""Modules of Ray that vLLM imports when it is configured for it."""
 
 
 def _cuda_build(name: str) -> str:
@@ -25,14 +30,16 @@ def _cuda_build(name: str) -> str:
 
 
 def pretend() -> None:
-    """Say from now on that there is one GPU of 141 GB."""
+    """Say from now on that there are eight GPUs of 141 GB."""
     importlib.metadata.version = _cuda_build
     sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # kernels, of which none is called
+    for name in RAY:
+        sys.modules[name] = MagicMock()  # configured for, and not used
     import vllm.platforms as platforms
     from vllm.platforms.cuda import NonNvmlCudaPlatform
     from vllm.platforms.interface import DeviceCapability
 
-    class OneGPU(NonNvmlCudaPlatform):  # type: ignore[misc, no-any-unimported]
+    class GPUs(NonNvmlCudaPlatform):  # type: ignore[misc, no-any-unimported]
         @classmethod
         def get_device_capability(cls, device_id: int = 0) -> Any:
             return DeviceCapability(major=9, minor=0)
@@ -51,9 +58,9 @@ def pretend() -> None:
 
         @classmethod
         def device_count(cls) -> int:
-            return 1
+            return 8
 
-    platforms.current_platform = OneGPU()
+    platforms.current_platform = GPUs()
 
 
 def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,8 +85,12 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
                     "dtype": str(config.model_config.dtype),
                     "eager": config.model_config.enforce_eager,
                     "prefix_caching": config.cache_config.enable_prefix_caching,
+                    "tensor_parallel": config.parallel_config.tensor_parallel_size,
+                    "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
+                    "data_parallel": config.parallel_config.data_parallel_size,
+                    "executor": config.parallel_config.distributed_executor_backend,
                     "share": config.cache_config.gpu_memory_utilization,
-                    "guesses": speculative.num_speculative_tokens if speculative is not None else 0,
+                    "draft_tokens": speculative.num_speculative_tokens if speculative is not None else 0,
                     "method": speculative.method if speculative is not None else None,
                 }
             )

@@ -15,9 +15,21 @@ ROOT = Path(__file__).parents[2]
 ALONE = {"policy": "off", "token_speculation": "none"}
 CHAT_MODELS: dict[str, dict[str, Any]] = {
     "steps": {"depth": 4},
+    "shared_draft": {"depth": 4, "token_speculation": "shared_draft"},
+    "default": {},
     "draft_model": {"policy": "off", "token_speculation": "draft_model", "precision": "bf16"},
     "ngram": {"policy": "off", "token_speculation": "ngram"},
     "alone": ALONE,
+    "tensor parallel": {"depth": 4, "engine_args": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}},
+    "nodes": ALONE
+    | {
+        "engine_args": {
+            "tensor_parallel_size": 4,
+            "pipeline_parallel_size": 2,
+            "distributed_executor_backend": "ray",
+        }
+    },
+    "replicas": ALONE | {"engine_args": {"data_parallel_size": 2, "distributed_executor_backend": "mp"}},
     "given": ALONE | {"engine_args": {"gpu_memory_utilization": 0.5, "dtype": "float16"}},
 }
 
@@ -42,11 +54,31 @@ def configured(tiny_pair: tuple[Path, Path]) -> Configured:
     return dict(zip(CHAT_MODELS, ordered, strict=True))
 
 
-def test_a_shared_draft_pair_shares_the_gpu(configured: Configured) -> None:
-    target, draft = configured["steps"]
-    assert (target["method"], draft["method"]) == ("custom_class", None)
-    assert (target["share"], draft["share"]) == (0.68, 0.2)
-    assert target["guesses"] > 0
+def test_a_pair_shares_the_gpu(configured: Configured) -> None:
+    for name, method in {"steps": None, "shared_draft": "custom_class"}.items():
+        target, draft = configured[name][:2]
+        assert (target["method"], draft["method"]) == (method, None)
+        assert (target["draft_tokens"] > 0) == (method is not None)
+        assert target["share"] + draft["share"] == pytest.approx(0.92, abs=0.001)
+        assert min(target["share"], draft["share"]) > 0.02, "room for its weights, and more"
+
+
+def test_a_target_that_does_not_start_with_a_shared_draft_starts_without(configured: Configured) -> None:
+    assert [engine["method"] for engine in configured["shared_draft"]] == ["custom_class", None, None, None]
+
+
+def test_the_default_is_vllms_own_method(configured: Configured) -> None:
+    (target,) = configured["default"]
+    assert target["method"] == "draft_model"
+    assert target["share"] > 0.8
+
+
+def test_parallel_engines_are_vllms(configured: Configured) -> None:
+    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "executor")
+    found = {name: [tuple(engine[each] for each in names) for engine in configured[name]] for name in CHAT_MODELS}
+    assert found["tensor parallel"] == [(2, 1, 1, "mp"), (1, 1, 1, "uni")]
+    assert found["nodes"] == [(4, 2, 1, "ray")]
+    assert found["replicas"] == [(1, 1, 2, "mp")]
 
 
 def test_methods_of_token_speculation(configured: Configured) -> None:

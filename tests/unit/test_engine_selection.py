@@ -195,12 +195,19 @@ def test_without_a_draft_there_are_no_draft_tokens(pair: tuple[Path, Path]) -> N
 
 def test_on_a_gpu_the_folder_says_how_its_weights_are(pair: tuple[Path, Path]) -> None:
     found = setup(pair, GPU, draft_engine=True)
-    assert found.speculation_method == "shared_draft"
     assert found.precision == {}
     assert found.target is not None
     assert "dtype" not in found.target.arguments
     asked = setup(pair, GPU, precision="int8", token_speculation="none")
     assert folder_of(asked.target) == converted_folder(pair[0], "int8")
+
+
+def test_a_gpu_has_a_shared_draft_only_where_a_user_asks_for_it(pair: tuple[Path, Path]) -> None:
+    steps, tokens = setup(pair, GPU, draft_engine=True), setup(pair, GPU)
+    assert (steps.speculation_method, steps.draft_engine, steps.target_arguments) == ("none", True, {})
+    assert (tokens.speculation_method, tokens.draft_engine) == ("draft_model", False)
+    asked = setup(pair, GPU, token_speculation="shared_draft")
+    assert uses_shared_draft(asked.target_arguments["speculative_config"])
 
 
 def test_a_draft_whose_target_is_elsewhere_has_its_own_precision(pair: tuple[Path, Path]) -> None:

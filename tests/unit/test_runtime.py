@@ -239,13 +239,73 @@ def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
         assert runtime._config(here, FOLDER, {}).cores == binding(available_cores())
 
 
-def test_an_engine_whose_partner_is_elsewhere_has_the_gpus_memory() -> None:
-    gpu = Loaders(platform=Platform(on_cpu=False, int8=True, takes_proposers=True))
-    pair = both(Runtime(RuntimeSpec(MODELS), expects_draft=True, loaders=gpu))
-    assert "gpu_memory_utilization" in dict(pair._config("target", FOLDER, {}).arguments)
-    spec = RuntimeSpec(MODELS, remote={"draft": RemoteModel(("http://there/v1",))})
-    runtime = Runtime(spec, expects_draft=True, loaders=gpu)
-    assert "gpu_memory_utilization" not in dict(runtime._config("target", FOLDER, {}).arguments)
+def gpu_loaders(pool: Pool, select: Any = plainly) -> Loaders:
+    def shares(engines: dict[str, Any], usable: float) -> dict[str, float]:
+        return {role: round(usable * part, 4) for role, part in zip(engines, (0.75, 0.25), strict=True)}
+
+    platform = Platform(on_cpu=False, int8=True, takes_proposers=True)
+    return Loaders(fetched, select, pool=pool, platform=platform, memory_shares=shares)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("judge", "usable"), [(None, 0.92), ("a/judge", 0.76)])
+def test_engines_of_one_gpu_divide_its_memory(judge: str | None, usable: float) -> None:
+    pool, models = Pool(), choose_models("qwen2.5-coder-1.5b", judge=judge)
+    runtime = Runtime(RuntimeSpec(models), expects_draft=True, loaders=gpu_loaders(pool))
+    background.run(engines_of(runtime, "exact:depth=4" if judge is None else "judge:depth=4"))
+    found = {config.model.name: dict(config.arguments) for config in pool.started}
+    shares = [arguments["gpu_memory_utilization"] for arguments in found.values()]
+    assert sorted(shares, reverse=True)[:2] == pytest.approx([0.75 * usable, 0.25 * usable])
+    assert len(shares) == (2 if judge is None else 3)
+    assert sum(shares) == pytest.approx(0.92)
+    assert all(arguments["max_model_len"] == -1 for arguments in found.values()), "as much as the share has room for"
+    runtime.close()
+
+
+def test_a_target_alone_has_the_gpus_memory() -> None:
+    there = RemoteModel(("http://there/v1",))
+    pool = Pool()
+    for spec, draft in ((RuntimeSpec(MODELS), False), (RuntimeSpec(MODELS, remote={"draft": there}), True)):
+        runtime = Runtime(spec, expects_draft=draft, loaders=gpu_loaders(pool))
+        background.run(engines_of(runtime, "off"))
+        assert dict(pool.started[-1].arguments) == {}
+        runtime.close()
+
+
+def test_memory_that_a_user_divides_stays_as_it_is() -> None:
+    pool = Pool()
+    spec = RuntimeSpec(MODELS, {"gpu_memory_utilization": 0.5, "max_model_len": 512}, {"gpu_memory_utilization": 0.1})
+    runtime = Runtime(spec, expects_draft=True, loaders=gpu_loaders(pool))
+    background.run(engines_of(runtime, "exact:depth=4"))
+    target, draft = sorted((dict(config.arguments) for config in pool.started), key=lambda each: each["max_model_len"])[
+        ::-1
+    ]
+    assert target == {"gpu_memory_utilization": 0.5, "max_model_len": 512}
+    assert draft == {"gpu_memory_utilization": 0.1, "max_model_len": -1}
+    runtime.close()
+
+
+def with_shared_draft(_: EngineRequest, target: Path | None, draft: Path | None, __: object) -> EngineSetup:
+    config = {"speculative_config": {"method": "custom_class"}}
+    return EngineSetup(as_it_is(target), as_it_is(draft), True, config, "shared_draft")
+
+
+def test_a_target_that_does_not_start_with_a_shared_draft_starts_without() -> None:
+    class Refusing(Pool):
+        def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+            if "speculative_config" in dict(config.arguments):
+                raise EngineStartError("no such proposer")
+            return super().acquire(config)
+
+    pool = Refusing()
+    runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True, loaders=gpu_loaders(pool, with_shared_draft))
+    engines = background.run(engines_of(runtime, "exact:depth=4"))
+    assert engines.draft is not None
+    assert engines.engine_setup is not None
+    assert engines.engine_setup.speculation_method == "none"
+    assert engines.engine_setup.reason.endswith("it did not start with one: no such proposer")
+    assert not engines.speculates_on_tokens
+    assert len(pool.held) == 2, "the draft of the first try is not held twice"
+    runtime.close()
 
 
 def test_a_collected_runtime_gives_its_engines_back() -> None:
