@@ -165,8 +165,8 @@ def split_results(
     counts: dict[float, list[tuple[int, int, int]]] = {risk: [] for risk in RISKS}
     for number in range(splits):
         mixed = random.Random(f"{seed} {number}").sample(problems, len(problems))
-        border = min(max(int(len(mixed) * learn_from), 1), len(mixed) - 1)
-        seen, others = mixed[:border], mixed[border:]
+        split = min(max(int(len(mixed) * learn_from), 1), len(mixed) - 1)
+        seen, others = mixed[:split], mixed[split:]
         fits = []
         for candidate in candidates:
             of_seen = [known[candidate.name][problem] for problem in seen]

@@ -1,4 +1,4 @@
-"""README and documentation speak the glossary's language (docs/reference/glossary.md), in short active sentences."""
+"""Pages and code speak the glossary's language (docs/reference/glossary.md), pages in short active sentences."""
 
 from __future__ import annotations
 
@@ -62,9 +62,18 @@ def sentences(paragraph: str) -> Iterator[str]:
     yield from filter(None, re.split(r"(?<=[.!?])\s+(?=vLLM|[^a-z])", plain))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_words_that_are_gone(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+CODE = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("lookahead_agent", "graphs", "tools", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.parent.name not in ("engines", "cpu")
+]
+
+
+@pytest.mark.parametrize("file", [*PAGES, *CODE])
+def test_words_that_are_gone(file: str) -> None:
+    """In pages, and in names, comments, docstrings and messages of the code."""
+    text = (ROOT / file).read_text(encoding="utf-8")
     found = [
         f"{match[0]!r} (say: {better})"
         for pattern, better in GONE.items()
