@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from functools import partial as bound
 from inspect import isfunction
 from operator import itemgetter
@@ -90,18 +91,18 @@ class Form:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigurationError(f"this is not a schema of structured output: {reason[0]}") from error
 
-    @property
+    @cached_property
     def response_format(self) -> dict[str, Any]:
         """The form as OpenAI's `response_format`."""
         return {"type": "json_schema", "json_schema": {"name": self.name, "schema": self.json_schema}}
 
-    @property
+    @cached_property
     def tool(self) -> dict[str, Any]:
         """A tool in OpenAI's format, a call of which has a value of the form as its arguments."""
         function = {"name": self.name, "description": self.description, "parameters": self._parameters}
         return {"type": "function", "function": function}
 
-    @property
+    @cached_property
     def _parameters(self) -> dict[str, Any]:
         if self.is_object:
             # Parameters say that they are an object, and do not refer to one that does.
@@ -119,7 +120,7 @@ class Form:
         """Whether all its values are JSON objects."""
         return self._root.get("type") == "object"
 
-    @property
+    @cached_property
     def _root(self) -> Mapping[str, Any]:
         """The schema, or the definition in it that it is, as of a class that refers to itself."""
         match self.json_schema:

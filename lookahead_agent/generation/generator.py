@@ -66,6 +66,8 @@ class ReplyGenerator:
         self._verifier = engines.verifier(policy)
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
+        self._kind = f"{request.node}|{policy.name}"
+        """The replies of like speed: those of one node under one policy."""
         self._chosen = self._mode()
 
     def _mode(self) -> ModeChoice:
@@ -81,11 +83,6 @@ class ReplyGenerator:
             return ModeChoice(both, "engines were given")
         modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.shared_draft else (tokens, both)
         return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies.now))
-
-    @property
-    def _kind(self) -> str:
-        """The replies of like speed: those of one node under one policy."""
-        return f"{self._request.node}|{self._request.policy.name}"
 
     async def reply(self) -> ChatReply:
         """Generate the reply; raises what `Backend.generate` raises."""

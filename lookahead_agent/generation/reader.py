@@ -177,7 +177,7 @@ class ReplyReader:
             return False
         if self._fence is not None:
             return self._in_fence(self._fence, final=final)
-        text, at, tags = self._text, self._at, self._awaited_tags
+        text, at, tags = self._text, self._at, self._awaited_tags()
         calls = self._parser.begins if self._parser is not None else _NOWHERE
         begin = at + 1 if at == self._no_call_at else at
         found = [match.start() for match in (calls.search(text, begin), _FENCE.search(text, at)) if match is not None]
@@ -199,7 +199,6 @@ class ReplyReader:
         self._ask_at = len(text) + (len(text) - self._at) // 16
         return False
 
-    @property
     def _awaited_tags(self) -> list[str]:
         if self._tags is None:
             return []
@@ -228,7 +227,7 @@ class ReplyReader:
             if self._unopened and text.startswith(self._tags.close, at):
                 self._was_thinking(self._tags)
                 return True
-        if not final and any(tag.startswith(text[at:]) for tag in self._awaited_tags):
+        if not final and any(tag.startswith(text[at:]) for tag in self._awaited_tags()):
             return False
         if self._parser is not None:
             if at != self._no_call_at and self._parser.begins.match(text, at):

@@ -47,6 +47,7 @@ def test_closing_one_leaves_the_other_its_engines(way: str, first: str) -> None:
     assert copied is not llm
     assert (copied == llm) == (way != "changed")
     assert copied.backend.runtime is runtime
+    assert copied.backend is copied.backend is not llm.backend
     closed: list[bool] = []
     runtime.close = lambda: closed.append(True)  # type: ignore[method-assign]
     one, other = (llm, copied) if first == "original" else (copied, llm)
