@@ -22,17 +22,13 @@ AHEAD = 64
 """Tokens that one request writes: a draft that runs far ahead is wrong by then more often than not."""
 
 
-def draft_lines(
-    request: ReplyRequest, settings: DecodingSettings, target: Engine, draft: Engine, one_vocabulary: bool
-) -> DraftLines | None:
+def draft_lines(request: ReplyRequest, settings: DecodingSettings, target: SupportsSharedDraft) -> DraftLines | None:
     """The place where a target with a shared draft finds draft tokens; None if it gets none.
 
     A seed fixes a sampled reply, and draft tokens, which come when they come, change which random numbers it takes.
     """
-    wanted = settings.shared_draft and one_vocabulary and draft is not target and not request.sampling.seeded
-    if wanted and isinstance(target, SupportsSharedDraft) and target.shared_draft:
-        return target.draft_lines(request.prompt_ids)
-    return None
+    wanted = settings.shared_draft and target.shared_draft and not request.sampling.seeded
+    return target.draft_lines(request.prompt_ids) if wanted else None
 
 
 class DraftFollower:

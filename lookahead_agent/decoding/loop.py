@@ -43,7 +43,7 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
-from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.protocol import DraftLines, Engine, SupportsSharedDraft
 from lookahead_agent.errors import ConfigurationError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,9 @@ class _Loop:
             draft_first=isinstance(verifier, DraftVerifier),
             awaits_thinking=self._prefixes.awaits_thinking,
         )
-        buffer = draft_lines(request, settings, target, draft, self._prefixes.vocabularies.shared)
+        buffer: DraftLines | None = None
+        if isinstance(target, SupportsSharedDraft) and draft is not target and self._prefixes.vocabularies.shared:
+            buffer = draft_lines(request, settings, target)
         engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
         self._follower: DraftFollower | None = None
