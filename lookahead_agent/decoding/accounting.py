@@ -37,9 +37,7 @@ class TokenCounts:
 class BusyClock:
     """Measures how long at least one piece of work of a kind was under way: `with clock:` counts the time inside once.
 
-    Args:
-        now: Clock in seconds.
-        within: Another that runs while this one does.
+    Another clock `within` runs while this one does.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic, within: BusyClock | None = None) -> None:
@@ -71,11 +69,7 @@ class BusyClock:
 
 
 class ReplyClock:
-    """Measures a reply, and the parts of it in which draft, target and verifier had work.
-
-    Args:
-        now: Clock in seconds.
-    """
+    """Measures a reply, and the parts of it in which draft, target and verifier had work."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._clock = now

@@ -130,14 +130,7 @@ class Vocabularies:
 
 
 class Prefixes:
-    """Prompt and reply up to any node that is not dropped, in the tokens of either model.
-
-    Args:
-        request: Has the prompt.
-        target: The target's tokenizer.
-        draft: The draft's.
-        on_text: Given each piece of the reply's text once it is certain.
-    """
+    """Prompt and reply up to any node that is not dropped, in the tokens of either model."""
 
     def __init__(
         self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]

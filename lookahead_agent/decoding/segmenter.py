@@ -21,28 +21,19 @@ _CLOSES = {"\\[": "\\]", "$$": "$$"}
 
 @dataclass(frozen=True)
 class Segmentation:
-    """What ends a step.
+    """The rules by which a step ends.
 
-    Attributes:
-        delimiter: Text, or pattern, that ends a step once the step has other text than white space. Inside a fenced
-            code block or a LaTeX display it does not. None: no text does.
-        max_step_tokens: Length limit of one step in tokens.
-        step_tokens: Tokens of every step, whatever its text, within the reply's budget; None: steps end by their text.
-        action_markers: Texts that open an action region.
-        thinking_marker: Tag that opens the thinking, where a reply has not begun to think yet.
-        boundary: Text that ends a step wherever it is, such as the tag that closes the thinking.
-        stop: The request's stop strings.
-        eos_ids: Token ids that end the reply.
+    The delimiter ends a step that has other text than white space, outside of fenced code blocks and LaTeX displays.
     """
 
-    delimiter: str | re.Pattern[str] | None = "\n\n"
+    delimiter: str | re.Pattern[str] | None = "\n\n"  # None: no text ends a step
     max_step_tokens: int = 256
-    step_tokens: int | None = None
-    action_markers: tuple[str, ...] = ()
-    thinking_marker: str | None = None
-    boundary: str | None = None
-    stop: tuple[str, ...] = ()
-    eos_ids: Collection[int] = ()
+    step_tokens: int | None = None  # of every step, whatever its text, within the reply's budget; None: text decides
+    action_markers: tuple[str, ...] = ()  # that open an action region
+    thinking_marker: str | None = None  # tag that opens the thinking, where a reply has not begun to think yet
+    boundary: str | None = None  # text that ends a step wherever it is, such as the tag that closes the thinking
+    stop: tuple[str, ...] = ()  # the request's stop strings
+    eos_ids: Collection[int] = ()  # that end the reply
 
     @cached_property
     def find(self) -> Finder | None:

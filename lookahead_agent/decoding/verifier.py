@@ -97,17 +97,11 @@ class DraftVerifier(Protocol):
 
 @dataclass(frozen=True)
 class PartialStep:
-    """A step so far.
+    """A step so far."""
 
-    Attributes:
-        token_ids: Its tokens in the target's vocabulary; none yet of an incomplete step in another one.
-        text: Their text.
-        complete: Whether the step has ended.
-    """
-
-    token_ids: Sequence[int]
+    token_ids: Sequence[int]  # in the target's vocabulary; none yet of an incomplete step in another one
     text: str
-    complete: bool
+    complete: bool  # whether the step has ended
 
 
 @runtime_checkable
