@@ -54,7 +54,6 @@ class JudgeVerifier:
     Args:
         model: The judge.
         threshold: Least p(aligned) of an accepted pair, in [0, 1].
-        system_prompt: The judge's task.
         user_prompt: The question to it, a format string with `target`, `draft`, and possibly `question` and `before`.
         both_orders: Whether a pair that is accepted is judged again with the two steps in each other's place, and the
             lower p(aligned) decides: small judges favour a place.
@@ -67,14 +66,12 @@ class JudgeVerifier:
         self,
         model: JudgeModel,
         threshold: float,
-        system_prompt: str = SYSTEM_PROMPT,
         user_prompt: str = USER_PROMPT,
         *,
         both_orders: bool = False,
     ) -> None:
         self._model = model
         self._threshold = threshold
-        self._system_prompt = system_prompt
         self._user_prompt = check_prompt(user_prompt)
         self._both_orders = both_orders
 
@@ -116,7 +113,7 @@ class JudgeVerifier:
             target=pair.target.text.strip(),
             draft=pair.draft.text.strip(),
         )
-        return [{"role": "system", "content": self._system_prompt}, {"role": "user", "content": user}]
+        return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": user}]
 
 
 def _end(text: str, longest: int | None) -> str:
