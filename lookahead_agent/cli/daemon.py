@@ -80,7 +80,7 @@ def _serve(llm: ChatLookahead, digest: str, grace: int, progress_to: int | None)
     with start_lock(), bound_socket() as listener, llm:
         if progress_to is not None:
             os.set_inheritable(progress_to, False)  # or it would stay open in the engines' processes
-            terminal.file = io.TextIOWrapper(UnreadStream(progress_to, "w"), write_through=True)
+            terminal.file = io.TextIOWrapper(BestEffortStream(progress_to, "w"), write_through=True)
         llm.start(ProgressBars(terminal))
         if progress_to is not None:
             terminal.file.close()
@@ -89,7 +89,7 @@ def _serve(llm: ChatLookahead, digest: str, grace: int, progress_to: int | None)
         server_runner()(llm, daemon_settings(digest), listener, grace)
 
 
-class UnreadStream(io.FileIO):
+class BestEffortStream(io.FileIO):
     """The stderr of the command that has started this process, and may have ended since."""
 
     def write(self, data: Any) -> int:

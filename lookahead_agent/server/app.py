@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.generation.server_backend import ENGINES_HEADER, STATUS_PATH
-from lookahead_agent.server import own_programs
+from lookahead_agent.server import private_api
 from lookahead_agent.server.admission import HostCheck, check_key
 from lookahead_agent.server.body import BodyReader
 from lookahead_agent.server.errors import ErrorReplies, ErrorReply
@@ -90,7 +90,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
     described = "/openapi.json" if key is None else None
     app = FastAPI(title="lookahead-agent", version=__version__, lifespan=lifespan, openapi_url=described)
     app.state.writer = writer
-    errors = ErrorReplies(writer.metrics.refused, with_exceptions=settings.engines_digest is not None)
+    errors = ErrorReplies(writer.metrics.count_error, with_exceptions=settings.engines_digest is not None)
     app.add_middleware(HostCheck, allowed=settings.allowed_hosts, errors=errors)
     if settings.cors_origins:
         app.add_middleware(
@@ -118,7 +118,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
     async def chat(request: Request, policy: PolicyHeader = None, node: NodeHeader = None) -> Response:
         """Reply to a conversation."""
         if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
-            asked = await own_programs.read_request(request, writer, bodies)
+            asked = await private_api.read_request(request, writer, bodies)
             replies = Replies([writer.generate(asked)], 1, writer.model_name, chat=True, with_events=True)
             return EventStream(replies.chunks(), errors)
         return await respond(request, ChatRequestBody, policy, node)
@@ -140,7 +140,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
     async def model(name: str) -> ModelEntry:
         """The model that is served, by its name."""
         if name != writer.model_name:
-            raise writer.no_model(name)
+            raise writer.unknown_model(name)
         return await model_entry()
 
     async def health(response: Response) -> Health:
@@ -161,7 +161,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
 
     app.include_router(api)
     if settings.engines_digest is not None:
-        app.add_api_route(STATUS_PATH, own_programs.status_route(writer), methods=["GET"])
+        app.add_api_route(STATUS_PATH, private_api.status_route(writer), methods=["GET"])
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
     return app
 

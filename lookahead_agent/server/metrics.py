@@ -51,7 +51,7 @@ class Metrics:
         gauge("running", "Replies being generated.").set_function(lambda: admission.running)
         gauge("waiting", "Replies that wait.").set_function(lambda: admission.waiting)
 
-    def written(self, reply: ChatReply, seconds: float, first: float | None) -> None:
+    def count_reply(self, reply: ChatReply, seconds: float, first: float | None) -> None:
         """Count a reply.
 
         Args:
@@ -82,7 +82,7 @@ class Metrics:
         if first is not None:
             self._first.labels(*labels).observe(first)
 
-    def refused(self, status: int) -> None:
+    def count_error(self, status: int) -> None:
         """Count a request without a reply."""
         self._failures.labels(str(status)).inc()
 

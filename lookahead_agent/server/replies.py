@@ -24,7 +24,7 @@ from lookahead_agent.server.protocol import (
     ToolCall,
     Usage,
 )
-from lookahead_agent.server.responses import merged
+from lookahead_agent.server.responses import merge
 
 
 class Replies:
@@ -61,7 +61,7 @@ class Replies:
 
     async def body(self) -> dict[str, Any]:
         """All replies in one."""
-        async with aclosing(merged(self._streams)) as events:
+        async with aclosing(merge(self._streams)) as events:
             async for index, event in events:
                 if isinstance(event, ChatReply):
                     self._done[index] = event
@@ -82,7 +82,7 @@ class Replies:
         """The data of a stream's events."""
         base = self._base | {"object": "chat.completion.chunk" if self._chat else "text_completion"}
         base |= {"usage": None} if self._with_usage else {}
-        async with aclosing(merged(self._streams)) as events:
+        async with aclosing(merge(self._streams)) as events:
             async for index, event in events:
                 if isinstance(event, StepEvent):
                     if self._with_events:

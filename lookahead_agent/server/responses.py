@@ -17,7 +17,7 @@ from lookahead_agent.server.errors import ErrorReplies
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of several streams in order of arrival, each with the number of its stream; one that fails ends all."""
     items: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
 

@@ -78,7 +78,7 @@ class ServerConfig(uvicorn.Config):
             **options,
         )
         self.settings = settings
-        self.waiting: OrderedDict[BoundedProtocol, None] = OrderedDict()
+        self.incomplete: OrderedDict[BoundedProtocol, None] = OrderedDict()
         """Connections without a whole request, those that wait longest first."""
         self.ending = False
         """Whether the server ends: what is still being accepted is not waited for."""
@@ -144,19 +144,19 @@ class BoundedProtocol(H11Protocol):
         elif not peer(connected)[1]:
             logger.warning("Closed a connection of another user's process")
             transport.abort()
-        self._clock: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread_deadline: asyncio.TimerHandle | None = None
         if self.config.ending:
             transport.abort()
-        self._look()
+        self._update_deadline()
         if len(self.connections) > most_connections(self.config.settings):
-            oldest = next(iter(self.config.waiting), self)
-            oldest.give_up("more connections than the server takes")
+            oldest = next(iter(self.config.incomplete), self)
+            oldest.abort("more connections than the server takes")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._stop_clock()
-        self.config.waiting.pop(self, None)
+        self._clear_deadline()
+        self.config.incomplete.pop(self, None)
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -166,12 +166,12 @@ class BoundedProtocol(H11Protocol):
             if self.transport.is_closing():
                 return
             super().data_received(data[start : start + _PIECE])
-        self._look()
+        self._update_deadline()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        self._look()
+        self._update_deadline()
 
     def shutdown(self) -> None:
         """End after the reply that is being written; at once, if there is no whole request to reply to."""
@@ -183,14 +183,14 @@ class BoundedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read."""
         super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(_UNREAD_SECONDS, self.give_up, "replies that are not read")
+        if self._unread_deadline is None:
+            self._unread_deadline = self.loop.call_later(_UNREAD_SECONDS, self.abort, "replies that are not read")
 
     def resume_writing(self) -> None:
         """It reads again."""
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._unread_deadline is not None:
+            self._unread_deadline.cancel()
+            self._unread_deadline = None
         super().resume_writing()
 
     @property
@@ -198,33 +198,33 @@ class BoundedProtocol(H11Protocol):
         """Whether a whole request has come that is not answered."""
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Close the connection at once."""
         logger.warning("Closed a connection, and may close others without a word: %s", why)
-        self.config.waiting.pop(self, None)
+        self.config.incomplete.pop(self, None)
         self.transport.abort()
 
-    def _look(self) -> None:
+    def _update_deadline(self) -> None:
         if self.transport.is_closing() or self.has_request:
-            self._stop_clock()
-            self.config.waiting.pop(self, None)
+            self._clear_deadline()
+            self.config.incomplete.pop(self, None)
             return
-        self.config.waiting[self] = None
+        self.config.incomplete[self] = None
         answered = self.cycle is not None and self.cycle.response_complete
         nothing = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
         if answered and nothing and self.timeout_keep_alive_task is not None:
-            self._stop_clock()  # uvicorn closes the connection if nothing comes of the next request
-        elif self._clock is None:
+            self._clear_deadline()  # uvicorn closes the connection if nothing comes of the next request
+        elif self._deadline is None:
             # What knows the request answers one whose body is late, which this leaves the time for.
-            self._clock = self.loop.call_later(self.config.settings.request_timeout, self._late, False)
+            self._deadline = self.loop.call_later(self.config.settings.request_timeout, self._deadline_passed, False)
 
-    def _late(self, again: bool) -> None:
+    def _deadline_passed(self, again: bool) -> None:
         if not again and self.cycle is not None and not self.cycle.response_complete:
-            self._clock = self.loop.call_later(self.config.settings.request_timeout, self._late, True)
+            self._deadline = self.loop.call_later(self.config.settings.request_timeout, self._deadline_passed, True)
         else:
-            self.give_up("requests that do not come to an end")
+            self.abort("requests that do not come to an end")
 
-    def _stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

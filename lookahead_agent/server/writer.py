@@ -52,7 +52,7 @@ class ReplyWriter:
             self._context_length = await asyncio.to_thread(self.llm.backend.context_length)
         return self._context_length
 
-    def no_model(self, name: str) -> RefusedError:
+    def unknown_model(self, name: str) -> RefusedError:
         """The error for another model's name."""
         message = f"there is no model {name[:200]!r}; this is {self.model_name!r}"
         return RefusedError(404, message, param="model", code="model_not_found")
@@ -74,7 +74,7 @@ class ReplyWriter:
         limits = self.settings
         max_tokens = body.reply_tokens
         if body.model is not None and body.model != self.model_name:
-            raise self.no_model(body.model)
+            raise self.unknown_model(body.model)
         if max_tokens is not None and max_tokens > limits.max_tokens:
             raise RefusedError(400, f"a reply has at most {limits.max_tokens} tokens here", param="max_tokens")
         if body.n > limits.max_choices:
@@ -138,7 +138,7 @@ class ReplyWriter:
                 async for event in events:
                     if isinstance(event, ChatReply):
                         self.replies += 1
-                        self.metrics.written(event, time.monotonic() - started, first)
+                        self.metrics.count_reply(event, time.monotonic() - started, first)
                     elif first is None and isinstance(event, TextDelta):
                         first = time.monotonic() - started
                     yield event

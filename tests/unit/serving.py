@@ -26,7 +26,7 @@ def serving(llm: ChatLookahead, **settings: object) -> Iterator[tuple[str, Reply
 
 
 @contextmanager
-def serving_own_programs(llm: ChatLookahead, digest: str, grace: float = 60.0) -> Iterator[ReplyWriter]:
+def serving_private_api(llm: ChatLookahead, digest: str, grace: float = 60.0) -> Iterator[ReplyWriter]:
     """Serve a chat model as `lookahead-agent up` does, for requests of these engines; gives what writes the replies."""
     with bound_socket() as listener, _running(llm, daemon_settings(digest), listener, grace) as writer:
         yield writer

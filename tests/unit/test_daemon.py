@@ -20,7 +20,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.cli.daemon import UnreadStream
+from lookahead_agent.cli.daemon import BestEffortStream
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
 from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError
@@ -41,7 +41,7 @@ from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server.daemon import bound_socket, private_dir, start_lock
 from lookahead_agent.testing import scripted_chat
-from tests.unit.serving import serving, serving_own_programs
+from tests.unit.serving import serving, serving_private_api
 from tests.unit.test_streams import said, summed
 from tests.waiting import becomes
 
@@ -83,7 +83,7 @@ def in_flight(llm: ChatLookahead) -> int:
 def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> None:
     behind = scripted_chat("One.\n\nTwo.\n\nThree.", policy="exact")
     own: Any = behind.invoke("?", policy="exact")
-    with serving_own_programs(behind, digest(client)) as writer:
+    with serving_private_api(behind, digest(client)) as writer:
         reply: Any = client.bind(policy="exact").invoke("?")
         assert (reply.text, reply.usage_metadata) == (own.text, own.usage_metadata)
         told, expected = reply.response_metadata["lookahead"], own.response_metadata["lookahead"]
@@ -107,26 +107,26 @@ def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> Non
 
 def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) -> None:
     calling = scripted_chat('<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>')
-    with serving_own_programs(calling, digest(client)):
+    with serving_private_api(calling, digest(client)):
         assert client.bind_tools([look_up]).invoke("?").tool_calls[0]["args"] == {"word": "a"}
     structured = scripted_chat('{"number": 4}')
-    with serving_own_programs(structured, digest(client)):
+    with serving_private_api(structured, digest(client)):
         schema = {"title": "a", "type": "object", "properties": {"number": {"type": "integer"}}}
         assert client.with_structured_output(schema).invoke("?") == {"number": 4}
     stepwise = scripted_chat("One.\n\nTwo.")
-    with serving_own_programs(stepwise, digest(client)):
+    with serving_private_api(stepwise, digest(client)):
         listener = _Listener()
         client.invoke("?", {"callbacks": [listener]}, policy="exact")
         assert listener.kinds >= {"drafted", "accepted"}
     short = ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "So."), context_length=3)
     with (
-        serving_own_programs(ChatLookahead(engines=EngineSet(short), policy="off"), digest(client)),
+        serving_private_api(ChatLookahead(engines=EngineSet(short), policy="off"), digest(client)),
         pytest.raises(ContextLengthError, match="more than 3 tokens"),
     ):
         client.invoke("A question of many words, more than there is room for.")
     failing = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("So.\n\n"), ScriptedStep("x", error="no /srv/model")])
     with (
-        serving_own_programs(ChatLookahead(engines=EngineSet(failing), policy="off"), digest(client)),
+        serving_private_api(ChatLookahead(engines=EngineSet(failing), policy="off"), digest(client)),
         pytest.raises(EngineError, match="no /srv/model"),
     ):
         client.invoke("?")
@@ -145,7 +145,7 @@ def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) ->
 def test_calls_cross_over_as_they_are(client: ChatLookahead, text: str) -> None:
     behind = scripted_chat(text)
     own = said(behind.bind_tools([look_up]).invoke("?"))
-    with serving_own_programs(behind, digest(client)):
+    with serving_private_api(behind, digest(client)):
         bound = client.bind_tools([look_up])
         assert said(bound.invoke("?")) == own
         assert said(summed(bound.stream("?"))) == own
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> N
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    with serving_own_programs(behind, digest(client)) as writer:
+    with serving_private_api(behind, digest(client)) as writer:
         asyncio.run(leave())
         asyncio.run(becomes(lambda: in_flight(behind) == writer.admission.running == 0))
         stream = client.stream("?", max_tokens=1_000_000)
@@ -181,12 +181,12 @@ def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> N
 
 def test_what_runs_is_finished_and_what_takes_too_long_is_ended(client: ChatLookahead) -> None:
     behind = scripted_chat("One word after another.\n\n" * 10)
-    with serving_own_programs(behind, digest(client)):
+    with serving_private_api(behind, digest(client)):
         future = background.submit(client.ainvoke("?"))
         asyncio.run(becomes(lambda: in_flight(behind) > 0))
     assert future.result(10).text
     behind = scripted_chat(LONG)
-    with serving_own_programs(behind, digest(client), grace=0.01):
+    with serving_private_api(behind, digest(client), grace=0.01):
         future = background.submit(client.ainvoke("?", max_tokens=1_000_000))
         asyncio.run(becomes(lambda: in_flight(behind) > 0))
     with pytest.raises(EngineError, match="ended while it generated"):
@@ -196,7 +196,7 @@ def test_what_runs_is_finished_and_what_takes_too_long_is_ended(client: ChatLook
 
 def test_other_engines_are_not_taken(client: ChatLookahead, caplog: pytest.LogCaptureFixture) -> None:
     behind = scripted_chat("These are other engines.")
-    with serving_own_programs(behind, "others") as writer:
+    with serving_private_api(behind, "others") as writer:
         assert client.explain() == "the engines are not running: call start()"
         with pytest.raises(LookaheadError):
             client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
@@ -205,7 +205,7 @@ def test_other_engines_are_not_taken(client: ChatLookahead, caplog: pytest.LogCa
         assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
         assert writer.replies == 0
     without = client.model_copy(update={"use_daemon": False})
-    with serving_own_programs(behind, digest(client)):
+    with serving_private_api(behind, digest(client)):
         assert client.invoke("?").text == "These are other engines."
         with pytest.raises(LookaheadError):
             without.invoke("?")
@@ -247,7 +247,7 @@ def test_processes_of_other_users_are_turned_away(tmp_path: Path) -> None:
         assert peer(here) == (os.getpid(), True)
     if os.getuid() != 0:
         return
-    with serving_own_programs(scripted_chat("Mine."), "digest"):
+    with serving_private_api(scripted_chat("Mine."), "digest"):
         opened = tmp_path / "opened"
         for folder in (tmp_path, *tmp_path.parents[:2]):
             folder.chmod(0o755)
@@ -345,7 +345,7 @@ print(llm.invoke("q").text == "Fine.", flush=True)
 
 
 def test_forked_processes_ask_the_server_too(client: ChatLookahead) -> None:
-    with serving_own_programs(scripted_chat("Fine."), digest(client)) as writer:
+    with serving_private_api(scripted_chat("Fine."), digest(client)) as writer:
         done = subprocess.run(
             [sys.executable, "-c", FORKED, client.model], capture_output=True, text=True, timeout=100, check=False
         )
@@ -357,7 +357,7 @@ def test_forked_processes_ask_the_server_too(client: ChatLookahead) -> None:
     "content", ["", "{[", "[]", "{}", '{"lookahead": 1}', '{"lookahead": {"id": "1"}}', "[" * 100_000, '"\\ud800"']
 )
 def test_requests_that_cannot_be_read_end_nothing_else(client: ChatLookahead, content: str) -> None:
-    with serving_own_programs(scripted_chat("Fine."), digest(client)):
+    with serving_private_api(scripted_chat("Fine."), digest(client)):
         answer = ask_as(client, content)
         assert answer.status_code == 400
         assert "cannot be read" in answer.json()["error"]["message"]
@@ -366,7 +366,7 @@ def test_requests_that_cannot_be_read_end_nothing_else(client: ChatLookahead, co
 
 def test_ordinary_clients_get_what_any_server_tells_them(client: ChatLookahead) -> None:
     body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
-    with serving_own_programs(scripted_chat("One.\n\nTwo."), digest(client)):
+    with serving_private_api(scripted_chat("One.\n\nTwo."), digest(client)):
         transport = httpx.HTTPTransport(uds=str(socket_path()))
         with httpx.Client(transport=transport, base_url="http://localhost") as ordinary:
             told = ordinary.post(CHAT_PATH, json=body).text
@@ -425,7 +425,7 @@ def test_requests_arrive_as_they_were(client: ChatLookahead) -> None:
 
 def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
     with (
-        serving_own_programs(scripted_chat("Fine."), digest(client)),
+        serving_private_api(scripted_chat("Fine."), digest(client)),
         pytest.raises(ConfigurationError, match="use_daemon"),
     ):
         client.bind(template_arguments={"now": object()}).invoke("?")
@@ -434,7 +434,7 @@ def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
 def test_a_start_that_nobody_follows_goes_on() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with UnreadStream(writer, "w") as stream:
+    with BestEffortStream(writer, "w") as stream:
         assert stream.write(b"Loading") == 7
 
 
