@@ -9,19 +9,12 @@ from dataclasses import dataclass, field, fields
 
 @dataclass
 class TokenCounts:
-    """Tokens that one engine generated for a reply, by what became of them.
+    """Tokens that one engine generated for a reply, by what became of them."""
 
-    Attributes:
-        committed: Part of the reply.
-        rejected: In steps that were complete and not used.
-        aborted: In steps that were stopped before they were complete.
-        speculative: Written only as draft tokens for the target: they were to be in no step.
-    """
-
-    committed: int = 0
-    rejected: int = 0
-    aborted: int = 0
-    speculative: int = 0
+    committed: int = 0  # part of the reply
+    rejected: int = 0  # in steps that were complete and not used
+    aborted: int = 0  # in steps that were stopped before they were complete
+    speculative: int = 0  # written only as draft tokens for the target, in no step
 
     @property
     def generated(self) -> int:
@@ -100,31 +93,21 @@ class ReplyClock:
 class ReplyReport:
     """Figures of one reply.
 
-    Attributes:
-        steps: Steps of the reply.
-        accepted: Those of them that the draft wrote.
-        verifier_calls: Draft steps that the verifier was asked about.
-        judge_calls: Questions to a language model that it took to answer.
-        refuted: Draft steps that were dropped before the target's step was complete.
-        target_forward_passes: Forward passes of the target: one gives several tokens where draft tokens are accepted.
-        target_tokens: The target's tokens.
-        draft_tokens: The draft's tokens.
-        seconds: Wall-clock time: `total`; until the target's `first` token, which is what its prompt took; the part in
-            which the `draft`, the `target` and the `verifier` had work (they overlap, so the parts do not add up to the
-            total); and the part `waiting` in which none had.
-        speculation_disabled: Why speculation ended before the reply did; None if it did not.
+    `seconds` is wall-clock time: `total`; until the target's `first` token, which is what its prompt took; the part in
+    which the `draft`, the `target` and the `verifier` had work (they overlap, so the parts do not add up to the total);
+    and the part `waiting` in which none had.
     """
 
-    steps: int = 0
-    accepted: int = 0
-    verifier_calls: int = 0
-    judge_calls: int = 0
-    refuted: int = 0
-    target_forward_passes: int = 0
+    steps: int = 0  # of the reply
+    accepted: int = 0  # steps that the draft wrote
+    verifier_calls: int = 0  # draft steps that the verifier was asked about
+    judge_calls: int = 0  # questions to a language model that it took to answer
+    refuted: int = 0  # draft steps that were dropped before the target's step was complete
+    target_forward_passes: int = 0  # one gives several tokens where draft tokens are accepted
     target_tokens: TokenCounts = field(default_factory=TokenCounts)
     draft_tokens: TokenCounts = field(default_factory=TokenCounts)
     seconds: dict[str, float] = field(default_factory=dict)
-    speculation_disabled: str | None = None
+    speculation_disabled: str | None = None  # the reason, if speculation ended before the reply did
 
     def add(self, other: ReplyReport) -> None:
         """Add the figures of a reply that went on where this one ended."""

@@ -17,57 +17,32 @@ PROMPT_TAIL = 32
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How far and how to look ahead.
+    """How far and how to look ahead."""
 
-    Attributes:
-        depth: Steps in flight at the front (γ); 0 runs the target alone.
-        width: Draft candidates per position (w). The first is the draft's own choice; at temperature 0 the others are
-            sampled at `draft_temperature`.
-        draft_temperature: See `width`.
-        delimiter: Text, or pattern, that ends a step.
-        max_step_tokens: Length limit of one step in tokens; a step cut there is never accepted.
-        step_tokens: Tokens of every step, whatever its text: for measurements with random weights. None:
-            steps end by their text.
-        hedge: Whether the target goes on after its own step while the verifier thinks.
-        synchronous: Whether to work in rounds (the paper's simpler variant).
-        early: Whether a draft step is dropped as soon as the verifier is certain to reject it.
-        shared_draft: Whether a target with a shared draft takes the draft's tokens, and the draft writes on from the
-            target's tokens where it has no step of its own to write.
-        verifier_timeout: Seconds after which a verifier that does not answer turns speculation off.
-        draft_timeout: Seconds without a token after which a draft that should write turns speculation off.
-        target_timeout: Seconds without a token after which the target has failed; None: never.
-    """
-
-    depth: int = 4
-    width: int = 1
-    draft_temperature: float = 0.7
-    delimiter: str | re.Pattern[str] = "\n\n"
-    max_step_tokens: int = 256
-    step_tokens: int | None = None
-    hedge: bool = True
-    synchronous: bool = False
-    early: bool = True
+    depth: int = 4  # steps in flight at the front (γ); 0 runs the target alone
+    width: int = 1  # draft candidates per position (w), of which the first is the draft's own choice
+    draft_temperature: float = 0.7  # at which the other candidates are sampled where the reply is greedy
+    delimiter: str | re.Pattern[str] = "\n\n"  # that ends a step
+    max_step_tokens: int = 256  # a step cut at this length is never accepted
+    step_tokens: int | None = None  # of every step, for measurements with random weights; None: text ends steps
+    hedge: bool = True  # whether the target goes on after its own step while the verifier thinks
+    synchronous: bool = False  # whether to work in rounds (the paper's simpler variant)
+    early: bool = True  # whether a draft step is dropped as soon as the verifier is certain to reject it
+    # Whether a target with a shared draft takes the draft's tokens, and the draft writes on from the target's tokens
+    # where it has no step of its own to write.
     shared_draft: bool = True
-    verifier_timeout: float = 60.0
-    draft_timeout: float = 120.0
-    target_timeout: float | None = None
+    verifier_timeout: float = 60.0  # seconds after which a verifier that does not answer turns speculation off
+    draft_timeout: float = 120.0  # seconds without a token after which a draft turns speculation off
+    target_timeout: float | None = None  # seconds without a token after which the target has failed; None: never
 
 
 @dataclass(frozen=True)
 class Regions:
-    """What in a reply only the target may write.
+    """The parts of a reply that only the target may write."""
 
-    Attributes:
-        action_markers: Texts that open an action region, such as a tool call.
-        thinking: The model's thinking tags; None for models that do not think apart. A step never goes over the
-            closing tag.
-        answer_from_target: Whether what follows the thinking is the target's alone. A reply without thinking is then
-            all the target's.
-    """
-
-    action_markers: tuple[str, ...] = ()
-    thinking: ThinkingTags | None = None
-    answer_from_target: bool = False
+    action_markers: tuple[str, ...] = ()  # texts that open an action region, such as a tool call
+    thinking: ThinkingTags | None = None  # None for models that do not think apart; no step goes over the closing tag
+    answer_from_target: bool = False  # whether only the thinking may be speculated on
 
     def begins_outside_thinking(self, prompt: str) -> bool:
         """Whether a reply to this prompt begins where only the target may write."""
@@ -78,43 +53,25 @@ class Regions:
 
 @dataclass(frozen=True)
 class ReplyRequest:
-    """What to reply to.
+    """The prompt, and the limits of the reply. A reply with a `structured` constraint is the target's alone."""
 
-    Attributes:
-        prompt_ids: Token ids of the whole prompt, shape (n,).
-        sampling: Sampling parameters; `max_tokens` is the budget of the reply, `stop` its stop strings. A reply with
-            a `structured` constraint is the target's alone.
-        question: The text that the reply answers, for verifiers that want to know.
-        regions: What only the target may write.
-        draft_prompt_ids: The prompt in the draft's vocabulary, if that is another than the target's.
-    """
-
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling
-    question: str = ""
+    prompt_ids: tuple[int, ...]  # of the whole prompt, shape (n,)
+    sampling: Sampling  # `max_tokens` is the budget of the reply, `stop` its stop strings
+    question: str = ""  # that the reply answers, for verifiers that want to know
     regions: Regions = field(default_factory=Regions)
-    draft_prompt_ids: tuple[int, ...] | None = None
+    draft_prompt_ids: tuple[int, ...] | None = None  # in the draft's vocabulary, if that is another than the target's
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A complete reply.
+    """A complete reply."""
 
-    Attributes:
-        text: Its text, without stop string and end-of-sequence.
-        token_ids: Its tokens, with those of a stop string and the end-of-sequence.
-        finish_reason: "stop" or "length".
-        report: Its figures.
-        text_ends: Length of the text after each token, a stop string included.
-        cut: Whether the model had more to say: its tokens were used up, or a stop string was written.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
+    text: str  # without stop string and end-of-sequence
+    token_ids: tuple[int, ...]  # with those of a stop string and the end-of-sequence
+    finish_reason: str  # "stop" or "length"
     report: ReplyReport
-    text_ends: tuple[int, ...] = ()
-    cut: bool = False
+    text_ends: tuple[int, ...] = ()  # length of the text after each token, a stop string included
+    cut: bool = False  # whether the model had more to say: its budget was used up, or a stop string was written
 
 
 StepEventKind = Literal["drafted", "written", "judged", "accepted", "committed", "rejected", "unused", "aborted"]

@@ -97,11 +97,17 @@ class DraftVerifier(Protocol):
 
 @dataclass(frozen=True)
 class PartialStep:
-    """A step so far."""
+    """A step so far.
 
-    token_ids: Sequence[int]  # in the target's vocabulary; none yet of an incomplete step in another one
+    Attributes:
+        token_ids: Its tokens in the target's vocabulary; none yet of an incomplete step in another one.
+        text: Their text.
+        complete: Whether the step has ended.
+    """
+
+    token_ids: Sequence[int]
     text: str
-    complete: bool  # whether the step has ended
+    complete: bool
 
 
 @runtime_checkable
