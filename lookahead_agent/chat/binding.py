@@ -1,18 +1,20 @@
-"""Tools, forms and token counts of the chat model: what LangChain binds to a model, or asks of its prompts."""
+"""What LangChain's users call of the chat model beside its replies: inputs, tools, forms and token counts."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.chat.messages import template_messages, without_empty_replies
+from lookahead_agent.chat.messages import from_openai, template_messages, without_empty_replies
+from lookahead_agent.chat.requests import with_configurable_policy
 from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, check_encodable
@@ -25,6 +27,40 @@ class BindingModel(BaseChatModel):
     @abstractmethod
     def _tokenizer(self) -> Tokenizer:
         """The target's tokenizer; starts no engine."""
+
+    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        """Reply to a text or messages."""
+        return super().invoke(input, config, **with_configurable_policy(kwargs, config))
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """`invoke` for callers in an event loop."""
+        return await super().ainvoke(input, config, **with_configurable_policy(kwargs, config))
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """Reply to a text or messages in chunks."""
+        return super().stream(input, config, **with_configurable_policy(kwargs, config))
+
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        """`stream` for callers in an event loop."""
+        return super().astream(input, config, **with_configurable_policy(kwargs, config))
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        if isinstance(model_input, Sequence) and not isinstance(model_input, str):
+            # LangChain's own reading of OpenAI's messages raises on calls whose arguments are not JSON.
+            model_input = [
+                from_openai(message) if isinstance(message, Mapping) and message.get("role") == "assistant" else message
+                for message in model_input
+            ]
+        try:
+            return super()._convert_input(model_input)
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigurationError(f"this is no input of a chat model: {error}") from error
 
     def bind_tools(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Self
 
@@ -12,20 +12,16 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from lookahead_agent.chat.binding import BindingModel
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
-from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.profile import profile_of
-from lookahead_agent.chat.requests import CallDefaults, with_configurable_policy
+from lookahead_agent.chat.requests import CallDefaults
 from lookahead_agent.chat.serialization import SerializableModel
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.local_backend import LocalBackend
@@ -346,40 +342,6 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
             "max_tokens": self.max_tokens,
             "stop": self.stop,
         }
-
-    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        """Reply to a text or messages."""
-        return super().invoke(input, config, **with_configurable_policy(kwargs, config))
-
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """`invoke` for callers in an event loop."""
-        return await super().ainvoke(input, config, **with_configurable_policy(kwargs, config))
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Reply to a text or messages in chunks."""
-        return super().stream(input, config, **with_configurable_policy(kwargs, config))
-
-    def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        """`stream` for callers in an event loop."""
-        return super().astream(input, config, **with_configurable_policy(kwargs, config))
-
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        if isinstance(model_input, Sequence) and not isinstance(model_input, str):
-            # LangChain's own reading of OpenAI's messages raises on calls whose arguments are not JSON.
-            model_input = [
-                from_openai(message) if isinstance(message, Mapping) and message.get("role") == "assistant" else message
-                for message in model_input
-            ]
-        try:
-            return super()._convert_input(model_input)
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigurationError(f"this is no input of a chat model: {error}") from error
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=[stop] if isinstance(stop, str) else stop, **kwargs)
