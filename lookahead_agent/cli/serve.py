@@ -134,7 +134,7 @@ def serve(
         request_timeout=request_timeout,
         connections=max_connections,
     )
-    # The port is taken before models load, and opened after: whoever can connect gets a reply.
+    # The port is taken before models load, and opened after: a client that can connect gets a reply.
     with closing(_bound(host, port)) as listener, llm:
         llm.start(ProgressBars())
         listener.listen()  # who reads that the server is there, and asks at once, waits for its loop

@@ -1,4 +1,4 @@
-"""Who may come in: by which name of the server, with which key, and how many at once."""
+"""Admits requests: by the name of the server in them, by their key, and so many at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HostCheck:
     with that name as their `Host`. An IP address as `Host` cannot be such a page's, nor can none at all.
 
     Args:
-        app: What comes after it.
+        app: The application behind it.
         allowed: Names; see `ServerSettings.allowed_hosts`.
         errors: Answers the requests that it refuses.
     """

@@ -50,7 +50,7 @@ class BodyReader:
 
         Args:
             request: The request.
-            model: What the body must be.
+            model: The body's form.
             longest: Most bytes.
             token_ids: Most token ids that a prompt may have.
 
@@ -60,7 +60,7 @@ class BodyReader:
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-            # What browsers send to other sites without asking them is no JSON.
+            # A browser sends no JSON to another site without asking it.
             raise RefusedError(415, "the body must be JSON: send it with Content-Type: application/json")
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > longest:

@@ -36,7 +36,7 @@ def daemon_settings(engines_digest: str) -> ServerSettings:
 
 
 def log_path() -> Path:
-    """What the server logs."""
+    """The server's log."""
     return runtime_dir() / "log"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -29,7 +30,7 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(BaseModel):
-    """What went wrong.
+    """An error of a request.
 
     Attributes:
         message: In words.
@@ -50,10 +51,11 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
+@dataclass(eq=False)
 class RefusedError(Exception):
     """A request that is not carried out.
 
-    Args:
+    Attributes:
         status: HTTP status.
         message: Why, in words.
         param: The field that it is about.
@@ -61,20 +63,14 @@ class RefusedError(Exception):
         headers: Of the answer, such as Retry-After.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-        self.headers = headers
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:

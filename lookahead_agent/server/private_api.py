@@ -34,7 +34,7 @@ async def read_request(request: Request, writer: ReplyWriter, bodies: BodyReader
 
 
 def status_route(writer: ReplyWriter) -> Callable[[], Awaitable[ServerStatus]]:
-    """What tells the server's status."""
+    """The route for the server's status."""
     started = time.monotonic()
 
     async def status() -> ServerStatus:

@@ -122,7 +122,7 @@ class StreamOptions(RequestModel):
 
 
 class Sampled(RequestModel, SamplingArguments):
-    """What both kinds of requests have.
+    """Fields of both kinds of requests.
 
     `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
     Fields that this library cannot carry out (penalties, biases, log-probabilities) return an error.
@@ -268,16 +268,21 @@ class ChatChoice(BaseModel):
     logprobs: None = None
 
 
-class ChatReplyBody(BaseModel):
-    """Reply of `/v1/chat/completions`."""
+class ReplyBody(BaseModel):
+    """Fields of both kinds of replies."""
 
     id: str
-    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice]
     usage: Usage
     lookahead: list[LookaheadFigures]
+
+
+class ChatReplyBody(ReplyBody):
+    """Reply of `/v1/chat/completions`."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
 
 
 class TextChoice(BaseModel):
@@ -289,16 +294,11 @@ class TextChoice(BaseModel):
     logprobs: None = None
 
 
-class CompletionReplyBody(BaseModel):
+class CompletionReplyBody(ReplyBody):
     """Reply of `/v1/completions`."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[TextChoice]
-    usage: Usage
-    lookahead: list[LookaheadFigures]
 
 
 class ModelEntry(BaseModel):

@@ -1,4 +1,4 @@
-"""What a server allows."""
+"""Limits of a server, and its clients' rights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class ServerSettings(BaseModel):
     """Limits of a server.
 
     Attributes:
-        api_key: What clients must send as a bearer token; None: nothing.
+        api_key: Bearer token that clients must send; None: none.
         served_model: The model's name here; None: as the chat model calls it.
         max_body_bytes: Longest body of a request, in bytes; None: 32 for each token of the context, and 64 KiB for the
             rest, but no more than 4 MiB.

@@ -60,7 +60,7 @@ class ServerConfig(uvicorn.Config):
     """Configures uvicorn for clients that may mean no good.
 
     Args:
-        app: What `create_app` makes.
+        app: The application of `create_app`.
         settings: Limits.
         options: Further ones of uvicorn's.
     """
@@ -215,7 +215,7 @@ class BoundedProtocol(H11Protocol):
         if answered and nothing and self.timeout_keep_alive_task is not None:
             self._clear_deadline()  # uvicorn closes the connection if nothing comes of the next request
         elif self._deadline is None:
-            # What knows the request answers one whose body is late, which this leaves the time for.
+            # The application answers a request whose body is late; this leaves it the time.
             self._deadline = self.loop.call_later(self.config.settings.request_timeout, self._deadline_passed, False)
 
     def _deadline_passed(self, again: bool) -> None:

@@ -60,7 +60,7 @@ class ReplyWriter:
     def requests(
         self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
     ) -> list[GenerateRequest]:
-        """What a body asks for, a request for each of its replies.
+        """The requests of a body, one for each of its replies.
 
         Args:
             body: The request's.
