@@ -25,29 +25,18 @@ from typer.core import TyperGroup
 
 from lookahead_agent import __version__
 from lookahead_agent.cli.terminal import LogFormatter, Terminal
-from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError, validation_message
 from lookahead_agent.plain_text import plain
 
 _INTERRUPTED = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-_COMMANDS = {
-    "ask": "ask",
-    "agent": "agent",
-    "up": "daemon",
-    "status": "daemon",
-    "down": "daemon",
-    "serve": "serve",
-    "new": "new",
-    "trace": "trace",
-    "estimate": "estimate",
-    "calibrate": "calibrate",
-    "hardware": "hardware",
-    "doctor": "doctor",
-    "bench": "bench",
-    "models": "models",
-}
-"""The module of this folder that has each command."""
+_COMMANDS = (
+    "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "hardware", "doctor",
+    "bench", "models",
+)  # fmt: skip
+_MODULES = dict.fromkeys(("up", "status", "down"), "daemon")
+"""The modules of commands that are not in a module of their name."""
 
 CHAT_CLASS: ContextVar[Callable[..., Any] | None] = ContextVar("chat_class", default=None)
 """In place of `ChatLookahead`, for tests: a model without engines."""
@@ -87,7 +76,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
-        found = getattr(import_module(f"lookahead_agent.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        found = getattr(import_module(f"lookahead_agent.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
         if not isinstance(found, typer.Typer):
             single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
             single.command(cmd_name)(found)
@@ -162,9 +151,7 @@ def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None 
             errors.print("Interrupted.")
         return code
     except ValidationError as error:
-        problem = error.errors()[0]
-        name = ".".join(str(part) for part in problem["loc"])
-        errors.error(f"{name}: {problem['msg']}")
+        errors.error(validation_message(error))
         return 2
     except (ConfigurationError, ModelNotFoundError) as error:
         errors.error(error)
