@@ -128,7 +128,6 @@ class BenchConfig(BaseModel):
     """A benchmark.
 
     Attributes:
-        about: Its purpose, and the source of its settings.
         draft_model: None: the catalogue's, as for `embedding_model`.
         judge_model: None: the target judges.
         base_url: The target's server, or servers; None: an engine in this process, as for the next two.
@@ -149,8 +148,6 @@ class BenchConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = "bench"
-    about: str = ""
     model: str = DEFAULT_SET
     draft_model: str | None = None
     judge_model: str | None = None
@@ -210,7 +207,7 @@ def load_config(name: str) -> BenchConfig:
         fields = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file} is not TOML: {error}") from error
-    return make_config({"name": file.stem} | fields)
+    return make_config(fields)
 
 
 def make_config(fields: dict[str, Any]) -> BenchConfig:

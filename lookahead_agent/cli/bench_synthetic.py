@@ -59,7 +59,7 @@ def synthetic(
     costs: options.Costs = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command goes on."),
+        typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command continues."),
     ] = None,
     apart: Annotated[
         bool,

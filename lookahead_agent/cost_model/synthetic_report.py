@@ -1,4 +1,4 @@
-"""A report of `bench synthetic`: what was measured against what theory says, as tables and a picture."""
+"""A report of `bench synthetic`: measured and predicted speed, as tables and a picture."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def write_synthetic_report(
 
     Args:
         file: Ends with .md.
-        rows: What was measured.
-        found: What came of it.
-        costs: What the pair costs; None: not measured.
+        rows: The measured rows.
+        found: Their results.
+        costs: Of the pair; None: not measured.
 
     Raises:
         ConfigurationError: The name ends with something else, or the file cannot be written.

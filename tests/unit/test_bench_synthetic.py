@@ -329,7 +329,7 @@ def test_results_are_paired_and_held_against_theory() -> None:
 def test_predictions() -> None:
     half = Acceptance(0.0, 0.5, 10)
     assert predicted_speed(COSTS, half, "off", 0, 1) == 1
-    # Two guesses of 0.25 s each, a pass of 1 s, and 1.75 tokens.
+    # Two draft tokens of 0.25 s each, a forward pass of 1 s, and 1.75 tokens.
     assert predicted_speed(COSTS, half, "sd", 0, 3) == pytest.approx(1.75 / 1.5)
     assert predicted_speed(COSTS, half, "lr", 4, 3) == pytest.approx(0.5, rel=0.01), "nothing accepted, half the cores"
     assert predicted_speed(COSTS, Acceptance(1.0, 0.5, 10), "lr", 8, 3) == pytest.approx(2.0, rel=0.03), "draft-bound"
