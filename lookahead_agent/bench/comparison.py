@@ -12,21 +12,15 @@ from lookahead_agent.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Change:
-    """One configuration of a task, over the samples that both files have.
-
-    Attributes:
-        samples: Number of samples in both files.
-        speed: The first file's seconds over the second's: the median over problems; above 1 the second is faster.
-        accuracy: Of the second file minus the first's; None: nothing to check.
-        acceptance: The same of the share of steps that the draft wrote, problem by problem.
-    """
+    """One configuration of a task, over the samples that both files have."""
 
     task: str
     configuration: str
-    samples: int
+    samples: int  # number of samples in both files
+    # The first file's seconds over the second's: the median over problems; above 1 the second is faster
     speed: Estimate
-    accuracy: Estimate | None
-    acceptance: Estimate
+    accuracy: Estimate | None  # of the second file minus the first's; None: nothing to check
+    acceptance: Estimate  # the same of the share of steps that the draft wrote, problem by problem
 
     def verdicts(self) -> list[str]:
         """Changes that are more than noise: the 95 % intervals exclude equality."""

@@ -45,43 +45,30 @@ VARIANT = re.compile(
 
 
 class TaskConfig(BaseModel):
-    """A task and its configurations.
-
-    Attributes:
-        name: In reports; empty: as `task`.
-        dataset: JSON Lines file with question and answer, or "own".
-        limit: Number of problems; None: all.
-        skip: Problems to leave out at the file's beginning.
-        prompt: Follows each question after a blank line.
-        modes: "off" is always among them.
-        variants: Of "off" and "auto", by their names in results. "off int8" sets the precision, "auto sequential" runs
-            a template's model calls one after another, "off calculate=false" has a model write each calculation as a
-            call.
-        policies: Verifier policies of lookahead, with changes as in "balanced:depth=8", or "nodes".
-        depths: Depths (γ) of each of them; none: the policy's own, else 4.
-        widths: Widths (w); none: the policy's own.
-        schedules: "async", and "sync" for the paper's simpler algorithm.
-        samples: Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`.
-        concurrency: Problems at once.
-    """
+    """A task and its configurations."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = ""
+    name: str = ""  # in reports; empty: as `task`
     task: TaskName = "questions"
-    dataset: str = OWN
+    dataset: str = OWN  # JSON Lines file with question and answer, or "own"
     answer: AnswerKind = "number"
-    limit: int | None = Field(None, ge=1)
-    skip: int = Field(0, ge=0)
-    prompt: str = ""
-    modes: tuple[ModeName, ...] = ("off", "auto")
+    limit: int | None = Field(None, ge=1)  # number of problems; None: all
+    skip: int = Field(0, ge=0)  # problems to leave out at the file's beginning
+    prompt: str = ""  # follows each question after a blank line
+    modes: tuple[ModeName, ...] = ("off", "auto")  # "off" is always among them
+    # Of "off" and "auto", by their names in results. "off int8" sets the precision, "auto sequential" runs a
+    # template's model calls one after another, "off calculate=false" has a model write each calculation as a call
     variants: tuple[str, ...] = ()
+    # Verifier policies of lookahead, with changes as in "balanced:depth=8", or "nodes"
     policies: tuple[str, ...] = (NODES,)
-    depths: tuple[int, ...] = ()
-    widths: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()  # depths (γ) of each of them; none: the policy's own, else 4
+    widths: tuple[int, ...] = ()  # widths (w); none: the policy's own
+    # "async", and "sync" for the paper's simpler algorithm
     schedules: tuple[Literal["async", "sync"], ...] = ("async",)
+    # Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`
     samples: int = Field(1, ge=1)
-    concurrency: int = Field(1, ge=1)
+    concurrency: int = Field(1, ge=1)  # problems at once
     max_tokens: int = Field(512, ge=1)
 
     def full_question(self, question: str) -> str:
@@ -125,46 +112,37 @@ class TaskConfig(BaseModel):
 
 
 class BenchConfig(BaseModel):
-    """A benchmark.
-
-    Attributes:
-        draft_model: None: the catalogue's, as for `embedding_model`.
-        judge_model: None: the target judges.
-        base_url: The target's server, or servers; None: an engine in this process, as for the next two.
-        draft_url: The draft's.
-        judge_url: The judge's.
-        engine_args: Arguments of the target's vLLM engine; the next two are the draft's and the judge's.
-        token_speculation: The method of "sd" and "lr+sd": as `ChatLookahead.token_speculation`.
-        precision: Of the target's weights in all modes but "auto": as `ChatLookahead.precision`.
-        extra_device_for_draft: The paper's setup: "off" and "sd" run on the target's share of the machine alone, the
-            draft has other cores, or the GPU of `draft_url`. Without it every mode has the same cores or devices.
-        temperature: 0 is greedy; None: the value that the model's makers recommend, as for the next two.
-        top_k: 0 is no limit.
-        seed: Of the first sample; None: replies have none. A sampled reply with a seed gets no draft tokens from a
-            shared draft.
-        blocks: Modes whose engines are in memory together, block after block, where all at once would not fit. "off"
-            is part of each, and the baseline of its modes; none: one block.
-    """
+    """A benchmark."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = DEFAULT_SET
-    draft_model: str | None = None
-    judge_model: str | None = None
+    draft_model: str | None = None  # None: the catalogue's, as for `embedding_model`
+    judge_model: str | None = None  # None: the target judges
     embedding_model: str | None = None
+    # The target's server, or servers; None: an engine in this process, as for the next two
     base_url: str | list[str] | None = None
-    draft_url: str | list[str] | None = None
-    judge_url: str | list[str] | None = None
+    draft_url: str | list[str] | None = None  # the draft's
+    judge_url: str | list[str] | None = None  # the judge's
+    # Arguments of the target's vLLM engine; the next two are the draft's and the judge's
     engine_args: dict[str, Any] = Field(default_factory=dict)
     draft_engine_args: dict[str, Any] = Field(default_factory=dict)
     judge_engine_args: dict[str, Any] = Field(default_factory=dict)
+    # The method of "sd" and "lr+sd": as `ChatLookahead.token_speculation`
     token_speculation: str | dict[str, Any] = "draft_model"
-    precision: Precision = "auto"
+    precision: Precision = "auto"  # of the target's weights in all modes but "auto": as `ChatLookahead.precision`
+    # The paper's setup: "off" and "sd" run on the target's share of the machine alone, the draft has other cores, or
+    # the GPU of `draft_url`. Without it every mode has the same cores or devices
     extra_device_for_draft: bool = False
+    # 0 is greedy; None: the value that the model's makers recommend, as for the next two
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0)  # 0 is no limit
+    # Of the first sample; None: replies have none. A sampled reply with a seed gets no draft tokens from a shared
+    # draft
     seed: int | None = None
+    # Modes whose engines are in memory together, block after block, where all at once would not fit. "off" is part of
+    # each, and the baseline of its modes; none: one block
     blocks: tuple[tuple[ModeName, ...], ...] = ()
     tasks: tuple[TaskConfig, ...] = Field(default=(TaskConfig(),), min_length=1)
 

@@ -23,23 +23,14 @@ _MODE_POLICIES = {"specreason": "specreason", "random": "random", "auto": NODES}
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of a task.
+    """One configuration of a task."""
 
-    Attributes:
-        mode: Its mode.
-        policy: Of nodes that speculate on steps, or "nodes".
-        changes: Of that policy, as in "depth=8:synchronous=true".
-        precision: Of the target's weights; None: the benchmark's.
-        sequential: Whether a template's model calls run one after another.
-        calculate: As the template's option.
-    """
-
-    mode: ModeName
-    policy: str
-    changes: str = ""
-    precision: Precision | None = None
-    sequential: bool = False
-    calculate: bool = True
+    mode: ModeName  # its mode
+    policy: str  # of nodes that speculate on steps, or "nodes"
+    changes: str = ""  # of that policy, as in "depth=8:synchronous=true"
+    precision: Precision | None = None  # of the target's weights; None: the benchmark's
+    sequential: bool = False  # whether a template's model calls run one after another
+    calculate: bool = True  # as the template's option
 
     @property
     def name(self) -> str:

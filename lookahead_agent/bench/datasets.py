@@ -93,21 +93,15 @@ def dataset_file(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset on the Hub.
-
-    Attributes:
-        convert: Makes `question` and `answer` from a row; None: the row is left out.
-        answer: The comparison of its answers; None: there is none.
-        config: Its configuration on the Hub.
-        files: Files to read in place of a configuration.
-    """
+    """A dataset on the Hub."""
 
     hub_id: str
     split: str
+    # Makes `question` and `answer` from a row; None: the row is left out
     convert: Callable[[Row], dict[str, str | None] | None]
-    answer: AnswerKind | None = "number"
-    config: str | None = None
-    files: str | None = None
+    answer: AnswerKind | None = "number"  # the comparison of its answers; None: there is none
+    config: str | None = None  # its configuration on the Hub
+    files: str | None = None  # files to read in place of a configuration
 
 
 def _gsm8k(row: Row) -> dict[str, str | None]:

@@ -19,21 +19,13 @@ _PARTS = 10
 
 @dataclass(frozen=True)
 class Overhead:
-    """The decoder's CPU time.
+    """The decoder's CPU time."""
 
-    Attributes:
-        requests: Replies at once.
-        accepted: Share of the committed steps that the draft wrote.
-        microseconds: Per token of all replies.
-        at_first: The same over the first tenth.
-        at_last: Over the last tenth.
-    """
-
-    requests: int
-    accepted: float
-    microseconds: float
-    at_first: float
-    at_last: float
+    requests: int  # replies at once
+    accepted: float  # share of the committed steps that the draft wrote
+    microseconds: float  # per token of all replies
+    at_first: float  # the same over the first tenth
+    at_last: float  # over the last tenth
 
     def share(self, pass_seconds: float) -> float:
         """Share of a forward pass that gives each reply one token; with steps ahead a pass gives more."""

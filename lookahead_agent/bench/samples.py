@@ -23,116 +23,74 @@ class _Row(BaseModel):
 
 
 class StepTimes(_Row):
-    """Durations in a call, in seconds.
+    """Durations in a call, in seconds."""
 
-    Attributes:
-        verifier: Of each verdict.
-        committed: From the begin of the call to each committed step.
-    """
-
-    verifier: list[float] = Field(default_factory=list)
-    committed: list[float] = Field(default_factory=list)
+    verifier: list[float] = Field(default_factory=list)  # of each verdict
+    committed: list[float] = Field(default_factory=list)  # from the begin of the call to each committed step
 
 
 class CallRecord(_Row):
-    """One model call.
+    """One model call."""
 
-    Attributes:
-        node: The graph's node; None outside a graph.
-        started: Seconds from the begin of the sample.
-        first_token: Seconds to its first committed token; None: unknown.
-        accepted: Draft steps among the committed ones.
-        verifier_calls: Draft steps that the verifier judged.
-        judge_calls: Prompts to a judge model.
-        tokens: By "target" and "draft": how many were "committed", "rejected", "aborted".
-        busy: Seconds in which the draft, the target and the verifier had work.
-        speculation_disabled: The reason; None: speculation ran to the end.
-    """
-
-    node: str | None = None
+    node: str | None = None  # the graph's node; None outside a graph
     policy: str
-    started: float = 0.0
+    started: float = 0.0  # seconds from the begin of the sample
     seconds: float
-    first_token: float | None = None
+    first_token: float | None = None  # seconds to its first committed token; None: unknown
     prompt_tokens: int = 0
     output_tokens: int
     steps: int
-    accepted: int
-    verifier_calls: int = 0
-    judge_calls: int = 0
-    tokens: dict[str, dict[str, int]]
+    accepted: int  # draft steps among the committed ones
+    verifier_calls: int = 0  # draft steps that the verifier judged
+    judge_calls: int = 0  # prompts to a judge model
+    tokens: dict[str, dict[str, int]]  # by "target" and "draft": how many were "committed", "rejected", "aborted"
+    # Seconds in which the draft, the target and the verifier had work
     busy: dict[str, float] = Field(default_factory=dict)
-    speculation_disabled: str | None = None
+    speculation_disabled: str | None = None  # the reason; None: speculation ran to the end
     times: StepTimes = Field(default_factory=StepTimes)
     token_ids: list[int] | None = None
 
 
 class TurnRecord(_Row):
-    """Resources that samples running at once used together.
-
-    Attributes:
-        id: Its samples name it.
-        seconds: Wall-clock time.
-        cpu_seconds: Processor time of this process and its engines.
-        own_cpu_seconds: This process's share of it: decoder, tokenizers, embedding model, benchmark.
-        gpu_seconds: Time that GPUs were busy; None: unknown.
-        peak_memory: Of these processes together, in bytes.
-        joules: Energy; None: the machine does not report it.
-    """
+    """Resources that samples running at once used together."""
 
     schema_version: int = SCHEMA
     kind: Literal["turn"] = "turn"
-    id: str
-    seconds: float
-    cpu_seconds: float | None = None
-    own_cpu_seconds: float | None = None
-    gpu_seconds: float | None = None
-    peak_memory: int | None = None
-    joules: float | None = None
+    id: str  # its samples name it
+    seconds: float  # wall-clock time
+    cpu_seconds: float | None = None  # processor time of this process and its engines
+    own_cpu_seconds: float | None = None  # this process's share of it: decoder, tokenizers, embedding model, benchmark
+    gpu_seconds: float | None = None  # time that GPUs were busy; None: unknown
+    peak_memory: int | None = None  # of these processes together, in bytes
+    joules: float | None = None  # energy; None: the machine does not report it
 
 
 class Sample(_Row):
-    """A problem, solved in one configuration.
-
-    Attributes:
-        workload: "questions", or the template's name.
-        problem: Its id.
-        sample: Its number, from 0.
-        block: Number of the block of modes that ran and are compared together.
-        mode: See `config.ModeName`.
-        policies: Of its calls.
-        concurrency: Samples at once.
-        seconds: Time to the answer.
-        correct: None: nothing to check.
-        answer: The reply, or the graph's answer.
-        settings: All else that determines the result.
-        engines: Models, cores and arguments of the engines.
-        environment: Versions and hardware.
-    """
+    """A problem, solved in one configuration."""
 
     schema_version: int = SCHEMA
     kind: Literal["sample"] = "sample"
     task: str
-    workload: str = "questions"
+    workload: str = "questions"  # "questions", or the template's name
     dataset: str = ""
-    problem: str
+    problem: str  # its id
     problem_fingerprint: str = ""
-    sample: int = 0
-    block: int = 0
+    sample: int = 0  # its number, from 0
+    block: int = 0  # number of the block of modes that ran and are compared together
     seed: int | None = None
-    mode: str
+    mode: str  # see `config.ModeName`
     configuration: str
-    policies: list[str] = Field(default_factory=list)
-    concurrency: int = 1
-    seconds: float
-    correct: bool | None
-    answer: str = ""
+    policies: list[str] = Field(default_factory=list)  # of its calls
+    concurrency: int = 1  # samples at once
+    seconds: float  # time to the answer
+    correct: bool | None  # None: nothing to check
+    answer: str = ""  # the reply, or the graph's answer
     error: str | None = None
     calls: list[CallRecord]
     turn: str | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    engines: dict[str, Any] = Field(default_factory=dict)
-    environment: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)  # all else that determines the result
+    engines: dict[str, Any] = Field(default_factory=dict)  # models, cores and arguments of the engines
+    environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
 
     @property
     def key(self) -> SampleKey:
@@ -157,15 +115,10 @@ class Sample(_Row):
 
 @dataclass
 class Results:
-    """Contents of a file of results.
+    """Contents of a file of results."""
 
-    Attributes:
-        samples: In the order of measurement.
-        turns: By id.
-    """
-
-    samples: list[Sample] = field(default_factory=list)
-    turns: dict[str, TurnRecord] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)  # in the order of measurement
+    turns: dict[str, TurnRecord] = field(default_factory=dict)  # by id
 
 
 def acceptance_of(calls: Sequence[CallRecord]) -> float:

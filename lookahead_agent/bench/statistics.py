@@ -16,17 +16,11 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % confidence interval.
+    """A figure and its 95 % confidence interval."""
 
-    Attributes:
-        value: The figure.
-        low: Lower end; None: too few samples to tell, as for `high`.
-        high: Upper end.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+    value: float  # the figure
+    low: float | None = None  # lower end; None: too few samples to tell, as for `high`
+    high: float | None = None  # upper end
 
     def excludes(self, value: float) -> bool:
         """Whether the interval is known and the value lies outside of it."""

@@ -19,82 +19,50 @@ Pairs = Sequence[tuple[Sample, Sample]]
 
 @dataclass(frozen=True)
 class ConfigurationSummary:
-    """One configuration of a task.
-
-    Attributes:
-        errors: Failed samples.
-        accuracy: Share of correct answers; None: nothing to check.
-        accuracy_difference: Against the baseline, problem by problem; None for the baseline, as for the next two.
-        speedup: The baseline's seconds over this one's: the median over problems.
-        rate_ratio: Tokens per second over the baseline's: the median over problems.
-        seconds: Per sample, median.
-        tokens: Output tokens per sample, mean.
-        tokens_per_second: Of a sample, median.
-        first_token: Seconds to the first committed token of a call, median.
-        step_gap: Seconds between two committed steps of a call, median.
-        step_gap_p90: The same, 90th percentile.
-        acceptance: Share of the committed steps that the draft wrote.
-        wasted_target: Rejected and aborted tokens of the target, per output token.
-        wasted_draft: The same of the draft.
-        judge_share: Share of the verdicts that a judge model gave.
-        verifier_share: Share of a call's time in which the verifier had work.
-        cpu_seconds: Processor time per sample; None: unknown, as for the next three.
-        gpu_seconds: GPU time per sample.
-        peak_memory: In bytes.
-        joules: Energy per sample.
-        same_tokens: Samples with exactly the baseline's tokens; None: tokens unknown, or several calls.
-    """
+    """One configuration of a task."""
 
     task: str
     configuration: str
     mode: str
     samples: int
-    errors: int
-    accuracy: Estimate | None
+    errors: int  # failed samples
+    accuracy: Estimate | None  # share of correct answers; None: nothing to check
+    # Against the baseline, problem by problem; None for the baseline, as for the next two
     accuracy_difference: Estimate | None
-    speedup: Estimate | None
-    rate_ratio: Estimate | None
-    seconds: float
-    tokens: float
-    tokens_per_second: float
-    first_token: float | None
-    step_gap: float | None
-    step_gap_p90: float | None
-    acceptance: float
-    wasted_target: float
-    wasted_draft: float
-    judge_share: float
-    verifier_share: float
-    cpu_seconds: float | None
-    gpu_seconds: float | None
-    peak_memory: int | None
-    joules: float | None
-    same_tokens: int | None
+    speedup: Estimate | None  # the baseline's seconds over this one's: the median over problems
+    rate_ratio: Estimate | None  # tokens per second over the baseline's: the median over problems
+    seconds: float  # per sample, median
+    tokens: float  # output tokens per sample, mean
+    tokens_per_second: float  # of a sample, median
+    first_token: float | None  # seconds to the first committed token of a call, median
+    step_gap: float | None  # seconds between two committed steps of a call, median
+    step_gap_p90: float | None  # the same, 90th percentile
+    acceptance: float  # share of the committed steps that the draft wrote
+    wasted_target: float  # rejected and aborted tokens of the target, per output token
+    wasted_draft: float  # the same of the draft
+    judge_share: float  # share of the verdicts that a judge model gave
+    verifier_share: float  # share of a call's time in which the verifier had work
+    cpu_seconds: float | None  # processor time per sample; None: unknown, as for the next three
+    gpu_seconds: float | None  # GPU time per sample
+    peak_memory: int | None  # in bytes
+    joules: float | None  # energy per sample
+    same_tokens: int | None  # samples with exactly the baseline's tokens; None: tokens unknown, or several calls
 
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One node of a graph in one configuration.
-
-    Attributes:
-        calls: Per sample, as of the next two.
-        seconds: In its calls.
-        tokens: Output tokens.
-        steps: In all samples.
-        acceptance: Share of the committed steps that the draft wrote.
-        speculates: Whether the draft wrote anything.
-    """
+    """One node of a graph in one configuration."""
 
     task: str
     configuration: str
     node: str | None
     policy: str
-    calls: float
-    seconds: float
-    tokens: float
-    steps: int
-    acceptance: float
-    speculates: bool
+    calls: float  # per sample, as of the next two
+    seconds: float  # in its calls
+    tokens: float  # output tokens
+    steps: int  # in all samples
+    acceptance: float  # share of the committed steps that the draft wrote
+    speculates: bool  # whether the draft wrote anything
 
 
 def summarize(results: Results) -> list[ConfigurationSummary]:

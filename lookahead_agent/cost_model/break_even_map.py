@@ -32,21 +32,13 @@ _MODES: dict[ModeName, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """The fastest mode at one place of the map.
+    """The fastest mode at one place of the map."""
 
-    Attributes:
-        steps: α.
-        tokens: α₂.
-        c: The cost ratio.
-        mode: The mode.
-        speedup: Against the target alone.
-    """
-
-    steps: float
-    tokens: float
-    c: float
-    mode: ModeName
-    speedup: float
+    steps: float  # α
+    tokens: float  # α₂
+    c: float  # the cost ratio
+    mode: ModeName  # the mode
+    speedup: float  # against the target alone
 
 
 def break_even_map(

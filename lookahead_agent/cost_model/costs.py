@@ -27,15 +27,11 @@ _LEAVE_OUT = 4
 
 
 class BatchCosts(BaseModel):
-    """Seconds that an engine takes per token of each reply, by how many replies it writes at once.
-
-    Attributes:
-        seconds: By size of the batch.
-    """
+    """Seconds that an engine takes per token of each reply, by how many replies it writes at once."""
 
     model_config = ConfigDict(frozen=True)
 
-    seconds: dict[int, float]
+    seconds: dict[int, float]  # by size of the batch
 
     @field_validator("seconds")
     @classmethod
@@ -61,29 +57,18 @@ class BatchCosts(BaseModel):
 
 
 class MachineCosts(BaseModel):
-    """Costs of a pair of models on a machine.
-
-    Attributes:
-        target: The target alone, with all cores.
-        beside: The target beside a draft that writes, on its share of the cores.
-        draft: The draft beside the target.
-        draft_alone: The draft with all cores, as it writes draft tokens for the target.
-        environment: Versions and hardware.
-        models: The models' names.
-        precision: Of their weights, where it was given or chosen.
-        dummy_weights: Whether the weights were made up; the costs are the same.
-    """
+    """Costs of a pair of models on a machine."""
 
     model_config = ConfigDict(frozen=True)
 
-    target: BatchCosts
-    beside: BatchCosts
-    draft: BatchCosts
-    draft_alone: BatchCosts
-    environment: dict[str, Any] = Field(default_factory=dict)
-    models: dict[str, str] = Field(default_factory=dict)
-    precision: dict[str, str] = Field(default_factory=dict)
-    dummy_weights: bool = False
+    target: BatchCosts  # the target alone, with all cores
+    beside: BatchCosts  # the target beside a draft that writes, on its share of the cores
+    draft: BatchCosts  # the draft beside the target
+    draft_alone: BatchCosts  # the draft with all cores, as it writes draft tokens for the target
+    environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
+    models: dict[str, str] = Field(default_factory=dict)  # the models' names
+    precision: dict[str, str] = Field(default_factory=dict)  # of their weights, where it was given or chosen
+    dummy_weights: bool = False  # whether the weights were made up; the costs are the same
 
     @property
     def c(self) -> float:

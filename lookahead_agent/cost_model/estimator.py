@@ -22,19 +22,12 @@ Speed = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Grid:
-    """The settings that are tried.
+    """The settings that are tried."""
 
-    Attributes:
-        depths: γ₁.
-        widths: w.
-        token_depths: γ₂, of token speculation by `TokenMethod`.
-        shared_draft_depths: γ₂, with a shared draft.
-    """
-
-    depths: tuple[int, ...] = (1, 2, 4, 6, 8)
-    widths: tuple[int, ...] = (1, 2)
-    token_depths: tuple[int, ...] = (2, 3, 5, 7)
-    shared_draft_depths: tuple[int, ...] = (3, 5, 9, 17)
+    depths: tuple[int, ...] = (1, 2, 4, 6, 8)  # γ₁
+    widths: tuple[int, ...] = (1, 2)  # w
+    token_depths: tuple[int, ...] = (2, 3, 5, 7)  # γ₂, of token speculation by `TokenMethod`
+    shared_draft_depths: tuple[int, ...] = (3, 5, 9, 17)  # γ₂, with a shared draft
 
 
 EVERY = Grid()
@@ -44,20 +37,14 @@ EVERY = Grid()
 class Acceptance:
     """Acceptance rates, and the steps that they are of.
 
-    Attributes:
-        steps: Probability that a draft step is accepted (α), in [0, 1].
-        tokens: Probability that a draft token is accepted (α₂), in [0, 1].
-        step_tokens: Tokens of a step, on average.
-        verifier: Seconds of a verdict.
-
     Raises:
         ConfigurationError: A value out of its range.
     """
 
-    steps: float
-    tokens: float
-    step_tokens: float = 40.0
-    verifier: float = 0.0
+    steps: float  # probability that a draft step is accepted (α), in [0, 1]
+    tokens: float  # probability that a draft token is accepted (α₂), in [0, 1]
+    step_tokens: float = 40.0  # tokens of a step, on average
+    verifier: float = 0.0  # seconds of a verdict
 
     def __post_init__(self) -> None:
         for name, value in (("step", self.steps), ("token", self.tokens)):
@@ -69,21 +56,13 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting and its predicted speed.
+    """A setting and its predicted speed."""
 
-    Attributes:
-        mode: The mode.
-        speedup: Against the target alone.
-        depth: γ₁; 0 without lookahead, as for `width`.
-        width: w.
-        token_depth: γ₂: tokens of a step that one forward pass looks at; 1 without token speculation.
-    """
-
-    mode: ModeName
-    speedup: float
-    depth: int = 0
-    width: int = 0
-    token_depth: int = 1
+    mode: ModeName  # the mode
+    speedup: float  # against the target alone
+    depth: int = 0  # γ₁; 0 without lookahead, as for `width`
+    width: int = 0  # w
+    token_depth: int = 1  # γ₂: tokens of a step that one forward pass looks at; 1 without token speculation
 
 
 def best_settings(

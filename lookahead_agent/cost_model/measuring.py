@@ -115,18 +115,13 @@ async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]
 
 @dataclass(frozen=True)
 class PairMeasurement:
-    """The measurement of a pair of models by a command; tests measure otherwise.
-
-    Attributes:
-        grid: The settings that `estimate` tries.
-        rates: The acceptance rates of its break-even map.
-    """
+    """The measurement of a pair of models by a command; tests measure otherwise."""
 
     pair: Callable[..., Pair] = Pair
     costs: Callable[..., MachineCosts] = measure_pair
     acceptance: Callable[..., Acceptance] = measure_acceptance
-    grid: Grid = EVERY
-    rates: Sequence[float] = tuple(eighth / 8 for eighth in range(9))
+    grid: Grid = EVERY  # the settings that `estimate` tries
+    rates: Sequence[float] = tuple(eighth / 8 for eighth in range(9))  # the acceptance rates of its break-even map
 
 
 _DEFAULT = PairMeasurement()

@@ -41,37 +41,16 @@ _MOST_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Configuration:
-    """A mode and its settings.
+    """A mode and its settings."""
 
-    Attributes:
-        mode: As of the benchmark.
-        depth: Steps ahead (γ₁); 0 without step speculation.
-        alpha: Probability that a draft step is accepted; 0 without step speculation.
-        replies: At once.
-    """
-
-    mode: ModeName
-    depth: int
-    alpha: float
-    replies: int
+    mode: ModeName  # as of the benchmark
+    depth: int  # steps ahead (γ₁); 0 without step speculation
+    alpha: float  # probability that a draft step is accepted; 0 without step speculation
+    replies: int  # at once
 
 
 class SyntheticRow(BaseModel):
-    """Measured replies of one config.
-
-    Attributes:
-        repeat: Number of the measurement, from 0.
-        seconds_per_token: Of the tokens after a reply's first, on average over the replies.
-        steps: Committed steps, without the last of each reply: no draft step is compared with it.
-        accepted: Draft steps among them.
-        judged: Steps among them that the verifier had judged.
-        late: Steps among them that the target wrote before the draft did, so that nothing was drawn.
-        passes: Forward passes of the target.
-        idle: Share of the time in which no engine and no verifier had work.
-        tokens: By "target" and "draft": how many were "committed", "rejected", "aborted", "speculative".
-        settings: All else that determines the result.
-        environment: Versions and hardware.
-    """
+    """Measured replies of one config."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -79,17 +58,18 @@ class SyntheticRow(BaseModel):
     depth: int
     alpha: float
     replies: int
-    repeat: int
-    seconds_per_token: float
-    steps: int
-    accepted: int
-    judged: int
-    late: int
-    passes: int
-    idle: float
+    repeat: int  # number of the measurement, from 0
+    seconds_per_token: float  # of the tokens after a reply's first, on average over the replies
+    steps: int  # committed steps, without the last of each reply: no draft step is compared with it
+    accepted: int  # draft steps among them
+    judged: int  # steps among them that the verifier had judged
+    late: int  # steps among them that the target wrote before the draft did, so that nothing was drawn
+    passes: int  # forward passes of the target
+    idle: float  # share of the time in which no engine and no verifier had work
+    # By "target" and "draft": how many were "committed", "rejected", "aborted", "speculative"
     tokens: dict[str, dict[str, int]]
-    settings: dict[str, Any] = Field(default_factory=dict)
-    environment: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)  # all else that determines the result
+    environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
 
     @property
     def key(self) -> tuple[Configuration, int]:
@@ -101,33 +81,22 @@ class SyntheticRow(BaseModel):
 class SyntheticSettings:
     """Settings of a measurement.
 
-    Attributes:
-        modes: "off" is always among them.
-        alphas: Probabilities that a draft step is accepted.
-        depths: Steps ahead.
-        replies: Replies at once.
-        step_tokens: Tokens of a step.
-        steps: Steps of a reply.
-        token_alpha: Probability that a draft token is accepted, if those before it are.
-        draft_tokens: Draft tokens for each forward pass.
-        repeats: Measurements of each configuration.
-        seed: Of the draws.
-        apart: Whether the target alone is loaded after the pair instead of beside it, where cores are divided.
-
     Raises:
         ConfigurationError: A value out of its range.
     """
 
+    # "off" is always among them
     modes: tuple[ModeName, ...] = ("off", "sd", "lr", "lr+sd", "shared_draft", "lr+shared_draft")
-    alphas: tuple[float, ...] = (0.4, 0.6, 0.8)
-    depths: tuple[int, ...] = (1, 2, 4, 8)
-    replies: tuple[int, ...] = (1,)
-    step_tokens: int = 32
-    steps: int = 16
-    token_alpha: float = 0.7
-    draft_tokens: int = 4
-    repeats: int = 3
-    seed: int = 0
+    alphas: tuple[float, ...] = (0.4, 0.6, 0.8)  # probabilities that a draft step is accepted
+    depths: tuple[int, ...] = (1, 2, 4, 8)  # steps ahead
+    replies: tuple[int, ...] = (1,)  # replies at once
+    step_tokens: int = 32  # tokens of a step
+    steps: int = 16  # steps of a reply
+    token_alpha: float = 0.7  # probability that a draft token is accepted, if those before it are
+    draft_tokens: int = 4  # draft tokens for each forward pass
+    repeats: int = 3  # measurements of each configuration
+    seed: int = 0  # of the draws
+    # Whether the target alone is loaded after the pair instead of beside it, where cores are divided
     apart: bool = False
 
     def __post_init__(self) -> None:
@@ -197,31 +166,18 @@ class SyntheticSettings:
 
 @dataclass(frozen=True)
 class SyntheticResult:
-    """Measured and predicted speed of a configuration.
+    """Measured and predicted speed of a configuration."""
 
-    Attributes:
-        config: The configuration.
-        measured: Number of measurements.
-        speed: Against the target alone with as many replies at once: median over repeats.
-        least: The least of them.
-        most: The largest.
-        predicted: By simulation with the measured costs and the drawn acceptance; None: no costs.
-        alpha: Share of the draws that accepted; None: no draw.
-        late: Share of the steps that the target wrote before the draft did.
-        tokens_per_pass: Of the target.
-        idle: Share of the time in which nothing had work.
-    """
-
-    config: Configuration
-    measured: int
-    speed: float
-    least: float
-    most: float
-    predicted: float | None
-    alpha: float | None
-    late: float
-    tokens_per_pass: float
-    idle: float
+    config: Configuration  # the configuration
+    measured: int  # number of measurements
+    speed: float  # against the target alone with as many replies at once: median over repeats
+    least: float  # the least of them
+    most: float  # the largest
+    predicted: float | None  # by simulation with the measured costs and the drawn acceptance; None: no costs
+    alpha: float | None  # share of the draws that accepted; None: no draw
+    late: float  # share of the steps that the target wrote before the draft did
+    tokens_per_pass: float  # of the target
+    idle: float  # share of the time in which nothing had work
 
 
 def results(
