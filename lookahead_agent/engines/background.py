@@ -78,8 +78,7 @@ async def events_of(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]
             yield item
         yield task.result()
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await _stop([task])
 
 
 def stream(items: AsyncGenerator[T, None]) -> Iterator[T]:

@@ -1,1 +1,1 @@
-"""One reply: what is asked, which policy it gets, and how it is written and read."""
+"""One reply: its request, the backends that generate it, and the reader of its thinking, text and tool calls."""
