@@ -32,10 +32,10 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class JudgeModel(Protocol):
-    """A chat model that is asked for one word."""
+    """A chat model that is asked for one token."""
 
-    async def first_words(self, messages: Messages) -> Mapping[str, float]:
-        """Probabilities of the likeliest beginnings of an answer, by text.
+    async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
+        """Probabilities of the likeliest first tokens of an answer, by text.
 
         Raises:
             ContextLengthError: The messages are too long for the model.
@@ -97,11 +97,10 @@ class JudgeVerifier:
             ContextLengthError: The two steps do not fit the judge's context.
         """
         try:
-            words = await self._model.first_words(self._messages(pair, None))
+            answers = await self._model.first_token_probabilities(self._messages(pair, None))
         except ContextLengthError:
-            words = await self._model.first_words(self._messages(pair, _SHORTENED))
-        yes = sum(probability for word, probability in words.items() if word.strip().lower() == "yes")
-        no = sum(probability for word, probability in words.items() if word.strip().lower() == "no")
+            answers = await self._model.first_token_probabilities(self._messages(pair, _SHORTENED))
+        yes, no = (sum(p for text, p in answers.items() if text.strip().lower() == word) for word in ("yes", "no"))
         if yes + no == 0.0:
             raise EngineError("the judge answered neither yes nor no")
         return yes / (yes + no)
@@ -126,7 +125,7 @@ class EngineJudge:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def first_words(self, messages: Messages) -> Mapping[str, float]:
+    async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
         """Probabilities of the likeliest first tokens."""
         tokenizer = self.engine.tokenizer
         # A judge that thinks first would neither say yes nor no.
@@ -135,7 +134,7 @@ class EngineJudge:
         if len(prompt) >= self.engine.context_length:
             raise ContextLengthError("the question to the judge is longer than its context")
         logprobs = await top_logprobs(self.engine, prompt)
-        return _by_word((tokenizer.decode((token,)), logprob) for token, logprob in logprobs.items())
+        return _by_text((tokenizer.decode((token,)), logprob) for token, logprob in logprobs.items())
 
 
 class RemoteJudge:
@@ -145,7 +144,7 @@ class RemoteJudge:
         self._servers = Servers(remote, "judge", transport)
         self._model = remote.model
 
-    async def first_words(self, messages: Messages) -> Mapping[str, float]:
+    async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
         """Probabilities of the likeliest first tokens, of which servers give up to 20."""
         body = {
             "model": self._model,
@@ -158,7 +157,7 @@ class RemoteJudge:
         answer = await self._servers.post("/chat/completions", body)
         try:
             top: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            return _by_word((entry["token"], entry["logprob"]) for entry in top)
+            return _by_text((entry["token"], entry["logprob"]) for entry in top)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise EngineError("the judge's server gave no log-probabilities") from error
 
@@ -167,9 +166,9 @@ class RemoteJudge:
         await self._servers.aclose()
 
 
-def _by_word(logprobs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Probabilities by word, of which each may be several tokens."""
-    words: dict[str, float] = {}
-    for word, logprob in logprobs:
-        words[word] = words.get(word, 0.0) + math.exp(logprob)
-    return words
+def _by_text(logprobs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Probabilities by text, which several tokens may have."""
+    found: dict[str, float] = {}
+    for text, logprob in logprobs:
+        found[text] = found.get(text, 0.0) + math.exp(logprob)
+    return found

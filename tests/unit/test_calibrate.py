@@ -300,7 +300,7 @@ class Measured:
     async def similarity(self, first: str, second: str) -> float:
         return self._scores["similarity"]
 
-    async def first_words(self, messages: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
+    async def first_token_probabilities(self, messages: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
         asked = USER_PROMPT.partition("{draft}")[0].rpartition("{target}")[2]
         in_place = messages[-1]["content"].partition(asked)[2].startswith(self._drafted)
         yes = self._scores["p_aligned" if in_place else "p_swapped"]
