@@ -65,8 +65,8 @@ def sentences(paragraph: str) -> Iterator[str]:
 CODE = [
     path.relative_to(ROOT).as_posix()
     for folder in ("lookahead_agent", "graphs", "tools", "examples")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if path.parent.name not in ("engines", "cpu")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".toml", ".sh") and path.parent.name not in ("engines", "cpu")
 ]
 
 
