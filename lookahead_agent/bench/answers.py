@@ -22,12 +22,7 @@ _CODE_BLOCK = re.compile(r"```(?:python|py)?[^\n]*\n(.*?)```", re.DOTALL)
 
 
 def is_correct(text: str, answer: str, kind: AnswerKind = "number") -> bool:
-    """Whether a reply gives the correct answer.
-
-    Args:
-        text: The reply.
-        answer: The correct answer; for "code", Python that raises if the reply's code is wrong.
-        kind: The comparison.
+    """Whether a reply gives the correct answer; for "code" that is Python, which raises if the reply's code is wrong.
 
     Raises:
         ConfigurationError: The kind does not exist.

@@ -169,10 +169,7 @@ def packaged_configs() -> dict[str, Path]:
 
 
 def load_config(name: str) -> BenchConfig:
-    """Read a benchmark's settings.
-
-    Args:
-        name: Of a packaged benchmark, or the path of a TOML file.
+    """Read the settings of a packaged benchmark, or of a TOML file.
 
     Raises:
         ConfigurationError: There is none, or it is wrong.

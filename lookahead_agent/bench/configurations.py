@@ -132,12 +132,7 @@ def chat_model(
     """The chat model of a configuration; nothing is loaded yet.
 
     Args:
-        config: The benchmark.
-        task: The task.
-        configuration: One of `configurations_of(task)`.
-        on_cpu: Whether engines run on the CPU; None: as on this machine, as for the next.
-        cores: That may be used.
-        make: As `ChatLookahead`.
+        on_cpu: Whether engines run on the CPU; None: as on this machine, as for `cores`.
 
     Raises:
         ConfigurationError: The fields contradict each other.

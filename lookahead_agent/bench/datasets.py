@@ -39,12 +39,7 @@ class Problem:
 
 
 def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[Problem]:
-    """Read problems with `question`, and possibly `answer` and `id`, from a JSON Lines file.
-
-    Args:
-        file: The file. A problem without an id has its line's number.
-        limit: How many problems; None: all.
-        skip: Problems to leave out at its beginning.
+    """Read problems with `question`, and possibly `answer` and `id` (else the line number), from a JSON Lines file.
 
     Raises:
         ConfigurationError: A line that is not a problem, two with one id, or no problem at all.
@@ -150,15 +145,7 @@ DATASETS: dict[str, Dataset] = {
 
 
 def fetch_dataset(name: str, file: Path, load: Callable[[Dataset], Iterable[Row]] | None = None) -> int:
-    """Download a dataset and write its problems to a JSON Lines file.
-
-    Args:
-        name: One of `DATASETS`.
-        file: Written when all of it is there.
-        load: Gives its rows; None: from the Hub.
-
-    Returns:
-        How many problems it has.
+    """Download a dataset, write its problems to a JSON Lines file when all are there, and return their number.
 
     Raises:
         ConfigurationError: There is no such dataset, or the file cannot be written.

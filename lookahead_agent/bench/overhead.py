@@ -60,12 +60,9 @@ class _Ready:
 
 
 def measure(requests: int, tokens: int, steps: int, *, rejected: float = 0.0, depth: int = 4) -> Overhead:
-    """Measure replies that are written at once.
+    """Measure so many replies at once, each with `tokens` in `steps` steps of the same length.
 
     Args:
-        requests: Number of replies.
-        tokens: Of each.
-        steps: Of each; `tokens` is a multiple of it.
         rejected: Share of the draft steps that differ from the target's.
         depth: Steps ahead (γ); 0: the target alone.
     """

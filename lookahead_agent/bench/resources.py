@@ -21,7 +21,6 @@ class TurnMeter:
     """Measures from the begin of its context to the end; `record` has the result.
 
     Args:
-        id: Of the turn.
         processes: The engines'; this process is counted too.
         energy: Reads the energy used so far, in joules; None: unknown.
         gpus: Reads the load of each GPU, in [0, 1]; None: there are none.

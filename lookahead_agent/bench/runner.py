@@ -59,13 +59,7 @@ Turn = list[Job]
 
 
 class Bench:
-    """A benchmark, checked; nothing is loaded yet.
-
-    Args:
-        config: The settings.
-        out: The file of results.
-        make_model: Makes the chat model of a configuration.
-        solve_problem: Solves a problem, as `tasks.solve`.
+    """A benchmark, checked, and its file of results; nothing is loaded yet.
 
     Raises:
         ConfigurationError: A dataset, policy or model cannot work, or `out` has results of other settings.

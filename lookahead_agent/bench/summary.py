@@ -157,12 +157,9 @@ def _summary(
 
 
 def over_problems(statistic: Callable[..., Any], paired: Pairs, of: Callable[[Sample], float]) -> Estimate:
-    """A statistic of two columns. Several samples of a problem count as one, their mean: they are not independent.
+    """A statistic of two columns: a figure `of` the first and of the second sample of each pair.
 
-    Args:
-        statistic: As in `estimate`.
-        paired: The first of each pair goes into the first column.
-        of: The figure.
+    Several samples of a problem count as one, their mean: they are not independent.
     """
     first, second = zip(*paired, strict=True)
     return estimate(statistic, _by_problem(first, of), _by_problem(second, of))

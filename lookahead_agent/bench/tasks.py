@@ -27,16 +27,7 @@ def solve(
     *,
     calculate: bool = True,
 ) -> str:
-    """The reply to a question, or the answer of a template's graph.
-
-    Args:
-        task: The task.
-        llm: The chat model.
-        question: The problem's text.
-        seed: Of the sampling; None: it has none.
-        config: Has the callbacks that measure.
-        calculate: As the template's option, if it has one.
-    """
+    """The reply to a question, or the answer of a template's graph; `calculate` is the template's option."""
     question = task.full_question(question)
     if task.task == "questions":
         return ask(llm, question, seed, config)

@@ -50,7 +50,6 @@ def break_even_map(
         costs: Of the pair on this machine; the draft's are scaled to each cost ratio.
         ratios: Cost ratios c.
         rates: Acceptance rates, of steps and of tokens.
-        grid: The settings to try.
     """
     cells = []
     for c in ratios:
@@ -77,7 +76,6 @@ def picture(cells: Sequence[Cell], c: float = 0.0, points: Mapping[str, Acceptan
     """A picture of `break_even_map`: a square of α × α₂ for each cost ratio.
 
     Args:
-        cells: The map.
         c: The cost ratio at which the points were measured; they are drawn into the nearest square.
         points: Measured acceptance, by label.
 

@@ -99,18 +99,14 @@ async def measure(
     *,
     beside: Engine | None = None,
     tokens: int = _TOKENS,
-    repeats: int = _REPEATS,
     now: Callable[[], float] = time.monotonic,
 ) -> BatchCosts:
     """Measure an engine.
 
     Args:
-        engine: The engine to measure.
         batches: Sizes of batches; those that the engine does not write at once are left out.
         beside: An engine that writes meanwhile.
-        tokens: Tokens of each reply.
-        repeats: Measurements of each size, of which the median counts.
-        now: Clock in seconds.
+        tokens: Of each reply.
 
     Raises:
         ConfigurationError: The context is too short.
@@ -123,7 +119,7 @@ async def measure(
     async with _busy(beside):
         await _seconds_per_token(engine, 1, prompt, tokens, 0, now)  # warms up
         for batch in batches:
-            found = [await _seconds_per_token(engine, batch, prompt, tokens, number, now) for number in range(repeats)]
+            found = [await _seconds_per_token(engine, batch, prompt, tokens, number, now) for number in range(_REPEATS)]
             together = [each for each in found if each is not None]
             if len(together) < len(found):
                 break  # some waited for others to end, as larger batches would

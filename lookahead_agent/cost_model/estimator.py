@@ -76,10 +76,7 @@ def best_settings(
     tokens that the draft, on cores of its own, has written by then.
 
     Args:
-        costs: Of the pair on this machine.
-        acceptance: Of steps and tokens.
         tokens_by: The draft model on the target's cores writes draft tokens, or n-grams of the text, at no cost.
-        grid: The settings to try.
     """
     speed = partial(_token_speed, costs, acceptance, tokens_by)
     shared = partial(_shared_draft_speed, costs, acceptance)
@@ -105,9 +102,6 @@ def predicted_speed(
     """Predicted speed of one setting, against the target alone with as many replies at once.
 
     Args:
-        costs: Of the pair on this machine.
-        acceptance: Of steps and tokens.
-        mode: The mode.
         depth: γ₁, where steps are speculated on.
         token_depth: γ₂, where tokens are.
         replies: At once; each has a share of every batch.

@@ -31,11 +31,6 @@ from lookahead_agent.progress import LogProgress, Progress
 def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
     """Measure the costs of a pair on this machine; engines that are loaded already are not loaded again.
 
-    Args:
-        pair: The models.
-        batches: Sizes of batches.
-        progress: Shows each measurement.
-
     Raises:
         EngineError: An engine could not start, or failed.
     """
@@ -78,8 +73,6 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
 
     Args:
         llm: Streams, returns token ids, and has the policy to estimate for.
-        problems: Its prompts.
-        progress: Shows the measurement.
 
     Raises:
         ConfigurationError: The draft has another tokenizer, or no step could be compared.
