@@ -39,26 +39,36 @@ _READS: dict[str, frozenset[str]] = {
     "random": frozenset({"probability"}),
 }
 _OF_VERIFIERS = frozenset().union(*_READS.values())
+_LONGEST_TEXT = 2000
+"""Characters of a policy written as text, and of a pattern."""
 _PLACEHOLDERS = {"question", "before", "target", "draft"}
 DEFAULT_DEPTH = 4
 """Steps in flight where steps are speculated on and nothing says how many."""
 
 
-def _pattern_to_json(delimiter: str | re.Pattern[str]) -> str | dict[str, Any]:
-    if isinstance(delimiter, str):
-        return delimiter
-    return {"pattern": delimiter.pattern, "flags": delimiter.flags}
+def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """A pattern; raises ValueError if it is none, or too long."""
+    if len(pattern) > _LONGEST_TEXT:
+        raise ValueError(f"a pattern has at most {_LONGEST_TEXT} characters")
+    try:
+        return re.compile(pattern, flags)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"/{pattern}/ is no pattern: {error}") from None
 
 
 def _pattern_from_json(value: Any) -> Any:
     match value:
         case {"pattern": str() as pattern, "flags": int() as flags, **rest} if not rest:
-            return re.compile(pattern, flags)
+            return _compiled(pattern, flags)
     return value
 
 
 Delimiter = Annotated[
-    str | re.Pattern[str], PlainSerializer(_pattern_to_json, when_used="json"), BeforeValidator(_pattern_from_json)
+    str | re.Pattern[str],
+    PlainSerializer(
+        lambda text: text if isinstance(text, str) else {"pattern": text.pattern, "flags": text.flags}, when_used="json"
+    ),
+    BeforeValidator(_pattern_from_json),
 ]
 _PAIRWISE = frozenset({"hedge", "synchronous", "early"})
 
@@ -325,8 +335,6 @@ def as_policy(policy: PolicyLike) -> VerifierPolicy:
     return _validated(policy)
 
 
-_LONGEST_TEXT = 2000
-"""Characters of a policy written as text."""
 _PARTS = re.compile(r"(?:^|:)([^:=]*(?:=/.*?/(?=:|$))?[^:]*)")
 """What stands between colons, but for those of a pattern between slashes."""
 
@@ -360,9 +368,9 @@ def _named(text: str) -> VerifierPolicy:
 def _value(text: str) -> Any:
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
         try:
-            return re.compile(text[1:-1])
-        except (re.error, RecursionError, OverflowError) as error:
-            raise PolicyError(f"{text} is no pattern: {error}") from error
+            return _compiled(text[1:-1])
+        except ValueError as error:
+            raise PolicyError(str(error)) from error
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

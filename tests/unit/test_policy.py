@@ -132,3 +132,15 @@ def test_which_models_a_policy_needs() -> None:
     assert as_policy({"ask_judge_from": 0.0}).asks_judge
     assert not as_policy("exact").embeds
     assert as_policy("judge").asks_judge
+
+
+def test_a_policy_with_a_pattern_survives_json() -> None:
+    policy = VerifierPolicy(verifier="exact", delimiter=re.compile(r"\n+", re.MULTILINE))
+    again = VerifierPolicy.model_validate_json(policy.model_dump_json(exclude_unset=True))
+    assert again == policy
+
+
+@pytest.mark.parametrize("pattern", ["(", "a" * 2001, "(?P<n>a)(?P<n>b)"])
+def test_what_is_no_pattern_in_json_is_refused(pattern: str) -> None:
+    with pytest.raises(PolicyError, match="pattern"):
+        as_policy({"verifier": "exact", "delimiter": {"pattern": pattern, "flags": 0}})
