@@ -1,1 +1,1 @@
-"""How strict a verifier must be for a stated risk: pairs of steps, what followed from them, and thresholds."""
+"""Calibration of verifiers for a stated risk: pairs of steps, their outcomes, and thresholds."""

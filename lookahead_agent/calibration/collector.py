@@ -38,7 +38,7 @@ _SEEDS = 1 << 31
 
 @dataclass(frozen=True)
 class CollectionSettings:
-    """How pairs are collected.
+    """The settings of a collection.
 
     Raises:
         ConfigurationError: A value out of its range.
@@ -102,7 +102,7 @@ class Collector:
 
     @property
     def pairs(self) -> dict[str, LabelledPair]:
-        """What is known, by problem."""
+        """The pairs by problem."""
         return labelled_pairs(self._file.rows)
 
     def run(self, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Which verifier, how strict, accepts most at a stated risk; and how often the promise is kept on other problems."""
+"""The verifier and threshold that accept most at a stated risk, and tests of the risk on other problems."""
 
 from __future__ import annotations
 

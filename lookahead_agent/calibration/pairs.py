@@ -47,7 +47,7 @@ class OutcomeRule:
         return sum(target[: self.seeds]) - sum(draft[: self.seeds]) >= self.margin
 
     def missing(self, draft: Sequence[bool], target: Sequence[bool]) -> int:
-        """How many more continuations from each step the rule needs."""
+        """Continuations from each step that the rule still needs."""
         if len(draft) < self.seeds:
             return self.seeds - len(draft)
         return self.seeds + self.confirm - len(draft) if self.suspected(draft, target) else 0

@@ -1,4 +1,4 @@
-"""What verifiers measure of a pair, and the policies whose thresholds can be learnt from it."""
+"""Scores of pairs by the measures of verifiers, and the policies whose thresholds can be learnt from them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Candidate:
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """What has to be known of a pair."""
+        """The measures that decide about a pair."""
         return (*self._compared, "similarity") if self._rules.verifier == "cascade" else self._compared
 
     @property
@@ -133,7 +133,7 @@ class Candidate:
         return self._rules.draft_first
 
     def score(self, pair: LabelledPair) -> float | None:
-        """What decides about a pair, infinite where no threshold matters; None: it was not measured."""
+        """The score that decides about a pair, infinite where no threshold matters; None: it was not measured."""
         if not self.draft_first:
             if pair.row.same_text:
                 return math.inf
@@ -157,12 +157,12 @@ class Candidate:
 
     @property
     def _compared(self) -> tuple[Measure, ...]:
-        """What is held against the threshold: the lower of two where both orders are asked."""
+        """The measures whose minimum is compared with the threshold: two where both orders are asked."""
         return (self.measure, "p_swapped") if self._rules.both_orders else (self.measure,)
 
     @cached_property
     def _rules(self) -> VerifierPolicy:
-        """What is compared before the threshold matters."""
+        """The policy without its threshold."""
         return VerifierPolicy.model_validate(self.fields)
 
 

@@ -1,1 +1,1 @@
-"""Which risk a policy keeps: certificates, and whether they still hold."""
+"""Certificates of the risk that a policy keeps, and a monitor of whether they still hold."""

@@ -1,4 +1,4 @@
-"""Where the tokens and the time of a reply went."""
+"""The tokens and the time of a reply, by use."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Refuted:
-    """What this running `StartTarget` job has written so far rules out the draft's candidate of this rank."""
+    """The unfinished step of this `StartTarget` job rules out the draft's candidate of this rank."""
 
     job: int
     rank: int = 0

@@ -71,7 +71,7 @@ class ReplyText:
         self._waiting += text
 
     def _end(self) -> int:
-        """Where the waiting text ends, or a stop string begins in it."""
+        """The end of the waiting text, or of its part before a stop string."""
         return min(map(self._begin_of, self._stop), default=len(self._waiting))
 
     def _begin_of(self, stop: str) -> int:

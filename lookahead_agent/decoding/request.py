@@ -17,7 +17,7 @@ PROMPT_TAIL = 32
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How far and how to look ahead."""
+    """The settings of looking ahead."""
 
     depth: int = 4  # steps in flight at the front (γ); 0 runs the target alone
     width: int = 1  # draft candidates per position (w), of which the first is the draft's own choice

@@ -42,13 +42,13 @@ class Segmentation:
 
     @property
     def lookback(self) -> int:
-        """How many characters before a step can be the beginning of a marker or stop string that ends in it."""
+        """Characters before a step that may be the beginning of a marker or stop string that ends in it."""
         tags = [text for text in (self.thinking_marker, self.boundary) if text is not None]
         return max((len(text) for text in (*self.stop, *self.action_markers, *tags)), default=1) - 1
 
 
 def open_block(text: str, inside: str | None = None) -> str | None:
-    """What would close the block that is open at the end of a text; None outside of any.
+    """The mark that closes the block which is open at the end of a text; None outside of any.
 
     `inside` is what would close the block that is open at its beginning.
     """
@@ -85,7 +85,7 @@ class ThinkingState:
         return any(start <= begin and end <= stop for start, stop in self._walk(text)[0])
 
     def _walk(self, text: str) -> tuple[list[tuple[int, int]], ThinkingState]:
-        """Where the answer is in the text that follows, and the state after it."""
+        """The spans of the answer in the text that follows, and the state after it."""
         assert self.tags is not None
         whole, inside, at = self.tail + text, self.inside, 0
         before = len(self.tail)

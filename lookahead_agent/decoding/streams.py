@@ -136,7 +136,7 @@ class Streams:
         return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line)
 
     def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
-        """How the step after a node is sampled.
+        """The sampling of the step after a node.
 
         Two steps that are sampled alike may be written by one engine request. Seeded ones never are: a step's random
         numbers must not depend on which request wrote it. The draft's first candidate has the target's random numbers

@@ -1,4 +1,4 @@
-"""What a verifier is asked, and what it answers."""
+"""The interface of verifiers: pairs and draft steps in, verdicts out."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What speculation comes to: formulas, and the decoder in virtual time."""
+"""The speedup of speculation: formulas, and the decoder in virtual time."""

@@ -1,4 +1,4 @@
-"""How much faster Lookahead Reasoning is in theory (arXiv 2506.19830, section 3.3), with derivations.
+"""The speedup of Lookahead Reasoning in theory (arXiv 2506.19830, section 3.3), with derivations.
 
 Time is counted in target steps: a target step takes 1, a draft step c ≤ 1, a verdict nothing, and any number of target
 steps run at once at no cost. Every step is accepted with probability α, independently. Speedup is steps per unit of

@@ -1,4 +1,4 @@
-"""What happened in a run, recorded as it happens and shown as a page."""
+"""The events of a run, recorded as they happen and shown as a page."""
 
 from lookahead_agent.trace.recorder import TraceRecorder, read_trace
 from lookahead_agent.trace.timeline import LANES, Bar, Call, concurrency, lane_of, timeline, write_page

@@ -78,7 +78,7 @@ def _has_operator(side: str) -> bool:
 
 
 def _value(side: str) -> Fraction | None:
-    """What a side comes to; None if it is no complete expression in numbers."""
+    """The value of a side; None if it is no complete expression in numbers."""
     side = side.strip().rstrip(".")
     if not side or "%" in side or "^" in side or "**" in side or "//" in side:
         return None

@@ -1,4 +1,4 @@
-"""How likely the target finds the draft's step: one prefill, no decoding."""
+"""The likelihood of the draft's step under the target: one prefill, no decoding."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def numbers_so_far(text: str) -> frozenset[Fraction | str]:
 
 
 def different_results(draft: str, target: str) -> str | None:
-    """What differs ("different numbers", "different units", "different equations"); None if nothing does.
+    """The difference ("different numbers", "different units", "different equations"); None if there is none.
 
     A unit that only one side names is no difference, nor an equation that only one side writes out.
     """
