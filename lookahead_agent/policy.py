@@ -46,6 +46,10 @@ DEFAULT_DEPTH = 4
 """Steps in flight where steps are speculated on and nothing says how many."""
 
 
+_FLAGS = re.I | re.M | re.S | re.X | re.A | re.U
+"""Flags of a pattern that change what it matches, and do nothing else."""
+
+
 def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
     """A pattern; raises ValueError if it is none, or too long."""
     if len(pattern) > _LONGEST_TEXT:
@@ -59,7 +63,7 @@ def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
 def _pattern_from_json(value: Any) -> Any:
     match value:
         case {"pattern": str() as pattern, "flags": int() as flags, **rest} if not rest:
-            return _compiled(pattern, flags)
+            return _compiled(pattern, flags & _FLAGS)
     return value
 
 
