@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.engines.scripted import ScriptedEngine, reply_script
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
 from lookahead_agent.runtime.engine_set import EngineSet
 
 Reply = Callable[[str], str]

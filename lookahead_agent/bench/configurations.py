@@ -11,7 +11,7 @@ from lookahead_agent.agents.templates import template
 from lookahead_agent.bench.config import BASELINE, LOOKAHEAD, NODES, VARIANT, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cpu.cores import available_cores, binding, share_cores
-from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy

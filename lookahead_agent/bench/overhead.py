@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer, Tokenizer
+from lookahead_agent.engines.scripted import ScriptedTokenizer
+from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.verifiers import ExactVerifier
 
 _PROMPT = 200

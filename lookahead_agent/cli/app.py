@@ -192,8 +192,8 @@ def _leave(code: int) -> NoReturn:
 
 
 def _shut_down() -> None:
+    from lookahead_agent.engines.engine_pool import POOL
     from lookahead_agent.engines.processes import child_processes, end_processes
-    from lookahead_agent.engines.shared import POOL
 
     POOL.close()
     # A download or a conversion that a thread of ours was waiting for.

@@ -18,7 +18,7 @@ from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT
 from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticResult, SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
 from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
-from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.choice import Kernel
 

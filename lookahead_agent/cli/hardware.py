@@ -10,7 +10,7 @@ import typer
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal
-from lookahead_agent.engines.vllm_engine import require_vllm
+from lookahead_agent.engines.vllm_config import require_vllm
 from lookahead_agent.hardware.inventory import gpus, processor
 from lookahead_agent.models import choose_models, fetch
 from lookahead_agent.runtime.engine_selection import EngineRequest, select_engines

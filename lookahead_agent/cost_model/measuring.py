@@ -21,8 +21,8 @@ from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, 
 from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid
 from lookahead_agent.cost_model.pair import Pair, Role
 from lookahead_agent.engines import background
+from lookahead_agent.engines.logprobs import sequence_logprobs
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.engines.sequence_logprobs import sequence_logprobs
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress, Progress

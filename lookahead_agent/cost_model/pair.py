@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lookahead_agent.cpu.cores import available_cores, binding, share_cores
-from lookahead_agent.engines.shared import POOL
-from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments, require_vllm, runs_on_cpu
+from lookahead_agent.engines.engine_pool import POOL
+from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models import ModelFacts, choose_models

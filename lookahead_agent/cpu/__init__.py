@@ -1,1 +1,5 @@
-"""vLLM on CPUs: int8 and VNNI kernels, sampling, norms and activations, the output layer, and which cores run them."""
+"""A plugin of vLLM for CPUs: int8 and VNNI kernels, sampling, norms and activations, the output layer.
+
+It imports nothing else of this library. vLLM loads it in each of its processes by the entry point
+`vllm.general_plugins` of `pyproject.toml`; see `plugin`.
+"""

@@ -1,14 +1,19 @@
-"""A matrix of a layer that is multiplied by a kernel of our own, and what vLLM's compiler is shown of it."""
+"""Layers whose weights are rounded while a model loads and multiplied by a kernel of our own."""
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import count
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
+_BLOCK = 1 << 17
+"""Weights that are rounded at a time: few enough to be in a core's cache from one operation to the next."""
 _NUMBERS = count()
 
 
@@ -58,3 +63,50 @@ _as_operation: Any = torch.library.custom_op(
     "lookahead::multiply", _numbered, mutates_args=(), schema="(Tensor x, Tensor? bias, int n) -> Tensor"
 )
 _as_operation.register_fake(_shaped)
+
+
+def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights as 8-bit integers, symmetric, one scale for each output.
+
+    Args:
+        weight: Shape (outputs, inputs).
+
+    Returns:
+        The integers, int8 of the same shape, and the scales, float32 of shape (outputs,).
+    """
+    exact = weight.detach()
+    scale = torch.empty(exact.shape[0], dtype=torch.float32)  # what a model loads with may be bf16
+    integers = torch.empty_like(exact, dtype=torch.int8)
+    for begin in range(0, exact.shape[0], rows := max(1, _BLOCK // exact.shape[1])):
+        part = slice(begin, begin + rows)
+        block = exact[part].float()
+        scale[part] = (block.abs().amax(dim=1) / 127).clamp_(min=1e-12)
+        integers[part] = (block / scale[part, None]).round_().clamp_(-127, 127)
+    return integers, scale
+
+
+class RoundedOutputLayer(UnquantizedEmbeddingMethod):  # type: ignore[misc]
+    """How the output layer is kept; embeddings that are the same weights stay as they are.
+
+    Args:
+        rounded: Makes of weights, shape (outputs, inputs), what multiplies by them: called with inputs, weights and
+            bias, as vLLM calls its own.
+    """
+
+    def __init__(self, rounded: Callable[[torch.Tensor], Callable[..., torch.Tensor]]) -> None:
+        self._rounded = rounded
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Round them; what was loaded stays for the embeddings."""
+        layer.cpu_linear = self._rounded(layer.weight)
+        _give_memory_back()  # the output layer comes last: what all others were loaded into is free by now
+
+
+def _give_memory_back() -> None:
+    """Return what is free to the system: vLLM's allocator keeps it, several times the size of the integers."""
+    allocator = ctypes.CDLL(None)
+    release = getattr(allocator, "MallocExtension_ReleaseFreeMemory", None)  # tcmalloc's
+    if release is not None:
+        release()
+    elif hasattr(allocator, "malloc_trim"):
+        allocator.malloc_trim(0)

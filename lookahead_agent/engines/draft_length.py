@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from lookahead_agent.engines.pass_costs import cost_at
 from lookahead_agent.engines.shared_draft import Ids, ReadLine
 
 SURE = 4
@@ -64,6 +64,20 @@ def _met_again(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
                 best = agreed, near
                 found = tokens[end : end + min(most, 2 * agreed)].tolist()
     return found
+
+
+def cost_at(costs: Mapping[int, float], tokens: float) -> float:
+    """The cost of a pass of so many tokens: between measured sizes by a straight line, beyond them too.
+
+    Args:
+        costs: By number of tokens, at least one entry.
+        tokens: In the pass.
+    """
+    sizes = sorted(costs)
+    if len(sizes) == 1:
+        return costs[sizes[0]]
+    low, high = next(((low, high) for low, high in pairwise(sizes) if tokens <= high), (sizes[-2], sizes[-1]))
+    return costs[low] + (costs[high] - costs[low]) * (tokens - low) / (high - low)
 
 
 class DraftLength:

@@ -40,7 +40,7 @@ class Sampling:
 
     @property
     def seeded(self) -> bool:
-        """Whether a seed fixes the random numbers: no tokens are guessed then, which would change which are taken."""
+        """Whether a seed fixes the random numbers, which draft tokens would change: such a request gets none."""
         return self.seed is not None and self.temperature > 0
 
 
@@ -108,7 +108,7 @@ class DraftLine(Protocol):
 
 
 class DraftLines(Protocol):
-    """Where a reply's target finds guesses at its next tokens: what the draft has written, line by line."""
+    """Where a reply's target finds draft tokens: what the draft has written, line by line."""
 
     def begin(self, prefix_ids: Sequence[int]) -> DraftLine | None:
         """A line for what the draft writes after a prefix, shape (m,); None if there is no room for it."""
@@ -134,7 +134,7 @@ class ChecksSampling(Protocol):
 
 @runtime_checkable
 class SupportsSharedDraft(Protocol):
-    """An engine that can guess its next tokens by what a draft shows it, at no cost of a model's time."""
+    """An engine that can verify draft tokens that another engine writes for it, which costs no time of a model."""
 
     @property
     def shared_draft(self) -> bool:
@@ -142,5 +142,5 @@ class SupportsSharedDraft(Protocol):
         ...
 
     def draft_lines(self, prompt_ids: Sequence[int]) -> DraftLines:
-        """Guides of a reply to a prompt of token ids, shape (n,)."""
+        """Where a draft shows its tokens of one reply, by the reply's prompt in token ids, shape (n,)."""
         ...

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import selectors
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer, Tokenizer
+from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.tokenizer import TextStream, Tokenizer, check_arguments, continues, prompt_too_long
 from lookahead_agent.errors import EngineError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,120 @@ class ScriptedStep:
 
 Script = Callable[[str, str], Sequence[ScriptedStep]]
 """Given the prompt and the reply so far, all that the engine would write next."""
+
+
+class _PieceStream:
+    def __init__(self, tokenizer: ScriptedTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def push(self, token_id: int) -> str:
+        return self._tokenizer.decode((token_id,))
+
+    def flush(self) -> str:
+        return ""
+
+
+class ScriptedTokenizer:
+    """A tokenizer that needs no model: words, single white-space characters and punctuation marks are tokens.
+
+    Ids are given out as texts come, so texts made by one instance mean nothing to another.
+
+    Args:
+        thinking: The tags around the thinking of the models that use it.
+        opens_thinking: Whether its chat template opens the thinking.
+    """
+
+    EOS = 0
+    _PIECE = re.compile(r"<[\w/|]+>|\n\n|\s?\w+|\s|.", re.DOTALL)
+
+    def __init__(self, thinking: ThinkingTags | None = None, *, opens_thinking: bool = False) -> None:
+        self._thinking = thinking
+        self._opening = f"{thinking.open}\n" if thinking is not None and opens_thinking else ""
+        self._ids: dict[str, int] = {"": self.EOS}
+        self._texts: list[str] = [""]
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The one token that ends a reply."""
+        return frozenset({self.EOS})
+
+    @property
+    def size(self) -> int:
+        """Tokens given out so far."""
+        return len(self._texts)
+
+    @property
+    def thinking(self) -> ThinkingTags | None:
+        """The tags given."""
+        return self._thinking
+
+    @property
+    def fingerprint(self) -> str:
+        """Unique to the instance."""
+        return f"scripted-{id(self)}"
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables of most templates of models that think."""
+        return frozenset({"enable_thinking"})
+
+    def encode(self, text: str, longest: int | None = None) -> list[int]:
+        """Token ids of `text`.
+
+        Raises:
+            ContextLengthError: It has more tokens than `longest`.
+        """
+        ids: list[int] = []
+        for match in self._PIECE.finditer(text):
+            piece = match.group()
+            if longest is not None and len(ids) >= longest:
+                raise prompt_too_long(longest)
+            if piece not in self._ids:
+                self._ids[piece] = len(self._texts)
+                self._texts.append(piece)
+            ids.append(self._ids[piece])
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens; those that no text has been given have none."""
+        return "".join(self._texts[token_id] for token_id in token_ids if token_id < len(self._texts))
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """Start decoding."""
+        return _PieceStream(self)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        longest: int | None = None,
+    ) -> list[int]:
+        """Token ids of the messages, one line each.
+
+        Raises:
+            ConfigurationError: An argument is not one of `template_variables`.
+            ContextLengthError: They have more tokens than `longest`.
+        """
+        check_arguments(template_arguments or {}, self.template_variables)
+        lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
+        if tools:
+            lines.insert(0, "tools: " + json.dumps(list(tools)))
+        if not continues(messages):
+            lines.append("assistant: " + self._opening)
+        return self.encode("\n".join(lines), longest)
+
+    def check_shown(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Nothing: a script sees every message."""
+
+    def follow_up(self, question: str) -> list[int]:
+        """Token ids of a further line of the user's, and the beginning of the assistant's."""
+        return self.encode(f"\nuser: {question}\nassistant: ")
 
 
 class ScriptedEngine:
@@ -192,3 +312,38 @@ def following(steps: Sequence[ScriptedStep], delimiter: str = "\n\n") -> Script:
         return rest
 
     return script
+
+
+class _Selector(selectors.SelectSelector):
+    """Never waits: an idle loop with a timer has its clock moved on to it."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("every task waits for something that no timer will bring about")
+        if timeout > 0:
+            self.now += timeout
+        return super().select(0)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Runs coroutines in virtual time: `asyncio.sleep(3600)` returns at once and `loop.time()` is an hour later.
+
+    Waiting for threads or sockets does not work in it; a task that waits for neither a timer nor another task is
+    reported as a deadlock (RuntimeError).
+    """
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._virtual.now
+
+
+def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in virtual time and return its result."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hashlib
 import json
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from lookahead_agent.engines.server_sent_events import events
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -300,3 +300,44 @@ def _message(answer: Any) -> str:
         if isinstance(found, dict) and key in found:
             found = found[key]
     return str(found)[:500]
+
+
+async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
+    """The data of each event of a body that comes in chunks, wherever these are cut.
+
+    A line ends with a line feed, a carriage return, or both, and with no other character: those that `str.splitlines`
+    takes for ends of lines too may stand in the data. An event that is not ended by an empty line counts, since some
+    servers leave out the last one.
+    """
+    data: list[str] = []
+    async for line in _lines(chunks):
+        if not line:
+            if data:
+                yield "\n".join(data)
+            data = []
+            continue
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" ").decode(errors="replace"))
+    if data:
+        yield "\n".join(data)
+
+
+async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    parts: list[bytes] = []  # of the line that is not complete, joined once
+    first, after_return = True, False
+    async for chunk in chunks:
+        if not chunk:
+            continue
+        if after_return:  # the line feed after it is of the same end
+            chunk = chunk.removeprefix(b"\n")
+        after_return = chunk.endswith(b"\r")
+        *complete, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in complete:
+            whole = b"".join([*parts, line])
+            parts.clear()
+            yield whole.removeprefix(codecs.BOM_UTF8) if first else whole
+            first = False
+        parts.append(rest)
+    if whole := b"".join(parts):
+        yield whole.removeprefix(codecs.BOM_UTF8) if first else whole

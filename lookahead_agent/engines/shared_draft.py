@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lookahead_agent.engines.leftovers import made_and_locked, remove_leftovers
-from lookahead_agent.engines.memory import SHARED
+from lookahead_agent.engines.crash_report import SHARED
+from lookahead_agent.engines.processes import create_locked, remove_stale
 from lookahead_agent.errors import EngineStartError
 
 Ids = npt.NDArray[np.int32]
@@ -64,13 +64,13 @@ class SharedDraftBuffer:
         # Replies end in the event loop, and boards in any thread.
         self._lock = threading.Lock()
 
-    def draft_lines(self, prompt_ids: Sequence[int]) -> DraftLines:
+    def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
         """The lines of one reply.
 
         Args:
             prompt_ids: The prompt in the target's token ids, shape (n,).
         """
-        return DraftLines(self, np.asarray(prompt_ids, dtype=np.int32))
+        return BufferLines(self, np.asarray(prompt_ids, dtype=np.int32))
 
     def forget_file(self) -> None:
         """Remove the file's name; whoever has opened it keeps it. May be called again."""
@@ -99,7 +99,7 @@ class SharedDraftBuffer:
         return cells
 
 
-class DraftLines:
+class BufferLines:
     """The lines of one reply: the newest few.
 
     Args:
@@ -111,9 +111,9 @@ class DraftLines:
         self._buffer = buffer
         self._prompt_length = len(prompt_ids)
         self._prompt_sum = checksum(prompt_ids)
-        self._lines: list[DraftLine] = []
+        self._lines: list[BufferLine] = []
 
-    def begin(self, prefix_ids: Sequence[int]) -> DraftLine | None:
+    def begin(self, prefix_ids: Sequence[int]) -> BufferLine | None:
         """A new line; None if the board is full.
 
         Args:
@@ -127,7 +127,7 @@ class DraftLines:
         cells[_PROMPT_LENGTH : _ORIGIN + 1] = self._prompt_length, self._prompt_sum, len(prefix_ids) - len(tail)
         cells[_TOKENS : _TOKENS + len(tail)] = tail
         cells[_LENGTH] = len(tail)
-        self._lines.append(DraftLine(cells, number))
+        self._lines.append(BufferLine(cells, number))
         return self._lines[-1]
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class DraftLines:
             self._buffer.give_back(self._lines.pop().give_up())
 
 
-class DraftLine:
+class BufferLine:
     """What one draft request writes.
 
     Args:
@@ -203,8 +203,8 @@ def _made(folders: Sequence[Path]) -> tuple[Path, int]:
     """A file with room for a board in the first folder that has it, and its lock."""
     for folder in folders:
         try:
-            remove_leftovers(folder, _PREFIX)
-            return made_and_locked(partial(_file_in, folder))
+            remove_stale(folder, _PREFIX)
+            return create_locked(partial(_file_in, folder))
         except OSError as error:
             reason = f"{folder}: {error.strerror}"
     raise EngineStartError(f"no file of shared memory can be made in {reason}")

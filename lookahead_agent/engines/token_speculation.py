@@ -22,9 +22,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "shared_draft": {"num_speculative_tokens": 12},
 }
 
-PAUSING_DRAFT = "lookahead_agent.engines.pausing_draft"
-"""Module that vLLM's processes import where a draft model pauses."""
-
 
 def check_token_speculation(
     method: str | Mapping[str, Any],

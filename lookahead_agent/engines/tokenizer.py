@@ -140,7 +140,7 @@ _LONGEST_ARGUMENTS = 1 << 16
 """Characters of template arguments in JSON."""
 
 
-def _check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:
+def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:
     """Check what a call passes to the chat template.
 
     Raises:
@@ -161,7 +161,8 @@ def _check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) ->
         )
 
 
-def _too_long(longest: int) -> ContextLengthError:
+def prompt_too_long(longest: int) -> ContextLengthError:
+    """The error of a prompt that has more than `longest` tokens."""
     return ContextLengthError(f"the prompt is too long: it has more than {longest} tokens; shorten it")
 
 
@@ -297,7 +298,7 @@ class HFTokenizer:
                 piece = self._tokenizer.encode(text[start : start + _PIECE_LENGTH], add_special_tokens=False)
                 count += max(0, len(piece) - _LOST_AT_CUT)
                 if count > longest:
-                    raise _too_long(longest)
+                    raise prompt_too_long(longest)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -406,7 +407,7 @@ class HFTokenizer:
     ) -> str:
         if self._tokenizer.chat_template is None:
             raise ConfigurationError(f"{self._name} has no chat template: use an instruct model")
-        _check_arguments(arguments, self.template_variables)
+        check_arguments(arguments, self.template_variables)
 
         def render(shown: Sequence[Mapping[str, Any]]) -> str:
             text: str = self._tokenizer.apply_chat_template(
@@ -513,117 +514,3 @@ def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
         stated = json.loads(config.read_text()).get("eos_token_id") or []
         ids.update([stated] if isinstance(stated, int) else stated)
     return frozenset(ids)
-
-
-class _PieceStream:
-    def __init__(self, tokenizer: ScriptedTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def push(self, token_id: int) -> str:
-        return self._tokenizer.decode((token_id,))
-
-    def flush(self) -> str:
-        return ""
-
-
-class ScriptedTokenizer:
-    """A tokenizer that needs no model: words, single white-space characters and punctuation marks are tokens.
-
-    Ids are given out as texts come, so texts made by one instance mean nothing to another.
-
-    Args:
-        thinking: The tags around the thinking of the models that use it.
-        opens_thinking: Whether its chat template opens the thinking.
-    """
-
-    EOS = 0
-    _PIECE = re.compile(r"<[\w/|]+>|\n\n|\s?\w+|\s|.", re.DOTALL)
-
-    def __init__(self, thinking: ThinkingTags | None = None, *, opens_thinking: bool = False) -> None:
-        self._thinking = thinking
-        self._opening = f"{thinking.open}\n" if thinking is not None and opens_thinking else ""
-        self._ids: dict[str, int] = {"": self.EOS}
-        self._texts: list[str] = [""]
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The one token that ends a reply."""
-        return frozenset({self.EOS})
-
-    @property
-    def size(self) -> int:
-        """Tokens given out so far."""
-        return len(self._texts)
-
-    @property
-    def thinking(self) -> ThinkingTags | None:
-        """The tags given."""
-        return self._thinking
-
-    @property
-    def fingerprint(self) -> str:
-        """Unique to the instance."""
-        return f"scripted-{id(self)}"
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """The variables of most templates of models that think."""
-        return frozenset({"enable_thinking"})
-
-    def encode(self, text: str, longest: int | None = None) -> list[int]:
-        """Token ids of `text`.
-
-        Raises:
-            ContextLengthError: It has more tokens than `longest`.
-        """
-        ids: list[int] = []
-        for match in self._PIECE.finditer(text):
-            piece = match.group()
-            if longest is not None and len(ids) >= longest:
-                raise _too_long(longest)
-            if piece not in self._ids:
-                self._ids[piece] = len(self._texts)
-                self._texts.append(piece)
-            ids.append(self._ids[piece])
-        return ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens; those that no text has been given have none."""
-        return "".join(self._texts[token_id] for token_id in token_ids if token_id < len(self._texts))
-
-    def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """Start decoding."""
-        return _PieceStream(self)
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        longest: int | None = None,
-    ) -> list[int]:
-        """Token ids of the messages, one line each.
-
-        Raises:
-            ConfigurationError: An argument is not one of `template_variables`.
-            ContextLengthError: They have more tokens than `longest`.
-        """
-        _check_arguments(template_arguments or {}, self.template_variables)
-        lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
-        if tools:
-            lines.insert(0, "tools: " + json.dumps(list(tools)))
-        if _ending(messages)["add_generation_prompt"]:
-            lines.append("assistant: " + self._opening)
-        return self.encode("\n".join(lines), longest)
-
-    def check_shown(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Nothing: a script sees every message."""
-
-    def follow_up(self, question: str) -> list[int]:
-        """Token ids of a further line of the user's, and the beginning of the assistant's."""
-        return self.encode(f"\nuser: {question}\nassistant: ")

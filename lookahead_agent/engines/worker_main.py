@@ -16,18 +16,13 @@ import select
 import signal
 import sys
 import threading
-import time
 import warnings
 from contextlib import suppress
-from functools import partial
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from lookahead_agent.engines.processes import PARENT, WAIT_WITHOUT_A_CORE
-
-_NAP = 0.0005
-"""Seconds."""
+from lookahead_agent.engines.processes import PARENT
 
 
 def _end_with(parent: int) -> None:
@@ -75,27 +70,6 @@ def _begin_and_leave_quickly() -> None:
     BaseProcess._bootstrap = work_and_leave  # type: ignore[attr-defined]
 
 
-def _end_without_looking_for_garbage() -> None:
-    """Keep vLLM's processes on a CPU from looking through all that they have imported once more when they end.
-
-    On a GPU, vLLM also looks for memory of the GPU that way, between two steps of its start.
-    """
-    gc.unfreeze = lambda: None
-
-
-def _wait_without_a_core() -> None:
-    """Have vLLM's processes on a CPU sleep while they wait for each other.
-
-    vLLM's engine core looks for its worker's answer without pause for up to a second, longer than a pass takes. Where
-    the worker computes on every core, that takes one of them from it. It only yields in between, to nobody where each
-    core has one busy thread; half a millisecond of sleep is little against a pass. (vLLM's way of waiting for longer
-    pauses, by a message, loses messages when it is used at once.)
-    """
-    from vllm.distributed.device_communicators import shm_broadcast
-
-    shm_broadcast.sched_yield = partial(time.sleep, _NAP)
-
-
 if __name__ == "__mp_main__":
     _end_quietly_without_parent()
     _begin_and_leave_quickly()
@@ -105,6 +79,3 @@ if __name__ == "__mp_main__":
     warnings.filterwarnings("ignore", category=FutureWarning)
     if hasattr(os, "pidfd_open"):
         threading.Thread(target=_end_with, args=(_parent(),), daemon=True).start()
-    if WAIT_WITHOUT_A_CORE in os.environ:
-        _end_without_looking_for_garbage()
-        _wait_without_a_core()

@@ -17,7 +17,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import errors
-from lookahead_agent.engines.server_sent_events import events
+from lookahead_agent.engines.servers import events
 from lookahead_agent.errors import EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
     ChatReply,

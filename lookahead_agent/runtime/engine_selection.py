@@ -11,7 +11,7 @@ from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.token_speculation import speculates_by_draft_model, speculative_config, vllm_takes_classes
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_engine import runs_on_cpu
+from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,

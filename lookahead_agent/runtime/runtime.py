@@ -20,19 +20,13 @@ from lookahead_agent import __version__
 from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines import background
 from lookahead_agent.engines.background import in_daemon_thread
+from lookahead_agent.engines.engine_pool import POOL, EnginePool
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.shared import POOL, EnginePool
 from lookahead_agent.engines.token_speculation import speculates_by_draft_model
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
-from lookahead_agent.engines.vllm_engine import (
-    CPU_CONTEXT,
-    VLLMConfig,
-    as_arguments,
-    require_vllm,
-    trained_context,
-)
+from lookahead_agent.engines.vllm_config import CPU_CONTEXT, VLLMConfig, as_arguments, require_vllm, trained_context
 from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError, LookaheadError, ModelError
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import ResolvedSet, configured, fetch, fetch_tokenizer

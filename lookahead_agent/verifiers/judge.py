@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import httpx
 
 from lookahead_agent.decoding.verifier import StepPair, Verdict
+from lookahead_agent.engines.logprobs import top_logprobs
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel, Servers
-from lookahead_agent.engines.top_logprobs import top_logprobs
 from lookahead_agent.errors import ContextLengthError, EngineError
 from lookahead_agent.policy import check_prompt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from lookahead_agent.decoding.verifier import DraftStep, Verdict
+from lookahead_agent.engines.logprobs import top_logprobs
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.engines.top_logprobs import top_logprobs
 from lookahead_agent.errors import EngineError
 
 PROMPT = (

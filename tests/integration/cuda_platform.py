@@ -68,7 +68,7 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from lookahead_agent import ChatLookahead
-    from lookahead_agent.engines.vllm_engine import runs_on_cpu
+    from lookahead_agent.engines.vllm_config import runs_on_cpu
 
     assert not runs_on_cpu()
     found: list[dict[str, Any]] = []

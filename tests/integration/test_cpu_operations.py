@@ -10,7 +10,8 @@ import torch
 from vllm import ir
 
 from lookahead_agent.cpu import operations as cpu_operations
-from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
+from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from tests.integration.conftest import TINY_ENGINE
 
 
@@ -35,7 +36,7 @@ def test_they_compute_what_vllm_does_without_them(dtype: torch.dtype, tokens: in
     both = _call(cpu_operations.fused_add_rms_norm, given[0].clone(), given[1].clone(), given[2], 1e-6)
     for found, expected in zip(both, wanted, strict=True):
         torch.testing.assert_close(found, expected, **near)
-    gated = cpu_operations.SiluAndMul.forward_cpu(None, given[0])
+    gated = cpu_operations.OneCallSiluAndMul.forward_cpu(None, given[0])
     torch.testing.assert_close(gated, cpu_operations.SiluAndMul.forward_native(given[0]), **near)
 
 

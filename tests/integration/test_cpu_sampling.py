@@ -18,6 +18,8 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 from lookahead_agent.cpu import sampling as cpu_sampling
 
+cpu_sampling.replace_sampling()  # here, and in the process that imports this module
+
 
 def test_each_guessed_token_has_its_replys_value() -> None:
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)

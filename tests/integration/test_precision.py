@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cpu import vnni_kernel
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.vllm_engine import VLLMConfig, VLLMEngine, as_arguments
+from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.hardware.choice import Precision, multiplies_int8
 from lookahead_agent.models.conversion import converted
@@ -109,7 +110,8 @@ def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> N
     """
     import torch
 
-    from lookahead_agent.cpu.int8_product import Int8Product, rounded
+    from lookahead_agent.cpu.int8 import Int8Product
+    from lookahead_agent.cpu.matrix import rounded
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(outputs, 256), torch.randn(9, 256).bfloat16(), torch.randn(outputs)
@@ -256,8 +258,9 @@ def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pa
 def test_a_compiler_is_shown_a_matrix_as_one_operation() -> None:
     import torch
 
-    from lookahead_agent.cpu.int8_product import Int8Product, rounded
+    from lookahead_agent.cpu.int8 import Int8Product
     from lookahead_agent.cpu.int8_weights import Int8Matrix
+    from lookahead_agent.cpu.matrix import rounded
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(96, 64), torch.randn(2, 5, 64), torch.randn(96)

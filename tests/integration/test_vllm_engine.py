@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lookahead_agent.cpu.names import PROVIDER
+from lookahead_agent.cpu.names import PROVIDER, VARIABLE
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine, background
 from lookahead_agent.engines.processes import worker_processes
-from lookahead_agent.engines.vllm_engine import as_arguments
+from lookahead_agent.engines.vllm_config import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from tests.integration.conftest import TINY_ENGINE
 from tests.waiting import becomes
@@ -71,6 +72,12 @@ def prompt_of(engine: VLLMEngine) -> list[int]:
 
 def test_it_has_our_operations_on_a_cpu(engine: VLLMEngine) -> None:
     assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == PROVIDER
+
+
+def test_its_worker_is_bound_to_its_core(engine: VLLMEngine) -> None:
+    (worker,) = (process for process in engine.processes if process.name().startswith("VLLM::Worker"))
+    assert worker.cpu_affinity() == [0]
+    assert not os.environ.keys() & {VARIABLE, "VLLM_CPU_OMP_THREADS_BIND"}
 
 
 def test_tokens_come_one_after_another(engine: VLLMEngine) -> None:

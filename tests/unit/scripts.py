@@ -9,8 +9,8 @@ from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, look
 from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta
+from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.verifiers import DraftVerifier, ExactVerifier, StepPair, Verdict, Verifier
 
 PROMPT = "user: what is it?\nassistant: "

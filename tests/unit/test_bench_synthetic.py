@@ -26,7 +26,7 @@ from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, Synthet
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.engines.scripted import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.progress import LogProgress
 from tests.unit.conftest import MeasureWith

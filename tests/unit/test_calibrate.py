@@ -26,8 +26,7 @@ from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli.app import CHAT_CLASS, app
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.jsonl import RowFile
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET

@@ -11,9 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
-from lookahead_agent.engines import memory as memory_module
-from lookahead_agent.engines.crash_report import CrashReport
-from lookahead_agent.engines.memory import kills_for_memory, memory
+from lookahead_agent.engines.crash_report import CrashReport, kills_for_memory, memory
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, output_of
@@ -96,16 +94,15 @@ def test_the_command_prints_every_fix(machine: Callable[..., Machine]) -> None:
     assert {"name", "state", "found", "fix"} == set(as_json[0])
 
 
-def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    total, free = memory()
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    total, free = memory(tmp_path)
     assert 0 < free <= total
-    monkeypatch.setattr(memory_module, "_GROUP", tmp_path)
-    assert memory()[0] == total
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory()[0] == total
+    assert memory(tmp_path)[0] == total
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    assert memory() == (1_000_000, 600_000)
+    assert memory(tmp_path) == (1_000_000, 600_000)
+    assert 0 < memory()[1] <= memory()[0]
 
 
 class Ended:
@@ -118,13 +115,13 @@ class Ended:
         """Nothing to wait for."""
 
 
-def test_a_process_that_the_system_killed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_that_the_system_killed_is_named(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
-    monkeypatch.setattr(memory_module, "_COUNTERS", (tmp_path / "nothing", events))
-    assert kills_for_memory() == 0
+    counters = (tmp_path / "nothing", events)
+    assert kills_for_memory(counters) == 0
     events.write_text("low 0\noom 3\noom_kill 3\n")
-    assert kills_for_memory() == 3
-    crash_report = CrashReport()
+    assert kills_for_memory(counters) == 3
+    crash_report = CrashReport(counters)
     assert "failed, or was killed" in crash_report.explain([Ended(0), Ended(None)])  # type: ignore[list-item]
     assert crash_report.explain_start("Failed core proc(s): {'EngineCore': 1}") is None
     assert "out of memory" in str(crash_report.explain_start("Failed core proc(s): {'EngineCore': -9}"))

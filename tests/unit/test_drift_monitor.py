@@ -17,8 +17,7 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import EarlyVerifier, PartialStep, StepPair
 from lookahead_agent.engines import background
-from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep
-from lookahead_agent.engines.tokenizer import ScriptedTokenizer
+from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers import (

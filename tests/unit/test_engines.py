@@ -15,10 +15,9 @@ import pytest
 
 from lookahead_agent.cpu.cores import binding, share_cores
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
-from lookahead_agent.engines.processes import child_processes, end_processes, worker_processes
-from lookahead_agent.engines.shared import EnginePool
-from lookahead_agent.engines.spawning import Starts
-from lookahead_agent.engines.virtual_time import run_in_virtual_time
+from lookahead_agent.engines.engine_pool import EnginePool
+from lookahead_agent.engines.processes import Spawner, child_processes, end_processes, worker_processes
+from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.errors import EngineError, EngineStartError
 
 
@@ -57,7 +56,7 @@ def pool_of(started: list[FakeEngine], fail: bool = False) -> EnginePool:
         started.append(FakeEngine())
         return started[-1]
 
-    return EnginePool(start, Starts())
+    return EnginePool(start, Spawner())
 
 
 CONFIG = VLLMConfig(Path("model"), "0", (("dtype", "float32"),))
@@ -127,7 +126,7 @@ def test_an_engine_that_is_released_while_it_starts_is_closed() -> None:
         assert go_on.wait(20)
         return engine
 
-    pool = EnginePool(start, Starts())
+    pool = EnginePool(start, Spawner())
     with ThreadPoolExecutor() as threads:
         acquired = threads.submit(pool.acquire, CONFIG)
         assert begun.wait(20)
@@ -139,15 +138,15 @@ def test_an_engine_that_is_released_while_it_starts_is_closed() -> None:
 
 
 def test_closing_lets_no_start_spawn_anything_also_one_that_nobody_waits_for() -> None:
-    begun, go_on, starts = threading.Event(), threading.Event(), Starts()
+    begun, go_on, spawner = threading.Event(), threading.Event(), Spawner()
 
     def start(_: VLLMConfig) -> Any:
-        with starts.starting(on_cpu=False):
+        with spawner.starting():
             begun.set()
             assert go_on.wait(20)
             multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)).start()
 
-    pool = EnginePool(start, starts)
+    pool = EnginePool(start, spawner)
     with ThreadPoolExecutor() as threads:
         acquired = threads.submit(pool.acquire, CONFIG)
         assert begun.wait(20)

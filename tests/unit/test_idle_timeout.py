@@ -8,7 +8,7 @@ import random
 import pytest
 
 from lookahead_agent.decoding.idle_timeout import IdleTimeout
-from lookahead_agent.engines.virtual_time import run_in_virtual_time
+from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.errors import EngineError
 
 

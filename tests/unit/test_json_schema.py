@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from lookahead_agent.engines import ScriptedEngine
 from lookahead_agent.engines.json_schema import check_schema, composes, for_llguidance, relocated, target
-from lookahead_agent.engines.vllm_engine import VLLMConfig, _arguments, as_arguments
+from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, engine_arguments
 from lookahead_agent.errors import ConfigurationError
 from tests.unit.chat import scripted_chat
 
@@ -180,7 +180,7 @@ def test_an_engine_writes_no_white_space_unless_its_backend_cannot(
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     arguments = as_arguments({"structured_outputs_config": given} if given is not None else {})
-    assert _arguments(VLLMConfig(tmp_path, None, arguments))["structured_outputs_config"] == expected
+    assert engine_arguments(VLLMConfig(tmp_path, None, arguments))["structured_outputs_config"] == expected
 
 
 SCHEMAS = st.recursive(

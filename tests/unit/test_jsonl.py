@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from lookahead_agent.bench.datasets import Problem, read_problems
 from lookahead_agent.certificates.certificate import digest
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.server_sent_events import events
-from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.engines.servers import RemoteModel, Servers, events
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.server_backend import ServerBackend, ServerStatus

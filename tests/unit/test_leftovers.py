@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.engines.leftovers import made_and_locked, remove_leftovers
-from lookahead_agent.engines.memory import no_shared_memory
-from lookahead_agent.engines.processes import PARENT
+from lookahead_agent.engines.crash_report import no_shared_memory
+from lookahead_agent.engines.processes import PARENT, create_locked, remove_stale
 from lookahead_agent.engines.shared_draft import SharedDraftBuffer, _made
 from lookahead_agent.errors import EngineStartError
 
@@ -20,8 +19,8 @@ from lookahead_agent.errors import EngineStartError
 def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     script = (
         "import os, tempfile, sys\n"
-        "from lookahead_agent.engines.leftovers import made_and_locked\n"
-        "folder, _ = made_and_locked(lambda: tempfile.mkdtemp(prefix='la-', dir=sys.argv[1]))\n"
+        "from lookahead_agent.engines.processes import create_locked\n"
+        "folder, _ = create_locked(lambda: tempfile.mkdtemp(prefix='la-', dir=sys.argv[1]))\n"
         "(folder / 'socket').touch()\n"
         "print(folder, flush=True)\n"
         "sys.stdin.read()\n"
@@ -35,15 +34,15 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Pa
     other.mkdir()
     (tmp_path / "la-link").symlink_to(other)
     file = tmp_path / "la-file"
-    _, lock = made_and_locked(lambda: file.touch() or str(file))  # type: ignore[func-returns-value]
-    remove_leftovers(tmp_path, "la-")
+    _, lock = create_locked(lambda: file.touch() or str(file))  # type: ignore[func-returns-value]
+    remove_stale(tmp_path, "la-")
     assert (folder / "socket").exists(), "it is in use"
     process.kill()
     process.communicate()
-    remove_leftovers(tmp_path, "la-")
+    remove_stale(tmp_path, "la-")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another-folder", "la-file", "la-link"]
     os.close(lock)
-    remove_leftovers(tmp_path, "la-")
+    remove_stale(tmp_path, "la-")
     assert not file.exists()
 
 
@@ -51,8 +50,8 @@ def test_the_next_process_removes_the_sockets_of_a_killed_one(tmp_path: Path) ->
     short = Path(f"/tmp/la-test-{os.getpid()}")
     short.mkdir()
     script = (
-        "import os, signal; from lookahead_agent.engines.spawning import Starts\n"
-        "with Starts().starting(on_cpu=True): os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from lookahead_agent.engines.processes import Spawner\n"
+        "with Spawner().starting(): os.kill(os.getpid(), signal.SIGKILL)"
     )
     try:
         for _ in range(3):

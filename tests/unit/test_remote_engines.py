@@ -12,9 +12,9 @@ from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Delta, Engine
+from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.engines.servers import RemoteModel, Replicas
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.virtual_time import run_in_virtual_time
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser

@@ -11,7 +11,7 @@ import pytest
 from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
 from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.vllm_engine import VLLMConfig, runs_on_cpu
+from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lookahead_agent.engines.processes import kill_processes, worker_processes
-from lookahead_agent.engines.spawning import Starts
-from lookahead_agent.engines.vllm_engine import STARTS, VLLMConfig, VLLMEngine
+from lookahead_agent.engines.processes import Spawner, kill_processes, worker_processes
+from lookahead_agent.engines.vllm_config import VLLMConfig
+from lookahead_agent.engines.vllm_engine import SPAWNER, VLLMEngine
 from lookahead_agent.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ class EnginePool:
 
     Args:
         start: Makes an engine from its configuration.
-        starts: Is told when no more is to be started.
+        spawner: Is told when no more is to be started.
     """
 
-    def __init__(self, start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine, starts: Starts = STARTS) -> None:
+    def __init__(self, start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine, spawner: Spawner = SPAWNER) -> None:
         self._start = start
-        self._starts = starts
+        self._spawner = spawner
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._number_starting = 0
@@ -118,7 +118,7 @@ class EnginePool:
         # An engine that is starting, also one that nobody waits for any more, has processes that only the process table
         # knows of.
         if starting:
-            self._starts.refuse()
+            self._spawner.refuse()
             kill_processes(worker_processes())
 
     def begin_anew(self) -> None:

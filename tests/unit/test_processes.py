@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
-import json
 import multiprocessing
 import os
 import subprocess
@@ -12,46 +10,68 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from lookahead_agent.engines.processes import end_processes, kill_processes, worker_processes
-from lookahead_agent.engines.spawning import Cores, Starts
+from lookahead_agent.engines.processes import Spawner, end_processes, kill_processes, worker_processes
 from lookahead_agent.errors import EngineError
 from tests.waiting import becomes
 
-BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 SPAWN = multiprocessing.get_context("spawn")
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 
-def tell_binding(cores: Cores, answers: multiprocessing.SimpleQueue[str | None]) -> None:
-    answers.put(os.environ.get(BINDING))
+def tell(name: str, answers: multiprocessing.SimpleQueue[str | None]) -> None:
+    answers.put(os.environ.get(name))
 
 
-def test_cores_bind_the_process_that_they_are_sent_to() -> None:
+def told(name: str) -> str | None:
+    """A variable in the environment of a process that is spawned now."""
     answers: multiprocessing.SimpleQueue[str | None] = SPAWN.SimpleQueue()
-    sent: list[bool] = []
-    process = SPAWN.Process(target=tell_binding, args=(Cores("0-2,5", when_sent=lambda: sent.append(True)), answers))
-    assert not sent
+    process = SPAWN.Process(target=tell, args=(name, answers))
     process.start()
-    assert sent == [True]
-    assert answers.get() == "0-2,5"
+    found = answers.get()
     process.join()
-    assert copy.deepcopy({"cores": Cores("1")}) == {"cores": "1"}
+    return found
+
+
+def test_each_of_two_engines_that_start_together_has_an_environment_of_its_own() -> None:
+    spawner, both = Spawner(), threading.Barrier(2)
+
+    def start(cores: str) -> str | None:
+        spawned: list[bool] = []
+        with spawner.starting({BINDING: cores}, lambda: spawned.append(True)):
+            both.wait(20)
+            assert not spawned
+            found = told(BINDING)
+            assert spawned == [True]
+            both.wait(20)
+            return found
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(start, ["0-2,5", "1"])) == ["0-2,5", "1"]
     assert BINDING not in os.environ
-    assert json.dumps({"cores": Cores("1")}) == '{"cores": "1"}', "vLLM hashes its configuration so"
+    assert told(BINDING) is None
+
+
+def test_the_environment_of_an_engine_goes_before_the_programs_which_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BINDING, "7")
+    with Spawner().starting({BINDING: "1"}):
+        assert told(BINDING) == "1"
+    assert os.environ[BINDING] == "7"
 
 
 def test_the_environment_lasts_as_long_as_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
     main = sys.modules["__main__"]
-    starts = Starts()
-    with starts.starting(on_cpu=True):
-        with starts.starting(on_cpu=True):
+    spawner = Spawner()
+    with spawner.starting():
+        with spawner.starting():
             assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
         assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
         assert os.environ["TOKENIZERS_PARALLELISM"] == "true", "what the user wants goes first"
@@ -62,8 +82,8 @@ def test_the_environment_lasts_as_long_as_any_start(monkeypatch: pytest.MonkeyPa
 
 def test_sockets_are_in_a_folder_that_is_removed_at_the_end(tmp_path: Path) -> None:
     script = (
-        "import os; from lookahead_agent.engines.spawning import Starts\n"
-        "with Starts().starting(on_cpu=True): folder = os.environ['VLLM_RPC_BASE_PATH']\n"
+        "import os; from lookahead_agent.engines.processes import Spawner\n"
+        "with Spawner().starting(): folder = os.environ['VLLM_RPC_BASE_PATH']\n"
         "open(folder + '/socket', 'w').close(); print(folder)"
     )
     short = tempfile.mkdtemp(prefix="short-")
@@ -98,7 +118,7 @@ class Goodbye:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_worker_leaves_after_its_exit_handlers_with_its_exit_code(tmp_path: Path, fails: bool) -> None:
-    with Starts().starting(on_cpu=True):
+    with Spawner().starting():
         process = SPAWN.Process(target=work, args=(tmp_path,), kwargs={"fails": fails})
         process.start()
         process.join()
@@ -116,9 +136,9 @@ def test_a_worker_whose_parent_ended_before_it_had_sent_anything_says_nothing(er
 
 
 def test_nothing_is_spawned_once_starts_are_refused() -> None:
-    starts = Starts()
-    with starts.starting(on_cpu=True):
-        starts.refuse()
+    spawner = Spawner()
+    with spawner.starting():
+        spawner.refuse()
         with pytest.raises(EngineError, match="shutting down"):
             sleeper()
     users = sleeper()
@@ -126,11 +146,15 @@ def test_nothing_is_spawned_once_starts_are_refused() -> None:
     kill_processes([psutil.Process(users.pid)])
 
 
+def rest(_: str) -> None:
+    time.sleep(60)
+
+
 async def test_a_worker_is_found_while_it_is_sent_what_it_is_for() -> None:
     before = worker_processes()
-    with Starts().starting(on_cpu=True):
-        # More than a pipe holds: it is written when the worker, which imports vLLM first, reads it.
-        process = SPAWN.Process(target=time.sleep, args=(60, "." * (1 << 20)))
+    with Spawner().starting():
+        # More than a pipe holds: it is written when the worker, which begins with `worker_main`, reads it.
+        process = SPAWN.Process(target=rest, args=("." * (1 << 20),))
         threading.Thread(target=process.start, daemon=True).start()
         await becomes(lambda: len(worker_processes() - before) == 1)
         (found,) = worker_processes() - before
@@ -160,12 +184,12 @@ def sleeper() -> BaseProcess:
     return process
 
 
-def failing(starts: Starts) -> BaseProcess:
+def failing(spawner: Spawner) -> BaseProcess:
     """The process of an engine that does not start."""
     process: list[BaseProcess] = []
 
     def start() -> None:
-        with starts.starting(on_cpu=True):
+        with spawner.starting():
             process.append(sleeper())
             raise MemoryError
 
@@ -175,11 +199,11 @@ def failing(starts: Starts) -> BaseProcess:
 
 
 def test_of_two_starts_the_one_that_fails_leaves_nothing_and_the_other_stays() -> None:
-    starts = Starts()
+    spawner = Spawner()
     before = sleeper()
-    with starts.starting(on_cpu=True) as kept:
+    with spawner.starting() as kept:
         good = sleeper()
-        bad = failing(starts)
+        bad = failing(spawner)
         assert good.is_alive()
         kept.add(psutil.Process(good.pid))
     try:

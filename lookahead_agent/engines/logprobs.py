@@ -1,12 +1,32 @@
-"""How likely an engine finds a text that is there already."""
+"""Log-probabilities that an engine gives: of its next token, and of a text that is there already."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import EngineError
+
+_COUNT = 20
+
+
+async def top_logprobs(engine: Engine, prompt_ids: Sequence[int]) -> Mapping[int, float]:
+    """Log-probabilities, in nats, of the 20 likeliest next tokens by id; empty if the engine gives none.
+
+    Args:
+        engine: The model that is asked.
+        prompt_ids: Token ids of what precedes, shape (n,).
+
+    Raises:
+        EngineError: The engine failed.
+    """
+    sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=_COUNT)
+    async with aclosing(engine.generate(prompt_ids, sampling)) as deltas:
+        async for delta in deltas:
+            if delta.logprobs:
+                return delta.logprobs[0]
+    return {}
 
 
 async def sequence_logprobs(engine: Engine, prefix_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:

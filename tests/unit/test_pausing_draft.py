@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.engines.draft_memory import DraftMemory
+from lookahead_agent.cpu.pausing_draft import DraftMemory
 
 SIZE = 4
 

