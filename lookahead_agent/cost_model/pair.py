@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines.engine_pool import POOL
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
@@ -117,13 +117,19 @@ class Pair:
     @property
     def every_core(self) -> str | None:
         """All cores; None on a GPU."""
-        return binding(available_cores()) if runs_on_cpu() else None
+        if not runs_on_cpu():
+            return None
+        from lookahead_agent.cpu.cores import binding
+
+        return binding(available_cores())
 
     @property
     def shares(self) -> dict[Role, str | None]:
         """Each model's share of the cores; None on a GPU."""
         if not runs_on_cpu():
             return {"target": None, "draft": None}
+        from lookahead_agent.cpu.cores import binding, share_cores
+
         target, draft = share_cores(available_cores(), with_draft=True)
         return {"target": binding(target), "draft": binding(draft)}
 

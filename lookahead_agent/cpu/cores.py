@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-
-
-def available_cores() -> list[int]:
-    """Cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def share_cores(cores: Sequence[int], *, with_draft: bool) -> tuple[list[int], list[int]]:

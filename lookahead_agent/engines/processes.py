@@ -38,6 +38,11 @@ _LONGEST_FOLDER = 50
 _staying: set[int] = set()
 
 
+def available_cores() -> list[int]:
+    """Cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 class _Own(NamedTuple):
     """What one engine's processes are spawned with, and no other's."""
 

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.cpu.cores import available_cores
-from lookahead_agent.cpu.names import ENTRY_POINT, PROVIDER, VARIABLE
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.errors import EngineStartError, MissingExtraError
 
 _WITHOUT_WHITE_SPACE = ("guidance", "xgrammar")
@@ -65,6 +64,8 @@ def require_plugin(plugins: Collection[EntryPoint] | None = None) -> None:
     Raises:
         EngineStartError: There is none; the message says what to do.
     """
+    from lookahead_agent.cpu.names import ENTRY_POINT
+
     if not (entry_points(group="vllm.general_plugins", name=ENTRY_POINT) if plugins is None else plugins):
         raise EngineStartError(
             f"the installed metadata of lookahead-agent lack its plugin for vLLM ({ENTRY_POINT}), as those of an older "
@@ -88,6 +89,8 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
     """Variables of an engine's processes on a CPU, which vLLM and others read when they are imported there."""
     if not runs_on_cpu():
         return {}
+    from lookahead_agent.cpu.names import ENTRY_POINT, VARIABLE
+
     variables = {VARIABLE: "1"}
     if (allowed := os.environ.get("VLLM_PLUGINS")) is not None:
         variables["VLLM_PLUGINS"] = f"{allowed},{ENTRY_POINT}"
@@ -135,6 +138,8 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
     if runs_on_cpu():
+        from lookahead_agent.cpu.names import PROVIDER
+
         arguments |= {
             "dtype": "bfloat16",
             # Compiling takes minutes at every start and gains little on a CPU.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 from filelock import FileLock
 
-from lookahead_agent.cpu.cores import available_cores
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.hardware.inventory import engine_versions, processor
 from lookahead_agent.models.cache import cache_dir, write_whole
 

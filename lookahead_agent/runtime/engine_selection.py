@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.token_speculation import speculates_by_draft_model, speculative_config, vllm_takes_classes
 from lookahead_agent.engines.tokenizer import HFTokenizer
@@ -127,10 +126,13 @@ def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weigh
         raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
     weights = Weights(folder, "int8" if kernel == "int8" else "bf16", {})
     arguments: dict[str, Any] = {}
-    if kernel == "int8-weights":
-        arguments["quantization"] = INT8_WEIGHTS
-    elif kernel == "int8" and platform.on_cpu and weights.folder != folder:
-        arguments["quantization"] = INT8
+    if platform.on_cpu:
+        from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
+
+        if kernel == "int8-weights":
+            arguments["quantization"] = INT8_WEIGHTS
+        elif kernel == "int8" and weights.folder != folder:
+            arguments["quantization"] = INT8
     if platform.on_cpu or kernel != "int8":
         arguments["dtype"] = _DTYPE[kernel]
     return Weights(folder, weights.form, arguments)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from lookahead_agent import __version__
-from lookahead_agent.cpu.cores import available_cores, binding, share_cores
 from lookahead_agent.engines import background
 from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.engine_pool import POOL, EnginePool
 from lookahead_agent.engines.openai_http import OpenAIEngine
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.token_speculation import speculates_by_draft_model
@@ -546,6 +546,8 @@ class Runtime:
         if self._platform.on_cpu:
             chosen = spec.cores
             if chosen is None:
+                from lookahead_agent.cpu.cores import binding, share_cores
+
                 target, draft = share_cores(available_cores(), with_draft=both)
                 chosen = binding(target), binding(draft)
             cores = chosen[0] if role == "target" or not spec.runs_here("target") else chosen[1]

@@ -103,6 +103,10 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
     except Exception as error:
         if "no engine is started here" not in str(error):
             raise
+    loaded = {
+        name.removeprefix("lookahead_agent.cpu") for name in sys.modules if name.startswith("lookahead_agent.cpu")
+    }
+    assert loaded <= {"", ".plugin", ".names"}, "but for vLLM's entry point, which does nothing here"
     return found
 
 

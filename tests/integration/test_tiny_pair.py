@@ -8,8 +8,8 @@ import os
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.cpu.cores import available_cores
 from lookahead_agent.engines import VLLMEngine
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.policy import as_policy
 from tests.integration.tiny_models import questions
 from tests.waiting import becomes

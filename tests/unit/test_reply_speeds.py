@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lookahead_agent.cpu.cores import available_cores
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu.cores import available_cores, binding, share_cores
+from lookahead_agent.cpu.cores import binding, share_cores
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
