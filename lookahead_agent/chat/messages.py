@@ -20,7 +20,7 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 
-from lookahead_agent.engines.tokenizer import FINISHED, continues
+from lookahead_agent.engines.chat_template import FINISHED, continues
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.generation.tool_calls import UNREADABLE
 

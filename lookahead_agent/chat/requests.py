@@ -15,8 +15,8 @@ from pydantic import Field
 from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.chat.fields import EngineFields
 from lookahead_agent.chat.messages import conversation, question
+from lookahead_agent.engines.chat_template import continues
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.tokenizer import continues
 from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable
 from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, CallOptions, MaxTokens, SamplingArguments

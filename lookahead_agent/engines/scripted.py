@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from lookahead_agent.engines.chat_template import check_arguments, continues
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.thinking_tags import ThinkingTags
-from lookahead_agent.engines.tokenizer import TextStream, Tokenizer, check_arguments, continues, prompt_too_long
+from lookahead_agent.engines.tokenizer import TextStream, Tokenizer, prompt_too_long
 from lookahead_agent.errors import EngineError
 
 T = TypeVar("T")

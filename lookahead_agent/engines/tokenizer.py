@@ -13,6 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from lookahead_agent.engines.chat_template import (
+    MARK,
+    check_arguments,
+    ending,
+    marked,
+    shape_of,
+    tool_calls,
+    with_argument_texts,
+    without_lone_results,
+)
 from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
 
@@ -123,9 +133,6 @@ class Tokenizer(Protocol):
 
 logger = logging.getLogger(__name__)
 
-FINISHED = "finished"
-"""Field of an assistant's message that its model has ended, so that a reply is another turn; no template reads it."""
-
 _SHAPES = 1024
 """Orders of messages of which a tokenizer remembers that its template shows them whole."""
 # Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
@@ -136,29 +143,6 @@ _PIECE_LENGTH = 1 << 14
 """Characters that are encoded at once of a text that may be too long."""
 _LOST_AT_CUT = 16
 """Tokens by which a cut can lengthen a text, generously: characters on both sides would have been one token."""
-_LONGEST_ARGUMENTS = 1 << 16
-"""Characters of template arguments in JSON."""
-
-
-def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:
-    """Check what a call passes to the chat template.
-
-    Raises:
-        ConfigurationError: The template reads no such variable, or a value is too long or not of JSON's types.
-    """
-    if unknown := sorted(str(name)[:80] for name in arguments.keys() - variables):
-        readable = ", ".join(sorted(variables)) or "none"
-        raise ConfigurationError(
-            f"the model's chat template reads no {', '.join(unknown[:5])}; a call may set what it does read: {readable}"
-        )
-    try:
-        length = len(json.dumps(dict(arguments), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the arguments of the chat template are no JSON: {error}") from None
-    if length > _LONGEST_ARGUMENTS:
-        raise ConfigurationError(
-            f"the arguments of the chat template have {length} characters; at most {_LONGEST_ARGUMENTS} are taken"
-        )
 
 
 def prompt_too_long(longest: int) -> ContextLengthError:
@@ -332,7 +316,7 @@ class HFTokenizer:
             ConfigurationError: The model has no chat template, or the template refuses the messages or the arguments.
             ContextLengthError: The chat has far more tokens than `longest`.
         """
-        return self.encode(self._render(messages, tools, template_arguments or {}, _ending(messages)), longest)
+        return self.encode(self._render(messages, tools, template_arguments or {}, ending(messages)), longest)
 
     def check_shown(
         self,
@@ -348,16 +332,16 @@ class HFTokenizer:
             ConfigurationError: It leaves one out, or refuses the messages.
         """
         arguments = template_arguments or {}
-        shape = hash((tuple(map(_shape, messages)), bool(tools), repr(sorted(arguments.items()))))
+        shape = hash((tuple(map(shape_of, messages)), bool(tools), repr(sorted(arguments.items()))))
         if shape in self._shown_whole:
             return
-        marked = [_marked(message, place) for place, message in enumerate(messages)]
-        text = self._render(marked, tools, arguments, _ending(marked))
+        texts = [marked(message, place) for place, message in enumerate(messages)]
+        text = self._render(texts, tools, arguments, ending(texts))
         # One pass: looking for each mark by itself takes minutes of a conversation of many thousand messages.
-        seen = {"", *_MARK.findall(text)}
-        for place, message in enumerate(marked):
+        seen = {"", *MARK.findall(text)}
+        for place, message in enumerate(texts):
             what = "" if (message.get("content") or "") in seen else f"message {place + 1}, which has the role"
-            if not what and any(call["function"]["arguments"]["mark"] not in seen for call in _calls(message)):
+            if not what and any(call["function"]["arguments"]["mark"] not in seen for call in tool_calls(message)):
                 what = f"the tool calls of message {place + 1}, which has the role"
             if what:
                 raise ConfigurationError(
@@ -392,7 +376,7 @@ class HFTokenizer:
             {"role": "assistant", "content": reply},
             {"role": "user", "content": question},
         ]
-        text = self._render(messages, None, {}, _ending(messages))
+        text = self._render(messages, None, {}, ending(messages))
         _, found, rest = text.partition(reply)
         if not found:
             raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
@@ -419,7 +403,7 @@ class HFTokenizer:
         shown = list(messages)
         # Some templates take a tool's result only after its call, and one that could not be read is text; others join
         # arguments to text.
-        for change in (list, _without_lone_results, _with_argument_texts):
+        for change in (list, without_lone_results, with_argument_texts):
             changed = change(shown)
             if refused is None or changed != shown:
                 shown = changed
@@ -435,76 +419,6 @@ class HFTokenizer:
     @property
     def _name(self) -> str:
         return Path(self._tokenizer.name_or_path).name
-
-
-def continues(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last message is the beginning of the reply: the assistant's own, which no model has finished."""
-    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(FINISHED)
-
-
-def _ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """How a prompt ends: with the beginning of a reply, or open, where the last message is one."""
-    if not continues(messages):
-        return {"add_generation_prompt": True}
-    return {"add_generation_prompt": False, "continue_final_message": not messages[-1].get("tool_calls")}
-
-
-def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return message.get("tool_calls") or ()
-
-
-def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The features of a message by which templates are known to decide."""
-    flags = (bool(message.get(field)) for field in ("content", "name", FINISHED))
-    return message["role"], len(_calls(message)), *flags
-
-
-_MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")
-
-
-def _marked(message: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A message with a mark in the place of each text."""
-    marked = dict(message)
-    for field in ("content", "name"):
-        if message.get(field):
-            marked[field] = f"mark{place}{field}x"
-    if _calls(message):
-        marked["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": {"mark": f"mark{place}call{number}x"}}}
-            for number, call in enumerate(_calls(message))
-        ]
-    return marked
-
-
-def _without_lone_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages in which the results of tools that no message calls are the user's."""
-    called = {call.get("id") for message in messages for call in _calls(message)}
-    return [
-        {"role": "user", "content": message.get("content")}
-        if message["role"] == "tool" and message.get("tool_call_id") not in called
-        else message
-        for message in messages
-    ]
-
-
-def _with_argument_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages whose calls have their arguments as JSON text."""
-    return [
-        {
-            **message,
-            "tool_calls": [
-                {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
-                for call in _calls(message)
-            ],
-        }
-        if _calls(message)
-        else message
-        for message in messages
-    ]
-
-
-def _as_json(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:

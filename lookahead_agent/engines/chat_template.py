@@ -1,0 +1,110 @@
+"""Messages as chat templates take them, and checks of what templates are given."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lookahead_agent.errors import ConfigurationError
+
+Message = Mapping[str, Any]
+"""In OpenAI's format, the arguments of its tool calls as mappings."""
+FINISHED = "finished"
+"""Field of an assistant's message that its model has ended, so that a reply is another turn; no template reads it."""
+_LONGEST_ARGUMENTS = 1 << 16
+"""Characters of template arguments in JSON."""
+
+
+def continues(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the reply: the assistant's own, which no model has finished."""
+    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(FINISHED)
+
+
+def ending(messages: Sequence[Message]) -> dict[str, bool]:
+    """How a prompt ends: with the beginning of a reply, or open, where the last message is one."""
+    if not continues(messages):
+        return {"add_generation_prompt": True}
+    return {"add_generation_prompt": False, "continue_final_message": not messages[-1].get("tool_calls")}
+
+
+def tool_calls(message: Message) -> Sequence[Message]:
+    """The calls in a message."""
+    return message.get("tool_calls") or ()
+
+
+def shape_of(message: Message) -> tuple[Any, ...]:
+    """The features of a message by which templates are known to decide."""
+    flags = (bool(message.get(field)) for field in ("content", "name", FINISHED))
+    return message["role"], len(tool_calls(message)), *flags
+
+
+MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")
+"""A text of `marked`."""
+
+
+def marked(message: Message, place: int) -> dict[str, Any]:
+    """A message with a mark in the place of each text."""
+    marked = dict(message)
+    for field in ("content", "name"):
+        if message.get(field):
+            marked[field] = f"mark{place}{field}x"
+    if tool_calls(message):
+        marked["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": {"mark": f"mark{place}call{number}x"}}}
+            for number, call in enumerate(tool_calls(message))
+        ]
+    return marked
+
+
+def without_lone_results(messages: Sequence[Message]) -> list[Message]:
+    """Messages in which the results of tools that no message calls are the user's."""
+    called = {call.get("id") for message in messages for call in tool_calls(message)}
+    return [
+        {"role": "user", "content": message.get("content")}
+        if message["role"] == "tool" and message.get("tool_call_id") not in called
+        else message
+        for message in messages
+    ]
+
+
+def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose calls have their arguments as JSON text."""
+    return [
+        {
+            **message,
+            "tool_calls": [
+                {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
+                for call in tool_calls(message)
+            ],
+        }
+        if tool_calls(message)
+        else message
+        for message in messages
+    ]
+
+
+def _as_json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:
+    """Check what a call passes to the chat template.
+
+    Raises:
+        ConfigurationError: The template reads no such variable, or a value is too long or not of JSON's types.
+    """
+    if unknown := sorted(str(name)[:80] for name in arguments.keys() - variables):
+        readable = ", ".join(sorted(variables)) or "none"
+        raise ConfigurationError(
+            f"the model's chat template reads no {', '.join(unknown[:5])}; a call may set what it does read: {readable}"
+        )
+    try:
+        length = len(json.dumps(dict(arguments), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the arguments of the chat template are no JSON: {error}") from None
+    if length > _LONGEST_ARGUMENTS:
+        raise ConfigurationError(
+            f"the arguments of the chat template have {length} characters; at most {_LONGEST_ARGUMENTS} are taken"
+        )
