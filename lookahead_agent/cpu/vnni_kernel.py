@@ -1,6 +1,6 @@
 """Multiplying int8 by int8 on a CPU with AVX-512 VNNI, as fast as memory gives the weights.
 
-vLLM's kernel for it (oneDNN) takes a fifth to a half longer for the few tokens of a pass that writes or guesses. What
+vLLM's kernel for it (oneDNN) takes a fifth to a half longer for the few tokens of a pass that decodes. What
 is summed are integers, so a token's outputs do not depend on how many tokens are multiplied with it.
 """
 

@@ -66,7 +66,7 @@ class _End:
 
 
 async def events_of(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
-    """Run `work(emit)`; yields what it emits as it comes, and at last its result.
+    """Run `work(emit)`; yields each thing that it emits at once, and at last its result.
 
     Closing the generator cancels the work and waits for its end.
     """

@@ -1,4 +1,4 @@
-"""Which tokens a target with a shared draft is to guess, and how many."""
+"""The draft tokens that a shared draft proposes, and how many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from lookahead_agent.engines.shared_draft import Ids, ReadLine
 
 SURE = 4
-"""Tokens that must agree with a line where it should be, or elsewhere in it, for its next ones to be guessed freely."""
+"""Tokens that must agree with a line where it should be, or elsewhere in it, for any number of proposals."""
 LEAST = 2
 """Tokens that must agree elsewhere in a line: one is met everywhere."""
 
@@ -18,16 +18,16 @@ LEAST = 2
 def propose(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
     """The tokens that most likely follow, as far as one of the lines knows.
 
-    A line that goes on from just here is believed. Where the target has left every line, the place in them is looked
-    for that its last words were met at: the more words, the more is guessed.
+    A line that goes on from just here is believed. Where the target has left every line, the place with its last words
+    is looked for: the more words agree, the more tokens are proposed.
 
     Args:
         written: Prompt and reply so far, shape (n,).
         lines: The reply's.
-        most: Tokens to guess at most.
+        most: Draft tokens, at most.
 
     Returns:
-        Guesses, at most `most`; none if no line knows more.
+        Draft tokens, at most `most`; none if no line knows more.
     """
     found: list[int] = []
     for line in lines:
@@ -81,21 +81,21 @@ def cost_at(costs: Mapping[int, float], tokens: float) -> float:
 
 
 class DraftLength:
-    """How many tokens to guess for each reply: as many as pay, by what passes cost and what was guessed right.
+    """The number of draft tokens for each reply: as many as pay, by the cost of forward passes and the acceptance rate.
 
-    Of k guesses that are each right with probability p, a pass gains (1-p^(k+1))/(1-p) tokens and costs what a batch of
-    k+1 tokens for each reply costs. So the number falls as more replies are written at once, and where little is
-    guessed right.
+    Of k draft tokens that are each accepted with probability p, a pass gains (1-p^(k+1))/(1-p) tokens and costs what a
+    batch of k+1 tokens for each reply costs. So the number falls as more replies run at once, and as fewer draft tokens
+    are accepted.
 
     Args:
-        most: Guesses for one reply at most.
+        most: Draft tokens for one reply, at most.
         costs: Seconds of a pass by its number of tokens, in any unit; sizes between are read from a straight line.
     """
 
     _MEMORY = 64.0
-    """Guesses that are remembered: older ones fade."""
+    """Draft tokens that are remembered: older ones fade."""
     _TRY_AGAIN = 24
-    """Passes without guesses after which one is tried again: what follows may be easier."""
+    """Passes without draft tokens after which one is tried again: what follows may be easier."""
 
     def __init__(self, most: int, costs: Mapping[int, float]) -> None:
         self._most = most
@@ -105,11 +105,11 @@ class DraftLength:
 
     @property
     def right(self) -> float:
-        """Share of guesses that were right, of those that were looked at."""
+        """Acceptance rate of the draft tokens that were checked."""
         return self._right / (self._right + self._wrong)
 
     def learn(self, proposed: int, accepted: int) -> None:
-        """Take in what became of one reply's guesses: those after the first wrong one were not looked at."""
+        """Count one reply's draft tokens: those after the first rejected one were not checked."""
         if not proposed:
             return
         fade = 1 - (accepted + 1) / self._MEMORY
@@ -117,7 +117,7 @@ class DraftLength:
         self._wrong = self._wrong * fade + (accepted < proposed)
 
     def best(self, replies: int) -> int:
-        """Guesses for each of so many replies at once; 0 if none pay, but for a try now and then."""
+        """Draft tokens for each of so many replies at once; 0 if none pay, but for a try now and then."""
         p = min(self.right, 0.999)
         gains = [
             (1 - p ** (count + 1)) / (1 - p) / cost_at(self._costs, replies * (count + 1))

@@ -304,7 +304,7 @@ def families(parents: Iterable[int | None]) -> set[psutil.Process]:
 def child_processes() -> set[psutil.Process]:
     """Processes that this one has started, and theirs, but for those that are to outlive it.
 
-    Python's resource tracker is left out, too: it ends by itself after the others, and complains if it is ended before.
+    Python's resource tracker is left out, too: it ends alone after the others, and complains if it is ended before.
     """
     found = families(child.pid for child in psutil.Process().children() if child.pid not in _staying)
     return {process for process in found if not any("resource_tracker" in word for word in _command(process))}

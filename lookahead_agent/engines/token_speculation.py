@@ -18,7 +18,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "suffix": {"num_speculative_tokens": 16},
     "draft_model": {"num_speculative_tokens": 4},
-    # How many of them are guessed in a pass is chosen from pass to pass.
+    # At most: the proposer chooses the number from pass to pass.
     "shared_draft": {"num_speculative_tokens": 12},
 }
 
@@ -72,7 +72,7 @@ def check_token_speculation(
 
 
 def vllm_takes_classes() -> bool:
-    """Whether the installed vLLM asks a class of ours for guesses; without importing it."""
+    """Whether the installed vLLM asks a class of ours for draft tokens; without importing it."""
     vllm = find_spec("vllm")
     folders = vllm.submodule_search_locations if vllm is not None else None
     return any(Path(folder, "v1", "spec_decode", "custom_class_proposer.py").is_file() for folder in folders or ())
@@ -84,7 +84,7 @@ def uses_shared_draft(speculative_config: Any) -> bool:
 
 
 def pauses(speculative_config: Any) -> bool:
-    """Whether vLLM's `speculative_config` has a draft model that guesses nothing for some number of replies at once."""
+    """Whether vLLM's `speculative_config` has a draft model that pauses for some number of replies at once."""
     if not isinstance(speculative_config, Mapping) or speculative_config.get("method") != "draft_model":
         return False
     by_load = speculative_config.get("num_speculative_tokens_per_batch_size") or ()
@@ -92,7 +92,7 @@ def pauses(speculative_config: Any) -> bool:
 
 
 def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
-    """Whether the chat model's draft model guesses the tokens too, on the target's cores or beside it."""
+    """Whether the chat model's draft model proposes draft tokens too, on the target's cores or beside it."""
     name = method if isinstance(method, str) else method.get("method")
     return name == "shared_draft" or (
         name == "draft_model" and "model" not in (method if isinstance(method, Mapping) else ())

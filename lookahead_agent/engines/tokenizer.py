@@ -337,7 +337,7 @@ class HFTokenizer:
             return
         texts = [marked(message, place) for place, message in enumerate(messages)]
         text = self._render(texts, tools, arguments, ending(texts))
-        # One pass: looking for each mark by itself takes minutes of a conversation of many thousand messages.
+        # One pass: looking for one mark at a time takes minutes of a conversation of many thousand messages.
         seen = {"", *MARK.findall(text)}
         for place, message in enumerate(texts):
             what = "" if (message.get("content") or "") in seen else f"message {place + 1}, which has the role"

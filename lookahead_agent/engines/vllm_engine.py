@@ -135,7 +135,7 @@ class VLLMEngine:
 
     @property
     def shared_draft(self) -> bool:
-        """Whether it guesses its next tokens by what a draft shows it."""
+        """Whether it takes draft tokens from a shared draft."""
         return self._shared_draft is not None
 
     def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
@@ -145,7 +145,7 @@ class VLLMEngine:
             ConfigurationError: The engine was not started with a shared draft.
         """
         if self._shared_draft is None:
-            raise ConfigurationError("this engine takes no guesses from a draft: start it with a shared draft")
+            raise ConfigurationError("this engine takes no draft tokens: start it with a shared draft")
         return self._shared_draft.draft_lines(prompt_ids)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
@@ -348,7 +348,7 @@ def _structured_outputs(structured: Mapping[str, Any] | None) -> Any:
 
 
 def _ended(reason: str, sampling: Sampling, model: str) -> Exception:
-    """Why vLLM ended a request by itself."""
+    """Why vLLM ended a request early."""
     if sampling.structured is not None and reason == "error":
         return ConfigurationError(f"vLLM cannot hold the reply of {model} to its form (its log says why): simplify it")
     return EngineError(f"vLLM ended a request to {model} ({reason}); its log says why")

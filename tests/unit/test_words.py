@@ -66,7 +66,7 @@ CODE = [
     path.relative_to(ROOT).as_posix()
     for folder in ("lookahead_agent", "graphs", "tools", "examples")
     for path in sorted((ROOT / folder).rglob("*"))
-    if path.suffix in (".py", ".toml", ".sh") and path.parent.name not in ("engines", "cpu")
+    if path.suffix in (".py", ".toml", ".sh")
 ]
 
 
