@@ -84,7 +84,7 @@ class LocalBackend:
                 return
 
         if self.runtime is not None and progress is not None:
-            self.runtime.progress = progress
+            self.runtime.launcher.progress = progress
         for policy in policies if self.runtime is not None else ():
             background.run(start(policy))
 

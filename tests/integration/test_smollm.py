@@ -88,7 +88,7 @@ def test_a_third_model_as_judge(real: ChatLookahead) -> None:
         figures = judged(llm)
         assert figures["speculation_disabled"] is None
         assert figures["judge_calls"] > 0  # type: ignore[operator]
-        assert len(llm.backend.runtime._held) == 3  # type: ignore[union-attr]
+        assert len(llm.backend.runtime.launcher.held) == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.timeout(1200)

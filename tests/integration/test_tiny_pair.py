@@ -82,7 +82,7 @@ def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead
     assert other.invoke("A two?", max_tokens=5).text == twin.invoke("A two?").text
     assert other.backend.runtime is not None
     assert tiny.backend.runtime is not None
-    assert set(other.backend.runtime._held) == set(tiny.backend.runtime._held)
+    assert set(other.backend.runtime.launcher.held) == set(tiny.backend.runtime.launcher.held)
     other.close()
     assert tiny.invoke("A two?").text, "closing one leaves the other's engines running"
 

@@ -40,7 +40,7 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
             assert [reply["token_ids"] for reply in replies] == alone, policy
         assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
         assert llm.backend.runtime is not None
-        (target,) = (held for held in llm.backend.runtime._held if held.model == tiny_pair[0])
+        (target,) = (held for held in llm.backend.runtime.launcher.held if held.model == tiny_pair[0])
         assert dict(target.arguments)["speculative_config"]["method"] == {"shared_draft": "custom_class"}.get(
             method, method
         )

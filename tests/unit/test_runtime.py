@@ -18,7 +18,9 @@ from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, Platform, Weights
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.runtime.runtime import Loaders, Runtime, RuntimeSpec
+from lookahead_agent.runtime.launcher import Loaders
+from lookahead_agent.runtime.runtime import Runtime
+from lookahead_agent.runtime.spec import RuntimeSpec
 from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge
 from tests.waiting import becomes
 
@@ -99,7 +101,7 @@ def loaders(pool: Pool, select: Any = plainly, **given: Any) -> Loaders:
 
 def both(runtime: Runtime) -> Runtime:
     """The runtime with a draft in an engine of its own."""
-    runtime._engine_setup = EngineSetup(draft_engine=True)
+    runtime.launcher.setup = EngineSetup(draft_engine=True)
     return runtime
 
 
@@ -108,24 +110,24 @@ def test_cores_are_divided_between_target_and_draft() -> None:
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True)
     both(runtime)
     target, draft = share_cores(available_cores(), with_draft=True)
-    assert runtime._config("target", FOLDER, {}).cores == binding(target)
-    assert runtime._config("draft", FOLDER, {}).cores == binding(draft)
+    assert runtime.launcher.config("target", FOLDER, {}).cores == binding(target)
+    assert runtime.launcher.config("draft", FOLDER, {}).cores == binding(draft)
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
 def test_a_target_alone_has_all_cores_and_cores_can_be_given() -> None:
     alone = Runtime(RuntimeSpec(MODELS), expects_draft=False)
-    assert alone._config("target", FOLDER, {}).cores == binding(available_cores())
+    assert alone.launcher.config("target", FOLDER, {}).cores == binding(available_cores())
     given = Runtime(RuntimeSpec(MODELS, cores=("1", "0")), expects_draft=True)
     both(given)
-    assert given._config("target", FOLDER, {}).cores == "1"
-    assert given._config("draft", FOLDER, {}).cores == "0"
+    assert given.launcher.config("target", FOLDER, {}).cores == "1"
+    assert given.launcher.config("draft", FOLDER, {}).cores == "0"
 
 
 def test_engine_arguments_go_to_their_engine() -> None:
     spec = RuntimeSpec(MODELS, {"dtype": "float32"}, {"max_num_seqs": 4})
     runtime = Runtime(spec, expects_draft=True)
-    target, draft = (dict(runtime._config(role, FOLDER, {}).arguments) for role in ("target", "draft"))
+    target, draft = (dict(runtime.launcher.config(role, FOLDER, {}).arguments) for role in ("target", "draft"))
     assert target["dtype"] == "float32"
     assert "dtype" not in draft
     assert draft["max_num_seqs"] == 4
@@ -185,7 +187,7 @@ def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others()
         with pytest.raises(asyncio.CancelledError):
             await task
         go_on.set()
-        await becomes(lambda: len(pool.held) == len(runtime._held) == 1)
+        await becomes(lambda: len(pool.held) == len(runtime.launcher.held) == 1)
 
     asyncio.run(cancelled())
     runtime.close()
@@ -237,7 +239,7 @@ def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
     there = RemoteModel(("http://there/v1",), "model")
     for here, remote in (("target", "draft"), ("draft", "target")):
         runtime = Runtime(RuntimeSpec(MODELS, remote={remote: there}), expects_draft=True)
-        assert runtime._config(here, FOLDER, {}).cores == binding(available_cores())
+        assert runtime.launcher.config(here, FOLDER, {}).cores == binding(available_cores())
 
 
 def gpu_loaders(pool: Pool, select: Any = plainly) -> Loaders:

@@ -1,0 +1,208 @@
+"""Fetches models, and starts engines on the cores or the share of a GPU that they have."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lookahead_agent.engines import background
+from lookahead_agent.engines.background import in_daemon_thread
+from lookahead_agent.engines.openai_http import OpenAIEngine
+from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.engine_pool import POOL, EnginePool
+from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
+from lookahead_agent.errors import EngineError
+from lookahead_agent.models import fetch, fetch_tokenizer
+from lookahead_agent.models.catalogue import ModelFacts
+from lookahead_agent.progress import Progress
+from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, Platform, Weights, select_engines
+from lookahead_agent.runtime.gpu_memory import USABLE, memory_shares
+from lookahead_agent.runtime.spec import RuntimeSpec
+from lookahead_agent.verifiers import Embedder, SentenceEmbedder
+
+# Share of a GPU's memory for a judge of its own, which is loaded later than target and draft.
+_JUDGE_SHARE = 0.16
+
+
+class Closable(Protocol):
+    """A connection to a server."""
+
+    async def aclose(self) -> None:
+        """Close it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The sources of models and engines; tests give others.
+
+    Attributes:
+        fetch: Brings a model onto this machine.
+        select: Decides which engines to start.
+        write: Converts a model's weights where they need it.
+        pool: Starts engines, and shares those of one configuration.
+        load_embedder: Loads an embedding model.
+        platform: What the engines run on; None: this machine.
+        memory_shares: Divides a GPU's memory.
+    """
+
+    fetch: Callable[[ModelFacts, Progress], Path] = fetch
+    select: Callable[[EngineRequest, Path | None, Path | None, Platform], EngineSetup] = select_engines
+    write: Callable[[Weights, Progress], Path] = Weights.write
+    pool: EnginePool = POOL
+    load_embedder: Callable[[Path], Embedder] = SentenceEmbedder
+    platform: Platform | None = None
+    memory_shares: Callable[..., Mapping[str, float]] = memory_shares
+
+
+class EngineLauncher:
+    """Starts engines and connections of a specification, and holds them until it releases them or is collected.
+
+    Args:
+        spec: Which engines.
+        progress: Told about downloads and starts.
+        loaders: Sources of models and engines.
+    """
+
+    def __init__(self, spec: RuntimeSpec, progress: Progress, loaders: Loaders) -> None:
+        self.progress = progress
+        self.loaders = loaders
+        self.platform = loaders.platform or Platform.detect()
+        self.setup = EngineSetup()
+        """The engines that are started, or were last."""
+        self.held: list[VLLMConfig] = []
+        self.connections: list[Closable] = []
+        self._spec = spec
+        self._memory_shares: Mapping[str, float] = {}
+        self._holding = threading.Lock()
+        self._closings = 0
+        # The finalizers must not keep the launcher alive, so they get the lists and not a method.
+        weakref.finalize(self, _release, loaders.pool, self.held)
+        # At exit nobody runs coroutines any more, and connections end by themselves.
+        weakref.finalize(self, _disconnect, self.connections).atexit = False
+
+    async def fetch(self, facts: ModelFacts) -> Path:
+        """Bring a model onto this machine."""
+        return await in_daemon_thread(lambda: self.loaders.fetch(facts, self.progress))
+
+    async def write_weights(self, engine_setup: EngineSetup) -> None:
+        """Convert weights that are not in the precision of their engines yet, both models' at the same time."""
+
+        models = [each for each in (engine_setup.target, engine_setup.draft) if each is not None]
+        await asyncio.gather(*(self.write(each) for each in models))
+
+    async def write(self, weights: Weights) -> Path:
+        """Convert a model's weights, if their engine needs it."""
+        return await in_daemon_thread(lambda: self.loaders.write(weights, self.progress))
+
+    async def divide_memory(self, engine_setup: EngineSetup) -> None:
+        """Divide a GPU's memory between the engines to come, unless the target has it alone."""
+        spec, target, draft = self._spec, engine_setup.target, engine_setup.draft
+        if self.platform.on_cpu or target is None or draft is None or not engine_setup.draft_engine:
+            self._memory_shares = {}
+            return
+        engines = {
+            "target": (target.folder, {**target.arguments, **engine_setup.target_arguments, **spec.target_arguments}),
+            "draft": (draft.folder, {**draft.arguments, **spec.draft_arguments}),
+        }
+        usable = USABLE if spec.models.judge is None else USABLE - _JUDGE_SHARE
+        self._memory_shares = await in_daemon_thread(lambda: self.loaders.memory_shares(engines, usable=usable))
+
+    async def start(
+        self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
+    ) -> Engine:
+        """Start a model's engine; engines of one configuration are shared.
+
+        Args:
+            role: The model's.
+            name: Its name, for progress.
+            weights: Its weights, converted.
+            more_arguments: Arguments of the engine, after those of the specification.
+
+        Raises:
+            EngineStartError: It could not start.
+        """
+        config = self.config(role, weights.folder, {**weights.arguments, **(more_arguments or {})})
+        closings, pool = self._closings, self.loaders.pool
+
+        def acquire() -> Engine:
+            with self.progress.task(f"Loading {role} model {name}"):
+                engine = pool.acquire(config)
+                with self._holding:
+                    if self._closings == closings:
+                        self.held.append(config)  # here, for a call that was cancelled meanwhile holds it all the same
+                        return engine
+                pool.release(config)
+                raise EngineError("the engines were closed while they started")
+
+        return await in_daemon_thread(acquire)
+
+    def config(self, role: str, folder: Path, more_arguments: Mapping[str, Any]) -> VLLMConfig:
+        """The configuration of a role's engine."""
+        spec = self._spec
+        given = {"target": spec.target_arguments, "draft": spec.draft_arguments, "judge": spec.judge_arguments}[role]
+        arguments = {**more_arguments, **given}
+        if "additional_config" in more_arguments and "additional_config" in given:
+            arguments["additional_config"] = {**more_arguments["additional_config"], **given["additional_config"]}
+        cores = None
+        both = self.setup.draft_engine and spec.runs_here("target", "draft")
+        if self.platform.on_cpu:
+            chosen = spec.cores
+            if chosen is None:
+                from lookahead_agent.cpu.cores import binding, share_cores
+
+                target, draft = share_cores(available_cores(), with_draft=both)
+                chosen = binding(target), binding(draft)
+            cores = chosen[0] if role == "target" or not spec.runs_here("target") else chosen[1]
+        elif both:
+            arguments.setdefault("gpu_memory_utilization", self._memory_shares.get(role, _JUDGE_SHARE))
+            # The longest context for which the share has room.
+            arguments.setdefault("max_model_len", -1)
+        return VLLMConfig(folder, cores, as_arguments(arguments))
+
+    async def remote_engine(self, role: str) -> OpenAIEngine:
+        """An engine over this role's servers, not connected yet."""
+        models, remote = self._spec.models, self._spec.remote[role]
+        facts = models.target if role == "target" else models.draft or models.target
+        folder = await in_daemon_thread(lambda: fetch_tokenizer(facts, self.progress))
+        tokenizer = await asyncio.to_thread(HFTokenizer, folder)
+        arguments = self._spec.target_arguments if role == "target" else self._spec.draft_arguments
+        engine = OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len"))
+        self.connections.append(engine)
+        return engine
+
+    def release(self) -> None:
+        """Shut down the engines and connections that nobody else uses, those that are still starting included."""
+        with self._holding:
+            self._closings += 1
+        self.clear()
+
+    def clear(self) -> None:
+        """Shut down the engines and connections that nobody else uses."""
+        _release(self.loaders.pool, self.held)
+        _disconnect(self.connections)
+
+    def leave_to_parent(self) -> list[object]:
+        """Forget engines and connections in a forked process; they are returned, so that nothing of them is closed."""
+        kept: list[object] = list(self.connections)
+        self._holding = threading.Lock()
+        self.held.clear()
+        self.connections.clear()
+        return kept
+
+
+def _release(pool: EnginePool, held: list[VLLMConfig]) -> None:
+    while held:
+        pool.release(held.pop())
+
+
+def _disconnect(connections: list[Closable]) -> None:
+    while connections:
+        background.submit(connections.pop().aclose())
