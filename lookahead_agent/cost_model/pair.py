@@ -16,8 +16,9 @@ from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress
-from lookahead_agent.runtime.engine_selection import EngineRequest, Platform, select_engines, weights_in
+from lookahead_agent.runtime.engine_selection import EngineRequest, select_engines
 from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares
+from lookahead_agent.runtime.weights import Platform, weights_in
 
 Role = Literal["target", "draft"]
 

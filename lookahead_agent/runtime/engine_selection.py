@@ -8,31 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent.engines.shared_draft_proposer import COSTS
-from lookahead_agent.engines.token_speculation import speculates_by_draft_model, speculative_config, vllm_takes_classes
+from lookahead_agent.engines.token_speculation import speculates_by_draft_model, speculative_config
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
-    WITH_INT8,
-    WITHOUT_INT8,
     Configuration,
-    CPUDefaults,
     Kernel,
     Precision,
     SpeculationMethod,
     choose_configuration,
-    multiplies_int8,
 )
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
-from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
-from lookahead_agent.progress import Progress
+from lookahead_agent.models.conversion import is_quantized
 from lookahead_agent.runtime.gpu_memory import weight_bytes
+from lookahead_agent.runtime.weights import Platform, Weights, weights_in
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a vocabulary; without the first there is none."""
 _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
-_DTYPE: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16", "int8-weights": "float32"}
 
 
 @dataclass(frozen=True)
@@ -54,88 +48,6 @@ class EngineRequest:
     target_arguments: Mapping[str, Any] = field(default_factory=dict)
     draft_arguments: Mapping[str, Any] = field(default_factory=dict)
     draft_engine: bool = False
-
-
-@dataclass(frozen=True)
-class Platform:
-    """What the engines run on, as far as it decides how.
-
-    Attributes:
-        on_cpu: Whether the installed vLLM is for CPUs.
-        int8: Whether the CPU multiplies int8.
-        takes_proposers: Whether the installed vLLM asks a class of ours for draft tokens.
-    """
-
-    on_cpu: bool
-    int8: bool
-    takes_proposers: bool
-
-    @classmethod
-    def detect(cls) -> Platform:
-        """This machine's."""
-        return cls(runs_on_cpu(), multiplies_int8(), vllm_takes_classes())
-
-    @property
-    def defaults(self) -> CPUDefaults:
-        """The CPU's first choices."""
-        return WITH_INT8 if self.int8 else WITHOUT_INT8
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A model's weights as its engine loads them.
-
-    Attributes:
-        source: The model's folder.
-        form: The conversion that they need first; None: none.
-        arguments: Of the engine.
-    """
-
-    source: Path
-    form: Form | None
-    arguments: Mapping[str, Any]
-
-    @property
-    def folder(self) -> Path:
-        """The folder that the engine loads, once it is written."""
-        return converted_folder(self.source, self.form) if self.form is not None else self.source
-
-    def write(self, progress: Progress) -> Path:
-        """Return the folder, and convert the weights if they are not in the cache.
-
-        Raises:
-            ModelError: They could not be converted.
-        """
-        return converted(self.source, self.form, progress) if self.form is not None else self.source
-
-
-def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weights:
-    """A model's weights in a precision.
-
-    Args:
-        folder: The model's.
-        kernel: The precision; None: as the folder says.
-        platform: What the engine runs on.
-
-    Raises:
-        ConfigurationError: The precision is for CPUs only.
-    """
-    if kernel is None:
-        return Weights(folder, "bf16", {})
-    if kernel == "int8-weights" and not platform.on_cpu:
-        raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
-    weights = Weights(folder, "int8" if kernel == "int8" else "bf16", {})
-    arguments: dict[str, Any] = {}
-    if platform.on_cpu:
-        from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
-
-        if kernel == "int8-weights":
-            arguments["quantization"] = INT8_WEIGHTS
-        elif kernel == "int8" and weights.folder != folder:
-            arguments["quantization"] = INT8
-    if platform.on_cpu or kernel != "int8":
-        arguments["dtype"] = _DTYPE[kernel]
-    return Weights(folder, weights.form, arguments)
 
 
 @dataclass(frozen=True)

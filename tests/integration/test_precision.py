@@ -24,7 +24,7 @@ from lookahead_agent.errors import ConversionError
 from lookahead_agent.hardware.choice import Precision, multiplies_int8
 from lookahead_agent.models.conversion import converted
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.runtime.engine_selection import Platform, weights_in
+from lookahead_agent.runtime.weights import Platform, weights_in
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 

@@ -22,8 +22,9 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.progress import LogProgress
-from lookahead_agent.runtime.engine_selection import EngineSetup, Weights
+from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.runtime.weights import Weights
 from lookahead_agent.theory.formulas import shared_draft_speedup
 from tests.unit.chat import reply_script, scripted_engines
 from tests.unit.conftest import MeasureWith

@@ -18,13 +18,12 @@ from lookahead_agent.models.conversion import converted_folder
 from lookahead_agent.runtime.engine_selection import (
     EngineRequest,
     EngineSetup,
-    Platform,
-    Weights,
     default_weights,
     judge_weights,
     same_vocabulary,
     select_engines,
 )
+from lookahead_agent.runtime.weights import Platform, Weights
 from tests.unit.fake_vllm import WORDS, tokenizer_in
 
 LARGE = {"hidden_size": 1536, "num_hidden_layers": 28, "intermediate_size": 8960}

@@ -16,11 +16,12 @@ from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, Platform, Weights
+from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import Loaders
 from lookahead_agent.runtime.runtime import Runtime
 from lookahead_agent.runtime.spec import RuntimeSpec
+from lookahead_agent.runtime.weights import Platform, Weights
 from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge
 from tests.waiting import becomes
 
