@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from functools import partial
+from functools import cache, partial
 
 from lookahead_agent.cpu.names import VARIABLE
 
@@ -17,6 +17,7 @@ _NAP = 0.0005
 """Seconds that vLLM's processes sleep while they wait for each other."""
 
 
+@cache
 def load() -> None:
     """Add everything to a process of vLLM that one of this library's engines has started on a CPU."""
     if os.environ.get(VARIABLE) != "1":

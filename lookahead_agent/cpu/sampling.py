@@ -1,8 +1,8 @@
-"""Sampling on CPUs, right beside draft tokens, and without sorting the vocabulary for every token.
+"""Sampling on CPUs, correct beside draft tokens, and without sorting the vocabulary for every token.
 
-- **Right**: without a Triton for CPUs, vLLM (0.32) hands each reply's temperature, top-k and top-p to its draft tokens
-  by a kernel that takes whole numbers only. It writes into a copy, so that what the tokens are then
-  sampled by is whatever was in memory: garbage. Here they are handed on as they are.
+- **Correct**: without a Triton for CPUs, vLLM (0.32) hands each reply's temperature, top-k and top-p to its draft
+  tokens by a kernel that takes whole numbers only. It writes into a copy: the tokens are then sampled by whatever was
+  in memory. Here the values are handed on as they are.
 - **Fast**: vLLM finds top-p (and top-k with it) by sorting all logits, 10 ms a row for 150,000 of them, a quarter of a
   pass of a 1.5B model on two cores. Here only the likeliest are sorted, where they hold all that may be sampled.
 """
@@ -28,7 +28,7 @@ def for_each_token(
 
     Args:
         of_replies: A value for each reply, shape (n,).
-        ends: Draft tokens of it and of those before it, shape (n,).
+        ends: How many draft tokens it and those before it have, shape (n,).
         tokens: Draft tokens in all.
         replace_from: A value in place of which another is taken.
         replace_to: That other value.

@@ -100,25 +100,25 @@ class DraftLength:
     def __init__(self, most: int, costs: Mapping[int, float]) -> None:
         self._most = most
         self._costs = dict(costs)
-        self._right, self._wrong = 0.8 * 8, 0.2 * 8  # what is assumed before anything is known
+        self._accepted, self._rejected = 0.8 * 8, 0.2 * 8  # what is assumed before anything is known
         self._without = 0
 
     @property
-    def right(self) -> float:
+    def acceptance_rate(self) -> float:
         """Acceptance rate of the draft tokens that were checked."""
-        return self._right / (self._right + self._wrong)
+        return self._accepted / (self._accepted + self._rejected)
 
     def learn(self, proposed: int, accepted: int) -> None:
         """Count one reply's draft tokens: those after the first rejected one were not checked."""
         if not proposed:
             return
         fade = 1 - (accepted + 1) / self._MEMORY
-        self._right = self._right * fade + accepted
-        self._wrong = self._wrong * fade + (accepted < proposed)
+        self._accepted = self._accepted * fade + accepted
+        self._rejected = self._rejected * fade + (accepted < proposed)
 
     def best(self, replies: int) -> int:
         """Draft tokens for each of so many replies at once; 0 if none pay, but for a try now and then."""
-        p = min(self.right, 0.999)
+        p = min(self.acceptance_rate, 0.999)
         gains = [
             (1 - p ** (count + 1)) / (1 - p) / cost_at(self._costs, replies * (count + 1))
             for count in range(self._most + 1)

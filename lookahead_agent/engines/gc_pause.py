@@ -1,4 +1,4 @@
-"""No looking for garbage while nothing but what stays is made."""
+"""Pauses Python's garbage collector while long-lived objects are loaded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _was_enabled = False
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Keep Python from looking for garbage; it does so again, if it did, when the last of several pauses ends.
+    """Pause the collector; if it was enabled, it is again when the last of several pauses ends.
 
-    Importing vLLM makes a million objects, all of which stay: looking through them again and again takes a third of
-    the time. So does reading a tokenizer.
+    Importing vLLM makes a million objects, all of which stay. The collector looks through them again and again, which
+    takes a third of the time; so it does while a tokenizer is read.
     """
     global _pauses, _was_enabled
     with _lock:

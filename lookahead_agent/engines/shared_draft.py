@@ -28,7 +28,7 @@ Ids = npt.NDArray[np.int32]
 
 _PREFIX = "lookahead-shared-draft-"
 LINES = 128
-"""Draft requests that a board has room for; more of them at once go without."""
+"""Draft requests that a buffer has room for; more of them at once go without."""
 ROOM = 1024
 """Tokens of one line: those after them are not shown."""
 LINES_OF_REPLY = 4
@@ -47,7 +47,7 @@ def checksum(token_ids: Ids) -> int:
 
 
 class SharedDraftBuffer:
-    """The draft's side of a board.
+    """The draft's side of a buffer.
 
     Args:
         folder: Where its file is; None: memory, where the system has such a folder. `forget_file` removes it as soon
@@ -61,7 +61,7 @@ class SharedDraftBuffer:
         self._cells = _opened(self.path)
         self._free = list(range(LINES))
         self._begun = 0
-        # Replies end in the event loop, and boards in any thread.
+        # Replies end in the event loop, and buffers in any thread.
         self._lock = threading.Lock()
 
     def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
@@ -114,7 +114,7 @@ class BufferLines:
         self._lines: list[BufferLine] = []
 
     def begin(self, prefix_ids: Sequence[int]) -> BufferLine | None:
-        """A new line; None if the board is full.
+        """A new line; None if the buffer is full.
 
         Args:
             prefix_ids: Prompt and reply up to where the draft begins to write, shape (m,), m ≥ n.
@@ -141,7 +141,7 @@ class BufferLine:
 
     Args:
         cells: The line's.
-        number: Which line of the board it is.
+        number: Which line of the buffer it is.
     """
 
     def __init__(self, cells: Ids, number: int) -> None:
@@ -166,10 +166,10 @@ class BufferLine:
 
 
 class SharedDraftReader:
-    """The target's side of a board.
+    """The target's side of a buffer.
 
     Args:
-        path: The board's file.
+        path: The buffer's file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -200,7 +200,7 @@ class ReadLine:
 
 
 def _made(folders: Sequence[Path]) -> tuple[Path, int]:
-    """A file with room for a board in the first folder that has it, and its lock."""
+    """A file with room for a buffer in the first folder that has it, and its lock."""
     for folder in folders:
         try:
             remove_stale(folder, _PREFIX)

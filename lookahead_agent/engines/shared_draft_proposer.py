@@ -10,7 +10,7 @@ from lookahead_agent.engines.draft_length import DraftLength, propose
 from lookahead_agent.engines.shared_draft import Ids, ReadLine, SharedDraftReader, checksum
 
 BUFFER = "lookahead_shared_draft"
-"""Entry of vLLM's `additional_config`: the board's file."""
+"""Entry of vLLM's `additional_config`: the buffer's file."""
 COSTS = "lookahead_pass_costs"
 """Entry of vLLM's `additional_config`: the cost of a pass by its number of tokens, as pairs."""
 PATH = f"{__name__}.SharedDraftProposer"
@@ -21,7 +21,7 @@ UNMEASURED = {1: 1.0, 8: 1.3, 32: 2.5, 64: 4.5}
 
 
 class SharedDraftProposer:
-    """Guesses what the draft has written already; it costs no time of a model.
+    """Proposes what the draft has written already, which costs no time of a model.
 
     Args:
         vllm_config: The target engine's configuration, with the entries `BUFFER` and possibly `COSTS`.
@@ -42,7 +42,7 @@ class SharedDraftProposer:
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Ids, token_ids_cpu: Ids, **_: Any
     ) -> list[list[int]]:
-        """Guess what follows each reply.
+        """Propose what follows each reply.
 
         Args:
             sampled_token_ids: The tokens that each reply won in the last pass; none while its prompt is read.
@@ -50,7 +50,7 @@ class SharedDraftProposer:
             token_ids_cpu: They themselves, shape (replies, context).
 
         Returns:
-            Guesses by reply.
+            Draft tokens by reply.
         """
         for proposed, won in zip(self._proposed, sampled_token_ids, strict=False):
             self._count.learn(proposed, max(len(won) - 1, 0))
@@ -63,7 +63,7 @@ class SharedDraftProposer:
             room = self._context - length - 1
             written = token_ids_cpu[index, :length]
             found = propose(written, _of_reply(written, lines), min(most, room)) if room > 0 else []
-            # The board may be written to at this very moment; a number that is no token would be one to vLLM.
+            # The buffer may be written to at this very moment; a number that is no token would be one to vLLM.
             proposals[index] = found if all(0 <= token < self._vocabulary for token in found) else []
         self._proposed = [len(found) for found in proposals]
         return proposals

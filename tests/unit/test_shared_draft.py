@@ -167,8 +167,8 @@ def test_more_is_guessed_where_guesses_are_right_and_less_where_many_wait() -> N
         unsure.learn(4, 0)
     assert sure.best(1) > unsure.best(1)
     assert sure.best(1) >= sure.best(8) >= sure.best(64)
-    assert sure.right > 0.9
-    assert unsure.right < 0.2
+    assert sure.acceptance_rate > 0.9
+    assert unsure.acceptance_rate < 0.2
 
 
 def test_guessing_ends_where_it_costs_time_and_is_tried_again() -> None:
@@ -183,8 +183,8 @@ def test_guessing_ends_where_it_costs_time_and_is_tried_again() -> None:
     cheap = DraftLength(8, FLAT)
     for _ in range(50):
         cheap.learn(4, 0)
-    low = cheap.right
+    low = cheap.acceptance_rate
     for _ in range(200):
         cheap.learn(1, 1)
-    assert cheap.right > low
+    assert cheap.acceptance_rate > low
     assert cheap.best(1) == 8
