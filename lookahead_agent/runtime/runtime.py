@@ -182,9 +182,9 @@ class Runtime:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
-        self._with_draft = self._with_draft or policy.forces_speculation
         if self._engines is not None and not self._lacks_draft(policy):
             logger.warning("the target's process has ended: starting the engines again")
+        self._with_draft = self._with_draft or policy.forces_speculation
         self._engines = None
         self._supervisor.reset()
         await in_daemon_thread(self.launcher.clear)

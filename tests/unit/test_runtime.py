@@ -356,7 +356,7 @@ def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it() ->
     assert engines.speculates_on_tokens
 
 
-def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_starts_anew() -> None:
+def test_a_policy_that_forces_steps_starts_the_engines_anew(caplog: pytest.LogCaptureFixture) -> None:
     pool = Pool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS), expects_draft=False)
 
@@ -374,6 +374,7 @@ def test_a_policy_that_leaves_the_way_open_starts_what_is_fastest_and_a_command_
         assert len(pool.started) == 3
 
     asyncio.run(both())
+    assert "has ended" not in caplog.text, "they were asked to"
     runtime.close()
 
 
