@@ -47,6 +47,12 @@ def _loaded(statement: str, modules: list[str]) -> list[str]:
     return process.stdout.split()
 
 
+def test_only_the_engine_and_the_kernels_know_vllms_inner_modules() -> None:
+    """Also by names in strings; vLLM changes what is below `vllm.v1` without notice."""
+    found = [str(path.relative_to(PACKAGE)) for path in _modules().values() if "vllm.v1" in path.read_text("utf-8")]
+    assert [name for name in found if not name.startswith("cpu/")] == ["engines/vllm_engine.py"]
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Also inside packages, by functions, and for types alone."""
     modules = {name: {found for found in _imported(path) if found != name} for name, path in _modules().items()}
