@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lookahead_agent.decoding.accounting import ReplyReport
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 
 PROMPT_TAIL = 32
 """Tokens at a prompt's end in which a chat template may have opened the thinking."""

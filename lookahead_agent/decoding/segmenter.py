@@ -9,7 +9,7 @@ from functools import cached_property
 
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.delimiters import Finder, delimiter_finder, too_slow
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream
 
 # Blocks that a step must not be cut in, since they may contain blank lines: fenced code and LaTeX displays.

@@ -1,10 +1,11 @@
-"""Messages as chat templates take them, and checks of what templates are given."""
+"""Messages as chat templates take them, the tags of thinking, and checks of what templates are given."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lookahead_agent.errors import ConfigurationError
@@ -15,6 +16,30 @@ FINISHED = "finished"
 """Field of an assistant's message that its model has ended, so that a reply is another turn; no template reads it."""
 _LONGEST_ARGUMENTS = 1 << 16
 """Characters of template arguments in JSON."""
+
+
+@dataclass(frozen=True)
+class ThinkingTags:
+    """How a model marks its thinking.
+
+    Attributes:
+        open: Tag that begins the thinking; some chat templates write it, so that the reply begins inside.
+        close: Tag that ends it.
+        always: Whether the model thinks before each answer unless the prompt says otherwise: text before a closing tag
+            that nothing opened is thinking then.
+    """
+
+    open: str = "<think>"
+    close: str = "</think>"
+    always: bool = True
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether a reply to this prompt begins inside the thinking."""
+        return prompt.rstrip().endswith(self.open)
+
+    def closed_by(self, prompt: str) -> bool:
+        """Whether a reply to this prompt begins after the thinking."""
+        return prompt.rstrip().endswith(self.close)
 
 
 def continues(messages: Sequence[Message]) -> bool:

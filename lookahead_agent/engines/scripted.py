@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from lookahead_agent.engines.chat_template import check_arguments, continues
+from lookahead_agent.engines.chat_template import ThinkingTags, check_arguments, continues
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer, prompt_too_long
 from lookahead_agent.errors import EngineError
 
@@ -99,11 +98,7 @@ class ScriptedTokenizer:
         return frozenset({"enable_thinking"})
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
-        """Token ids of `text`.
-
-        Raises:
-            ContextLengthError: It has more tokens than `longest`.
-        """
+        """Token ids of `text`; see `Tokenizer.encode`."""
         ids: list[int] = []
         for match in self._PIECE.finditer(text):
             piece = match.group()
@@ -130,12 +125,7 @@ class ScriptedTokenizer:
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
     ) -> list[int]:
-        """Token ids of the messages, one line each.
-
-        Raises:
-            ConfigurationError: An argument is not one of `template_variables`.
-            ContextLengthError: They have more tokens than `longest`.
-        """
+        """Token ids of the messages, one line each; see `Tokenizer.chat_prompt`."""
         check_arguments(template_arguments or {}, self.template_variables)
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
         if tools:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lookahead_agent.engines.chat_template import (
     MARK,
+    ThinkingTags,
     check_arguments,
     ending,
     marked,
@@ -23,7 +24,6 @@ from lookahead_agent.engines.chat_template import (
     with_argument_texts,
     without_lone_results,
 )
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
 
 
@@ -271,11 +271,7 @@ class HFTokenizer:
         return frozenset().union(*map(_get_template_variables, texts)) - supplied
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
-        """Token ids of `text`, without special tokens around it.
-
-        Raises:
-            ContextLengthError: It has far more tokens than `longest`.
-        """
+        """Token ids of `text`; see `Tokenizer.encode`."""
         if longest is not None and len(text) > 4 * longest:
             count = 0
             for start in range(0, len(text), _PIECE_LENGTH):
@@ -310,12 +306,7 @@ class HFTokenizer:
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
     ) -> list[int]:
-        """Token ids of a chat, ready for the assistant's reply.
-
-        Raises:
-            ConfigurationError: The model has no chat template, or the template refuses the messages or the arguments.
-            ContextLengthError: The chat has far more tokens than `longest`.
-        """
+        """Token ids of a chat, ready for the assistant's reply; see `Tokenizer.chat_prompt`."""
         return self.encode(self._render(messages, tools, template_arguments or {}, ending(messages)), longest)
 
     def check_shown(
@@ -324,13 +315,7 @@ class HFTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check that the chat template shows every message of such a chat: its text, and the calls in it.
-
-        Rendered once for each order of roles, with marks in the place of texts.
-
-        Raises:
-            ConfigurationError: It leaves one out, or refuses the messages.
-        """
+        """See `Tokenizer.check_shown`; rendered once for each order of roles, with marks in the place of texts."""
         arguments = template_arguments or {}
         shape = hash((tuple(map(shape_of, messages)), bool(tools), repr(sorted(arguments.items()))))
         if shape in self._shown_whole:
@@ -360,11 +345,7 @@ class HFTokenizer:
             logger.warning("the chat template of %s leaves out the names of users: put them into the text", self._name)
 
     def follow_up(self, question: str) -> list[int]:
-        """Token ids that end an assistant's reply, ask a further question, and begin the reply to that.
-
-        Raises:
-            ConfigurationError: The model has no chat template, or one in which a reply is not found again.
-        """
+        """See `Tokenizer.follow_up`."""
         if question not in self._follow_ups:
             self._follow_ups[question] = self._follow_up(question)
         return self._follow_ups[question]

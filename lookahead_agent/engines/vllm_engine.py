@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 
 from lookahead_agent.engines.crash_report import CrashReport, no_shared_memory
-from lookahead_agent.engines.gc_pause import collection_paused
 from lookahead_agent.engines.json_schema import composes, for_llguidance
-from lookahead_agent.engines.processes import Spawner, end_processes, families
+from lookahead_agent.engines.processes import Spawner, collection_paused, end_processes, families
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER

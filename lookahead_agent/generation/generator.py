@@ -10,8 +10,8 @@ from typing import Any
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from lookahead_agent.engines import background
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest
 from lookahead_agent.generation.constrained import ConstrainedGenerator

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.backend import TextDelta
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_space

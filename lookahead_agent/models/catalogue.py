@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.errors import ModelNotFoundError
 
 

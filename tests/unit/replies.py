@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.backend import TextDelta
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser, ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.structured_output import Form
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.json_schema import check_schema, target
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings

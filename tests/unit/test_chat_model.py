@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
 from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy

@@ -9,8 +9,8 @@ import pytest
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
 from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.scripted import run_in_virtual_time
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 from tests.unit.scripts import ScriptedVerifier
 
 ALL = ScriptedVerifier(lambda draft, target: True)

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from lookahead_agent.engines.gc_pause import collection_paused
+from lookahead_agent.engines.processes import collection_paused
 
 
 def test_garbage_is_collected_again_after_the_last_of_several_pauses() -> None:

@@ -22,7 +22,7 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.utils.json import parse_partial_json
 
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReplyReader
 from lookahead_agent.generation.tool_calls import as_invalid_json

@@ -11,7 +11,7 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat

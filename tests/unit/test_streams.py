@@ -34,8 +34,8 @@ from pydantic import BaseModel
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.events import as_chunk
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.scripted import reply_script
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.replies import TOOLS, replies_in
 from tests.unit.serving import serving

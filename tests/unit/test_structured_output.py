@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, RootModel, TypeAdapter
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.structured_output import Form, Method
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.json_schema import relocated, subschemas
-from lookahead_agent.engines.thinking_tags import ThinkingTags
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lookahead_agent.decoding.request import Regions
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 

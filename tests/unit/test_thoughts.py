@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead_agent.decoding.segmenter import ThinkingState
-from lookahead_agent.engines.thinking_tags import ThinkingTags
+from lookahead_agent.engines.chat_template import ThinkingTags
 from tests.unit.replies import TAGS, read, said
 from tests.unit.serving import serving
 from tests.unit.test_streams import chat, summed
