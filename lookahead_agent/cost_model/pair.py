@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress
-from lookahead_agent.runtime.engine_selection import EngineRequest, select_engines
+from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, select_engines
 from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares
 from lookahead_agent.runtime.weights import Platform, weights_in
 
@@ -32,11 +32,21 @@ class Pair:
         dummy_weights: Make weights up from the models' configurations, so that only these need to be there.
         engine_args: Arguments of the target's engine.
         draft_engine_args: Arguments of the draft's engine.
-        precision: Of the target's weights; None: as vLLM has them; "auto": as they would be chosen here, which for
-            made-up weights is as vLLM has them.
+        precision: Of the target's weights: see `chosen_kernels`.
         draft_precision: Of the draft's.
-        progress: Shown what is done.
+        progress: Shows downloads and starts.
         kv_cache_tokens: Tokens for which each engine on a GPU keeps a KV cache; None: a share of the GPU's memory.
+
+    Attributes:
+        names: Of the models.
+        arguments: Of the models' engines.
+        precision: Of the models' weights, where it is given or chosen.
+        draft_folder: The folder of the draft.
+        draft_quantization: The draft's `quantization`, if its engine is given one.
+        divided: Whether target and draft have cores of their own: a GPU is shared.
+        draws_tokens: Whether vLLM can accept draft tokens by chance: its CPU build cannot.
+        every_core: All cores; None on a GPU.
+        shares: Each model's share of the cores; None on a GPU.
 
     Raises:
         ModelError: A model could not be fetched.
@@ -65,74 +75,37 @@ class Pair:
         models = choose_models(model, draft_model)
         assert models.draft is not None  # one was asked for
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
-        get = fetch_tokenizer if dummy_weights else fetch
         given: dict[Role, Mapping[str, Any]] = {"target": engine_args, "draft": draft_engine_args}
-        self.names = {role: each.name for role, each in facts.items()}
+        fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
+        kernels = chosen_kernels({"target": precision, "draft": draft_precision}, given, fetched, dummy_weights)
+        self.names = {str(role): each.name for role, each in facts.items()}
         self.dummy_weights = dummy_weights
-        self._progress = progress
-        self._folders: dict[Role, Path] = {}
-        self._arguments: dict[Role, dict[str, Any]] = {}
-        fetched = {role: get(each, progress) for role, each in facts.items()}
-        wanted: dict[Role, Precision | None] = {"target": precision, "draft": draft_precision}
-        choose = "auto" in wanted.values() and not dummy_weights
-        chosen = _precisions_chosen(wanted, given, fetched) if choose else {}
-        kernels = {role: chosen.get(role) if each == "auto" else each for role, each in wanted.items()}
         self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
-        for role in facts:
-            weights = weights_in(fetched[role], kernels[role], Platform.detect())
-            self._folders[role] = fetched[role] if dummy_weights else weights.write(progress)
-            self._arguments[role] = {**weights.arguments, **given[role]}
-            if dummy_weights:
-                self._arguments[role]["load_format"] = "dummy"
+        self.divided = runs_on_cpu()
+        self.draws_tokens = not self.divided
+        self.every_core: str | None = None
+        self.shares: dict[Role, str | None] = {"target": None, "draft": None}
+        if self.divided:
+            from lookahead_agent.cpu.cores import binding, share_cores
+
+            self.every_core = binding(available_cores())
+            target, draft = share_cores(available_cores(), with_draft=True)
+            self.shares = {"target": binding(target), "draft": binding(draft)}
+        self.arguments: dict[str, dict[str, Any]] = {}
+        self._folders: dict[Role, Path] = {}
+        for role, folder in fetched.items():
+            weights = weights_in(folder, kernels[role], Platform.detect())
+            self._folders[role] = folder if dummy_weights else weights.write(progress)
+            made_up = {"load_format": "dummy"} if dummy_weights else {}
+            self.arguments[role] = {**weights.arguments, **given[role], **made_up}
+        self._progress = progress
         self._kv_cache_tokens = kv_cache_tokens
-        if kv_cache_tokens is None and not runs_on_cpu():
-            engines = {role: (self._folders[role], self._arguments[role]) for role in facts}
-            for role, share in memory_shares(engines).items():
-                self._arguments[role].setdefault("gpu_memory_utilization", share)
-
-    @property
-    def arguments(self) -> dict[str, dict[str, Any]]:
-        """Of each model's engine, for records of measurements."""
-        return {role: dict(arguments) for role, arguments in self._arguments.items()}
-
-    @property
-    def draft_folder(self) -> Path:
-        """Where the draft is."""
-        return self._folders["draft"]
-
-    @property
-    def draft_quantization(self) -> str | None:
-        """The draft's `quantization`, if its engine is given one."""
-        return self._arguments["draft"].get("quantization")
-
-    @property
-    def divided(self) -> bool:
-        """Whether target and draft have cores of their own: a GPU is shared."""
-        return runs_on_cpu()
-
-    @property
-    def draws_tokens(self) -> bool:
-        """Whether vLLM can accept draft tokens by chance: its CPU build cannot."""
-        return not runs_on_cpu()
-
-    @property
-    def every_core(self) -> str | None:
-        """All cores; None on a GPU."""
-        if not runs_on_cpu():
-            return None
-        from lookahead_agent.cpu.cores import binding
-
-        return binding(available_cores())
-
-    @property
-    def shares(self) -> dict[Role, str | None]:
-        """Each model's share of the cores; None on a GPU."""
-        if not runs_on_cpu():
-            return {"target": None, "draft": None}
-        from lookahead_agent.cpu.cores import binding, share_cores
-
-        target, draft = share_cores(available_cores(), with_draft=True)
-        return {"target": binding(target), "draft": binding(draft)}
+        if kv_cache_tokens is None and not self.divided:
+            engines = {role: (self._folders[role], self.arguments[role]) for role in fetched}
+            for name, share in memory_shares(engines).items():
+                self.arguments[name].setdefault("gpu_memory_utilization", share)
+        self.draft_folder = self._folders["draft"]
+        self.draft_quantization: str | None = self.arguments["draft"].get("quantization")
 
     @contextmanager
     def engine(self, role: Role, cores: str | None, **arguments: Any) -> Iterator[VLLMEngine]:
@@ -141,7 +114,7 @@ class Pair:
         Raises:
             EngineError: It could not start.
         """
-        arguments = self._arguments[role] | arguments
+        arguments = self.arguments[role] | arguments
         if self._kv_cache_tokens is not None:
             # A cache of known size needs no measurement of free memory, so that engines may start at the same time.
             size = self._kv_cache_tokens * kv_cache_bytes_per_token(self._folders[role], arguments)
@@ -155,16 +128,29 @@ class Pair:
             POOL.release(config)
 
 
-def _precisions_chosen(
-    wanted: Mapping[Role, Precision | None],
-    given: Mapping[Role, Mapping[str, Any]],
+def chosen_kernels(
+    precisions: Mapping[Role, Precision | None],
+    arguments: Mapping[Role, Mapping[str, Any]],
     folders: Mapping[Role, Path],
-) -> Mapping[str, Kernel]:
-    """What the library would choose for each model, by role."""
-    way = EngineRequest(
-        precision=wanted["target"] or "auto",
-        draft_precision=wanted["draft"] or "auto",
-        target_arguments=given["target"],
-        draft_arguments=given["draft"],
-    )
-    return select_engines(way, folders["target"], folders["draft"]).precision
+    dummy_weights: bool,
+    select: Callable[[EngineRequest, Path, Path], EngineSetup] = select_engines,
+) -> dict[Role, Kernel | None]:
+    """The precision of each model's weights; None: as vLLM has them.
+
+    Args:
+        precisions: "auto" is what a chat model would choose; for made-up weights it is None.
+        arguments: Of the engines.
+        folders: Of the models.
+        dummy_weights: Whether weights are made up.
+        select: As `select_engines`.
+    """
+    chosen: Mapping[str, Kernel] = {}
+    if "auto" in precisions.values() and not dummy_weights:
+        request = EngineRequest(
+            precision=precisions["target"] or "auto",
+            draft_precision=precisions["draft"] or "auto",
+            target_arguments=arguments["target"],
+            draft_arguments=arguments["draft"],
+        )
+        chosen = select(request, folders["target"], folders["draft"]).precision
+    return {role: chosen.get(role) if each == "auto" else each for role, each in precisions.items()}

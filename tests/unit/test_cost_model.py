@@ -17,14 +17,12 @@ from lookahead_agent.cost_model.break_even_map import break_even_map, picture
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, Setting, best_settings
 from lookahead_agent.cost_model.measuring import PairMeasurement, measure_acceptance
-from lookahead_agent.cost_model.pair import Pair as PairOfModels
+from lookahead_agent.cost_model.pair import chosen_kernels
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.progress import LogProgress
-from lookahead_agent.runtime.engine_selection import EngineSetup
+from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.runtime.weights import Weights
 from lookahead_agent.theory.formulas import shared_draft_speedup
 from tests.unit.chat import reply_script, scripted_engines
 from tests.unit.conftest import MeasureWith
@@ -257,35 +255,25 @@ def test_the_command_measures_and_keeps_what_it_measured(
     ],
 )
 def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
-    given: tuple[Any, Any], dummy: bool, kernels: list[str | None], monkeypatch: pytest.MonkeyPatch
+    given: tuple[Any, Any], dummy: bool, kernels: list[str | None]
 ) -> None:
-    taken: list[str | None] = []
+    requests: list[EngineRequest] = []
 
-    def taking(folder: Path, kernel: str | None, _: object) -> Weights:
-        taken.append(kernel)
-        return Weights(folder, None, {})
+    def select(request: EngineRequest, target: Path, draft: Path) -> EngineSetup:
+        requests.append(request)
+        assert (target, draft) == (Path("big"), Path("small"))
+        return EngineSetup(precision={"target": "int8", "draft": "bf16"})
 
-    chosen = EngineSetup(precision={"target": "int8", "draft": "bf16"})
-    for name, stand_in in {
-        "require_vllm": lambda: None,
-        "fetch": lambda facts, _: Path(facts.name),
-        "fetch_tokenizer": lambda facts, _: Path(facts.name),
-        "select_engines": lambda *_: chosen,
-        "weights_in": taking,
-    }.items():
-        monkeypatch.setattr(f"lookahead_agent.cost_model.pair.{name}", stand_in)
-    pair = PairOfModels(
-        "qwen2.5-coder-1.5b",
-        None,
-        dummy_weights=dummy,
-        engine_args={},
-        draft_engine_args={},
-        precision=given[0],
-        draft_precision=given[1],
-        progress=LogProgress(),
+    found = chosen_kernels(
+        {"target": given[0], "draft": given[1]},
+        {"target": {"max_model_len": 99}, "draft": {}},
+        {"target": Path("big"), "draft": Path("small")},
+        dummy,
+        select,
     )
-    assert taken == kernels
-    assert list(pair.precision.values()) == [kernel for kernel in kernels if kernel is not None]
+    assert list(found.values()) == kernels
+    assert len(requests) == (not dummy and "auto" in given)
+    assert all(request.target_arguments == {"max_model_len": 99} for request in requests)
 
 
 def test_points_measured_elsewhere_are_in_the_picture(
