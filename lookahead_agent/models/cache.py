@@ -176,14 +176,11 @@ def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "
         return "there are no weights"
     if (parts or gguf.is_file()) and not (folder / "config.json").is_file():
         return "config.json is missing"
-    if gguf.is_file() and not _begins_as_gguf(gguf):
-        return f"{GGUF} is no GGUF file"
+    if gguf.is_file():
+        with gguf.open("rb") as content:
+            if content.read(4) != b"GGUF":
+                return f"{GGUF} is no GGUF file"
     return next((problem for part in parts if (problem := _wrong_weights(part)) is not None), None)
-
-
-def _begins_as_gguf(file: Path) -> bool:
-    with file.open("rb") as content:
-        return content.read(4) == b"GGUF"
 
 
 def _wrong_json(file: Path) -> str | None:

@@ -29,6 +29,7 @@ _SCHEME = "W8A8"
 _DISK_FACTOR = {("safetensors", "int8"): 0.8, ("gguf", "int8"): 2.0, ("gguf", "bf16"): 3.0}
 _NOT_COPIED = ("config.json", "model.safetensors.index.json")
 _PERCENT = re.compile(rb"(\d+)%\|")
+_CHILD = (sys.executable, "-m", "lookahead_agent.models.conversion")
 
 
 def converted_folder(model: Path, form: Form) -> Path:
@@ -56,7 +57,7 @@ def converted(model: Path, form: Form, progress: Progress) -> Path:
         size = sum(file.stat().st_size for file in model.glob(f"*.{kind}"))
         title = f"Writing {model.name} as {form}"
         require_disk_space(unfinished.parent, int(size * _DISK_FACTOR[kind, form]), title)
-        _run_child([form, str(model), str(unfinished)], title, progress)
+        run_child([*_CHILD, form, str(model), str(unfinished)], title, progress)
 
     return made_once(folder, write)
 
@@ -67,7 +68,7 @@ def write_metadata(gguf: Path, folder: Path, name: str, progress: Progress) -> N
     Raises:
         ConversionError: The file cannot be read; the message ends with the child's last words.
     """
-    _run_child(["metadata", str(gguf), str(folder)], f"Reading the tokenizer of {name}", progress)
+    run_child([*_CHILD, "metadata", str(gguf), str(folder)], f"Reading the tokenizer of {name}", progress)
 
 
 def is_quantized(model: Path) -> bool:
@@ -95,10 +96,6 @@ def _state(model: Path) -> str:
         about = file.stat()
         digest.update(f"{file.name}:{about.st_size}:{about.st_mtime_ns}".encode())
     return digest.hexdigest()[:12]
-
-
-def _run_child(arguments: Sequence[str], title: str, progress: Progress) -> None:
-    run_child([sys.executable, "-m", "lookahead_agent.models.conversion", *arguments], title, progress)
 
 
 def run_child(command: Sequence[str], title: str, progress: Progress) -> None:

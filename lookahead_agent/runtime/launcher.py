@@ -86,7 +86,7 @@ class EngineLauncher:
         self._closings = 0
         # The finalizers must not keep the launcher alive, so they get the lists and not a method.
         weakref.finalize(self, _release, loaders.pool, self.held)
-        # At exit nobody runs coroutines any more, and connections end by themselves.
+        # At exit no loop runs coroutines any more, and the system ends connections.
         weakref.finalize(self, _disconnect, self.connections).atexit = False
 
     async def fetch(self, facts: ModelFacts) -> Path:
