@@ -60,9 +60,19 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     assert [file for file in sorted(named) if not any((home / file).is_file() for home in homes)] == []
 
 
-def test_contributing_names_every_package() -> None:
+def test_contributing_names_the_packages_in_the_order_of_their_imports() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (`[a-z_/`, ]+`) \|", text.partition("| package |")[2], re.MULTILINE)
+    order = re.findall(r"`([a-z_]+)/`", "".join(table))
     packages = {path.parent.name for path in (ROOT / "lookahead_agent").glob("*/__init__.py")}
-    assert packages == set(re.findall(r"`([a-z_]+)/`", text.partition("| package |")[2].partition("## Add")[0])) - {
-        "graphs"
-    }
+    assert packages == set(order)
+    imports = [
+        (package, imported)
+        for package in order
+        for file in (ROOT / "lookahead_agent" / package).rglob("*.py")
+        for imported in re.findall(
+            r"^ *from lookahead_agent\.([a-z_]+)", file.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        if imported in packages
+    ]
+    assert [(package, each) for package, each in imports if order.index(each) > order.index(package)] == []
