@@ -37,7 +37,10 @@ part() {
     runner) VLLM_USE_V2_MODEL_RUNNER=0 measure runner qwen3-8b qwen3-0.6b --modes off --repeats 5 ;;
     mps)
         # Processes of a GPU run at the same time under NVIDIA's Multi-Process Service, and else in turns.
-        nvidia-cuda-mps-control -d
+        if ! nvidia-cuda-mps-control -d; then
+            failed=1
+            return
+        fi
         measure mps qwen3-8b qwen3-0.6b --modes off,lr --costs "$OUT/costs-8b-mps.json"
         echo quit | nvidia-cuda-mps-control
         ;;
