@@ -1,8 +1,8 @@
 """A draft model on the target's cores that pauses while many replies are written.
 
 vLLM's `num_speculative_tokens_per_batch_size` may say 0; its draft then reads on all the same, as long as it does not
-miss a token. Measured on two cores: eight replies at once take 3.7 s with a draft that pauses, and 4.7 s with one that
-does not (one draft token for each); sixteen take 6.7 s and 10.2 s.
+miss a token. Measured on two shared cores, against one draft token for each reply, two runs each: eight replies at once
+take 3.7 and 4.5 s with a draft that pauses, and 4.7 and 6.1 s without; sixteen take 6.7 and 7.8 s, and 10.2 and 10.3 s.
 
 A draft that pauses reads nothing, and does not catch up: `DraftMemory` keeps in mind which blocks of vLLM's memory it
 has missed, and replies that rest on such a block get no draft tokens. Draft tokens change no reply, but how many there
