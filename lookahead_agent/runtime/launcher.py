@@ -109,12 +109,15 @@ class EngineLauncher:
         if self.platform.on_cpu or target is None or draft is None or not engine_setup.draft_engine:
             self._memory_shares = {}
             return
-        engines = {
-            "target": (target.folder, {**target.arguments, **engine_setup.target_arguments, **spec.target_arguments}),
-            "draft": (draft.folder, {**draft.arguments, **spec.draft_arguments}),
-        }
+        target_arguments = {**target.arguments, **engine_setup.target_arguments, **spec.target_arguments}
+        draft_arguments = {**draft.arguments, **spec.draft_arguments}
         usable = USABLE if spec.models.judge is None else USABLE - _JUDGE_SHARE
-        self._memory_shares = await in_daemon_thread(lambda: self.loaders.memory_shares(engines, usable=usable))
+
+        def shares() -> Mapping[str, float]:
+            engines = {"target": (target.folder, target_arguments), "draft": (draft.folder, draft_arguments)}
+            return self.loaders.memory_shares(engines, usable=usable)
+
+        self._memory_shares = await in_daemon_thread(shares)
 
     async def start(
         self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
@@ -130,10 +133,11 @@ class EngineLauncher:
         Raises:
             EngineStartError: It could not start.
         """
-        config = self.config(role, weights.folder, {**weights.arguments, **(more_arguments or {})})
         closings, pool = self._closings, self.loaders.pool
 
         def acquire() -> Engine:
+            # Here and not in the event loop, for the folder's name depends on what is in the model's own.
+            config = self.config(role, weights.folder, {**weights.arguments, **(more_arguments or {})})
             with self.progress.task(f"Loading {role} model {name}"):
                 engine = pool.acquire(config)
                 with self._holding:
