@@ -286,13 +286,8 @@ def _token_level(kind: Speculation, pair: Pair, settings: SyntheticSettings) -> 
     """Engine arguments for a kind of token speculation."""
     if kind == "none":
         return {}
-    chance = synthetic_acceptance(settings.token_alpha, settings.draft_tokens)
-    if kind == "shared_draft":
-        return {
-            "speculative_config": speculative_config({"method": "shared_draft"} | chance, None, on_cpu=pair.divided)
-        }
-    config = speculative_config({"method": "draft_model"} | chance, pair.draft_folder, on_cpu=pair.divided)
-    assert config is not None
-    if pair.draft_quantization is not None:
-        config["quantization"] = pair.draft_quantization
+    method = {"method": kind} | synthetic_acceptance(settings.token_alpha, settings.draft_tokens)
+    config = speculative_config(
+        method, pair.draft_folder, on_cpu=pair.divided, draft_quantization=pair.draft_quantization
+    )
     return {"speculative_config": config}

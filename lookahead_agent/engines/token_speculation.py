@@ -99,13 +99,16 @@ def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
     )
 
 
-def speculative_config(method: str | Mapping[str, Any], draft: Path | None, *, on_cpu: bool) -> dict[str, Any] | None:
+def speculative_config(
+    method: str | Mapping[str, Any], draft: Path | None, *, on_cpu: bool, draft_quantization: str | None = None
+) -> dict[str, Any] | None:
     """vLLM's `speculative_config` for a method; None for "none".
 
     Args:
         method: As for `check_token_speculation`.
         draft: Folder of the draft model, for "draft_model" without a model of its own.
         on_cpu: Whether the engine runs on a CPU.
+        draft_quantization: The draft's `quantization`; None: as its folder says.
 
     Raises:
         ConfigurationError: "draft_model" without a draft model, or a method that does not run on a CPU.
@@ -125,4 +128,6 @@ def speculative_config(method: str | Mapping[str, Any], draft: Path | None, *, o
         if draft is None:
             raise ConfigurationError("token_speculation='draft_model' needs a draft model: name one with draft_model=…")
         config["model"] = str(draft)
+    if draft_quantization is not None and config.get("model") == str(draft):
+        config["quantization"] = draft_quantization
     return config

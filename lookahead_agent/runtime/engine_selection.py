@@ -278,11 +278,10 @@ def _speculation(
     by_requests = configuration.draft_tokens if configuration is not None and given == "draft_model" else ()
     if by_requests:
         method = {"method": given, "num_speculative_tokens": by_requests[0][2]}
-    config = speculative_config(method, draft.folder if draft is not None else None, on_cpu=platform.on_cpu)
+    folder, quantization = (draft.folder, draft.arguments.get("quantization")) if draft is not None else (None, None)
+    config = speculative_config(method, folder, on_cpu=platform.on_cpu, draft_quantization=quantization)
     if config is None:
         return {}
-    if draft is not None and config.get("model") == str(draft.folder) and "quantization" in draft.arguments:
-        config["quantization"] = draft.arguments["quantization"]
     if by_requests:
         config["num_speculative_tokens_per_batch_size"] = list(by_requests)
     arguments: dict[str, Any] = {"speculative_config": config}
