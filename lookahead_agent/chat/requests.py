@@ -103,6 +103,7 @@ class CallDefaults(SamplingArguments, EngineFields):
             parallel_tool_calls=options.parallel_tool_calls,
             form=options.form,
             template_arguments=options.template_arguments,
+            action_markers=options.action_markers,
             tool_parser=self.tool_parser,
             target_timeout=self.timeout,
             longest_prompt=longest_prompt,

@@ -35,6 +35,7 @@ class GenerateRequest:
         parallel_tool_calls: Whether the reply may call several tools; None: as the model likes.
         form: The constraint of the call's `response_format`; None: free text.
         template_arguments: Further variables of the chat template.
+        action_markers: Texts from whose end on only the target writes, as after the opening of a tool call.
         tool_parser: Name of the vLLM parser that reads tool calls; None: by the chat template.
         target_timeout: Seconds without a token after which the target has failed; None: never.
         longest_prompt: In tokens; None: the context.
@@ -54,6 +55,7 @@ class GenerateRequest:
     parallel_tool_calls: bool | None = None
     form: dict[str, Any] | None = None
     template_arguments: dict[str, Any] = field(default_factory=dict)
+    action_markers: tuple[str, ...] = ()
     tool_parser: str | None = None
     target_timeout: float | None = None
     longest_prompt: int | None = None

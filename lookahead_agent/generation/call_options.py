@@ -103,7 +103,10 @@ class CallOptions(SamplingArguments):
         response_format: `{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}`
             or `{"type": "text"}`.
         template_arguments: Further variables of the model's chat template, such as `enable_thinking`.
-        node: Name or path of the graph's node, of calls that come from another process.
+        node: Name or path of the node that the reply belongs to; None: the LangGraph node that calls. Policies and
+            metadata go by it.
+        action_markers: Texts that open an action region, such as "Plan:": from the end of the first one on, only the
+            target writes.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -117,6 +120,7 @@ class CallOptions(SamplingArguments):
     response_format: dict[str, Any] | None = None
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     node: str | None = None
+    action_markers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
     _form: dict[str, Any] | None = PrivateAttr(None)
     _structured: dict[str, Any] | None = PrivateAttr(None)
@@ -131,7 +135,7 @@ class CallOptions(SamplingArguments):
         """The constraint on the reply, for `Sampling.structured`: a call, the form, or either; None: free text."""
         return self._structured
 
-    @field_validator("tools", "response_format", "template_arguments", "node")
+    @field_validator("tools", "response_format", "template_arguments", "node", "action_markers")
     @classmethod
     def _encodable(cls, value: Any, info: ValidationInfo) -> Any:
         check_encodable(value, str(info.field_name))

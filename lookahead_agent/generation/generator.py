@@ -191,7 +191,8 @@ class ReplyGenerator:
 
     async def _generate(self, prompt: list[int], sampling: Sampling) -> Generated:
         markers = self._parser.markers if self._tools else ()
-        regions = Regions(markers or (), self._thinking, self._request.policy.answer_from_target or markers is None)
+        actions = (*(markers or ()), *self._request.action_markers)
+        regions = Regions(actions, self._thinking, self._request.policy.answer_from_target or markers is None)
         # In a format whose beginning nobody knows, all may be a call: what comes after the thinking is the target's.
         speculate = markers is not None or self._thinking is not None
         reader = self._reader(prompt, with_calls=True)
