@@ -46,7 +46,7 @@ from lookahead_agent.agents.metrics import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.nodes import model_node, plain_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ause_tool, use_tool
-from lookahead_agent.chat.messages import invalid_call_text
+from lookahead_agent.generation.tool_calls import invalid_call_text
 
 PLANNER = """You are a planner. First think about the problem in a few short thoughts, with a blank line between \
 thoughts: what is given, what is asked, and which calculations lead there. Do not work out results.

@@ -46,7 +46,7 @@ from lookahead_agent.agents.metrics import Budget, Usage, add_usage
 from lookahead_agent.agents.nodes import model_node, tool_node
 from lookahead_agent.agents.templates import default_llm, template
 from lookahead_agent.agents.tool_use import ToolOutcome, ask_or_call, check_ask_before
-from lookahead_agent.chat.messages import invalid_call_messages
+from lookahead_agent.generation.tool_calls import invalid_call_messages
 
 THINKER = """You think about how to solve a problem with tools. Say in two or three short sentences what is known so \
 far and what to do next. Do not work out results, and do not answer yet."""

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lookahead_agent.agents.middleware import InvalidToolCallMiddleware, LookaheadPolicyMiddleware
     from lookahead_agent.agents.templates import build_plan_execute
-    from lookahead_agent.chat.middleware import InvalidToolCallMiddleware, LookaheadPolicyMiddleware
     from lookahead_agent.chat.model import ChatLookahead
     from lookahead_agent.errors import LookaheadError
     from lookahead_agent.policy import POLICIES, VerifierPolicy
@@ -19,9 +19,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ChatLookahead": "lookahead_agent.chat.model",
-    "InvalidToolCallMiddleware": "lookahead_agent.chat.middleware",
+    "InvalidToolCallMiddleware": "lookahead_agent.agents.middleware",
     "LookaheadError": "lookahead_agent.errors",
-    "LookaheadPolicyMiddleware": "lookahead_agent.chat.middleware",
+    "LookaheadPolicyMiddleware": "lookahead_agent.agents.middleware",
     "POLICIES": "lookahead_agent.policy",
     "VerifierPolicy": "lookahead_agent.policy",
     "build_plan_execute": "lookahead_agent.agents.templates",

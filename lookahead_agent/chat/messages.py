@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -309,22 +308,3 @@ def _text(content: Any, name: str, between: str) -> str:
             f"this model reads only text; {name} has content of the type {', '.join(sorted(kinds))}"
         )
     return between.join(texts)
-
-
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
-
-
-def invalid_call_text(call: InvalidToolCall) -> str:
-    """The text that tells a model that a call could not be read; small models call again only if the tool is named."""
-    reason = call.get("error") or "its arguments are not a JSON object"
-    written = _NAME.search(call.get("args") or "")
-    name = call.get("name") or (written[1] if written else "the tool")
-    return f"Error: this call could not be read ({reason}). Call {name} again, with arguments that are one JSON object."
-
-
-def invalid_call_messages(message: AIMessage) -> list[ToolMessage]:
-    """For each call of a reply that could not be read, a message that tells the model so."""
-    return [
-        ToolMessage(invalid_call_text(call), tool_call_id=call.get("id") or "", name=call.get("name"), status="error")
-        for call in message.invalid_tool_calls
-    ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
-from lookahead_agent.chat.messages import invalid_call_messages
 from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
 
 try:
@@ -18,6 +19,23 @@ except ImportError as error:
 
 Chooser = Callable[[ModelRequest[Any]], PolicyLike | None]
 """Given what the agent is about to ask, the policy for it; None: the model chooses as ever."""
+
+
+def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:
+    """Arguments of one call of a `ChatLookahead`, for `ModelRequest.model_settings` or `bind`.
+
+    Args:
+        model: The chat model that is called; another class takes no such arguments and gets none.
+        node: Name of the call, by which `policies` and the reply's metadata go.
+        action_markers: Texts after which a reply is action; no draft step is accepted behind them.
+    """
+    # Such a model exists only where its module is loaded, which takes seconds.
+    module = sys.modules.get("lookahead_agent.chat.model")
+    while (inner := getattr(model, "bound", None)) is not None:
+        model = inner  # of a model with bound arguments
+    if module is None or not isinstance(model, module.ChatLookahead):
+        return {}
+    return {"node": node, **({"action_markers": tuple(action_markers)} if action_markers else {})}
 
 
 class LookaheadPolicyMiddleware(AgentMiddleware[Any, Any, Any]):
