@@ -20,7 +20,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
 from lookahead_agent.sandbox import folders
-from lookahead_agent.sandbox.regular_files import read_regular
+from lookahead_agent.sandbox.folders import read_regular
 
 _LARGEST = 1 << 20
 _LONGEST_NAME = 4096

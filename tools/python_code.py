@@ -2,7 +2,7 @@
 
 The code has Python's standard library and an empty folder. It cannot reach the network, start programs, or see the
 files and the environment of the agent; its time, memory, output and files are limited. What stands between it and the
-machine is `lookahead_agent.sandbox`: bubblewrap, namespaces made by ourselves, or Landlock, whichever is there.
+machine is `lookahead_agent.sandbox`: bubblewrap or Landlock, whichever is there.
 Behind Landlock the code can write no files. docs/reference/tools.md says what each keeps out.
 """
 

@@ -32,12 +32,11 @@ _KERNEL_MEMORY = 64 << 20
 # Beside Python's own: what its extension modules are linked with, and the time zones.
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
-Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
+Isolation = Literal["auto", "bubblewrap", "landlock", "none"]
 """The backend that keeps a program from the machine.
 
 - "bubblewrap": the program `bwrap`, with namespaces, a root that has Python's library to read and one empty folder in
   memory, and a filter of system calls.
-- "namespaces": the same, made by ourselves; Linux lets users do that, or root has to run it.
 - "landlock": Linux's Landlock (6.2 or newer) and a stricter filter of system calls: there is no network, no other
   program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
   machine's name and process numbers, and can tell by `stat` whether a file exists.
@@ -45,10 +44,10 @@ Isolation = Literal["auto", "bubblewrap", "namespaces", "landlock", "none"]
   user's files, use the network and start programs. Only its time, memory, output and size of files are limited. For
   code that you would run yourself, and for machines that are sandboxes already (a container or virtual machine with
   nothing in it).
-- "auto": the first of the first three that works here.
+- "auto": the first of the first two that works here.
 """
 
-_BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
+_BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "landlock")
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def run_isolated(
             can write no files.
         limits: What it may use.
         isolation: The backend, see `Isolation`.
-        scratch: Where a folder is made for the time of the run; None: among the system's temporary files.
+        scratch: Where the folder of a run with "none" is made; None: among the system's temporary files.
 
     Raises:
         ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
@@ -176,12 +175,11 @@ def start(code: str, limits: PythonLimits, isolation: Isolation, scratch: Path |
     """
     try:
         with ExitStack() as stack:
-            folder = "/"
-            if isolation in ("namespaces", "none"):  # to mount the new root at, or to run in
+            folder, cgroup = "/", None
+            if isolation == "none":
                 folder = os.path.realpath(tempfile.mkdtemp(prefix="isolated-", dir=scratch))
                 stack.callback(_remove, Path(folder))
-            cgroup = None
-            if isolation != "none":
+            else:
                 cgroup = stack.enter_context(memory_cgroup(limits.memory + limits.files + _KERNEL_MEMORY))
             return _run(code, limits, isolation, folder, cgroup)
     except OSError as error:
@@ -200,7 +198,6 @@ def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgr
         "agent": os.getpid(),
         "cgroup": cgroup,
         "readable": _readable(),
-        "folder": folder,
         "inside": home,
         "seconds": limits.seconds,
         "memory": limits.memory,
@@ -215,7 +212,7 @@ def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgr
         seconds=limits.seconds,
         output=len(BEGUN) + limits.output,
         environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
-        folder=Path(folder) if isolation == "none" else Path("/"),
+        folder=Path(folder),
         files=limits.files if isolation == "none" else None,
         descriptors=() if cgroup is None else (cgroup,),
     )

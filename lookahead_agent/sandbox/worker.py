@@ -11,19 +11,13 @@ import ctypes
 import json
 import math
 import os
-import re
 import resource
 import struct
 import sys
 from contextlib import suppress
 from typing import Any
 
-NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
-    0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
-)  # fmt: skip
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-KEPT_BY_REMOUNT = 2 | 4 | 8 | 1024 | 2048  # nosuid, nodev, noexec, noatime, nodiratime: locked in a user namespace
-MNT_DETACH = 2
+MS_NOSUID, MS_NODEV = 2, 4
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
 PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 38, 41
 CAP_DAC_READ_SEARCH = 2
@@ -44,12 +38,6 @@ def call(name: str, *arguments: object) -> None:
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """mount(2)."""
-    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
-    call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
 
 
 def may_change_user() -> bool:
@@ -76,63 +64,11 @@ def become_unprivileged(kept: int = 0) -> None:
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own files in /proc are its own again
 
 
-def unshare_namespaces(plan: dict[str, Any]) -> None:
-    """Leave the machine's namespaces."""
-    rest = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
-    if not may_change_user() or libc.unshare(rest) != 0:
-        if may_change_user():
-            os.chmod(plan["folder"], 0o755)
-            become_unprivileged()
-        user, group = os.geteuid(), os.getegid()
-        call("unshare", NEWUSER | rest)
-        for name, line in (("setgroups", "deny"), ("uid_map", f"1000 {user} 1"), ("gid_map", f"1000 {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(line)
-    call("sethostname", HOST, len(HOST))
-
-
-def pivot_root(plan: dict[str, Any]) -> None:
-    """A root that has what may be read, and a folder of the code's own in memory."""
-    mount(None, "/", None, MS_REC | MS_PRIVATE)
-    root = plan["folder"]
-    mount("tmpfs", root, "tmpfs", MS_NOSUID, "size=1m,mode=755")
-    for path in [*plan["readable"], "/dev/null", "/dev/urandom"]:
-        there = root + path
-        if os.path.isdir(path):
-            os.makedirs(there, exist_ok=True)
-        else:
-            os.makedirs(os.path.dirname(there), exist_ok=True)
-            if not os.path.exists(there):
-                os.close(os.open(there, os.O_CREAT | os.O_WRONLY, 0o644))
-        mount(path, there, None, MS_BIND | MS_REC)
-    for path in mounts():
-        if path.startswith(root + "/") and not path.startswith(root + "/dev/"):
-            kept = os.statvfs(path).f_flag & KEPT_BY_REMOUNT
-            mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
-    for path in plan["readable"]:
-        if not os.statvfs(root + path).f_flag & os.ST_RDONLY:
-            raise OSError(f"{path} could be written to")
-    os.makedirs(root + plan["inside"])
-    mount_own_folder(plan, root + plan["inside"])
-    os.chdir(root)
-    call("pivot_root", b".", b".")
-    call("umount2", b".", MNT_DETACH)
-    mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
-    os.chdir(plan["inside"])
-
-
-def mounts() -> list[str]:
-    """Where something is mounted; the kernel writes spaces and some other bytes in octal."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        fields = [line.split(b" ")[4] for line in file]
-    return [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)) for field in fields]
-
-
 def mount_own_folder(plan: dict[str, Any], path: str) -> None:
     """The code's own folder, in memory: the kernel counts all that it holds, with and without names."""
     # Without a size there would be no limit.
     options = f"size={max(1, plan['files'])},nr_inodes=4096,huge=never,mode=777"
-    mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    call("mount", b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options.encode())
 
 
 def drop_privileges(kept: int = 0) -> None:
@@ -152,15 +88,6 @@ def die_with_parent(parent: int) -> None:
     call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before
         os._exit(STOPPED)
-
-
-def fork_into_namespaces(parent: int) -> None:
-    """Go on in the first process of the new namespace; this one waits and ends as that one does."""
-    child = os.fork()
-    if child:
-        die_with_parent(parent)
-        _, status = os.waitpid(child, 0)
-        os._exit(STOPPED if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
 def landlock(plan: dict[str, Any]) -> None:
@@ -244,14 +171,7 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
     if plan["cgroup"] is not None:
         os.write(plan["cgroup"], b"0")
         os.close(plan["cgroup"])
-    if kind == "namespaces":
-        unshare_namespaces(plan)
-        fork_into_namespaces(parent)
-        parent = 0  # it has no number here
-        die_with_parent(parent)
-        pivot_root(plan)
-        drop_privileges()
-    elif kind == "landlock":
+    if kind == "landlock":
         # Folders above Python's library may be closed to others; what it may read is Landlock's to say.
         drop_privileges(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
         landlock(plan)
