@@ -40,12 +40,12 @@ class SqlLimits:
 
 
 def schema(database: Path) -> str:
-    """The tables of a database, as they were created, at most 50,000 characters.
+    """The tables and views of a database with their columns, a line each, at most 50,000 characters.
 
     Raises:
         ValueError: There is no such database, or it cannot be read now.
     """
-    return cut(_asked(database, None, SqlLimits()), "SELECT sql FROM sqlite_master shows the others")
+    return cut(_asked(database, None, SqlLimits()), "SELECT name, sql FROM sqlite_master shows the others")
 
 
 def query(database: Path, statement: str, limits: SqlLimits | None = None) -> str:

@@ -8,6 +8,7 @@ that its argument names.
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import sqlite3
@@ -19,8 +20,13 @@ from typing import Any
 # What a statement may do; everything else (writing, ATTACH, PRAGMA, loading extensions) is refused by SQLite itself.
 ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
-SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY name"
+SCHEMA_PRAGMAS = frozenset({"table_list", "table_xinfo", "foreign_key_list"})
+TABLES = """
+    SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND substr(name, 1, 7) <> 'sqlite_' ORDER BY name
+"""
 LONGEST_CELL = 500
+# Longer names of types, such as NVARCHAR(160), tell a model little for many tokens.
+LONGEST_TYPE = 8
 SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 8 << 20,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
@@ -36,11 +42,18 @@ SQLITE_LIMITS = {
 }
 
 
-def authorise(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+def authorise(action: int, first: str | None, second: str | None = None, *_: str | None) -> int:
     """SQLite's question whether a statement may do something."""
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FORBIDDEN_FUNCTIONS:
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
+
+
+def authorise_schema(action: int, first: str | None, *others: str | None) -> int:
+    """As `authorise`, and the pragmas that tell of tables and columns."""
+    if action == sqlite3.SQLITE_PRAGMA and first in SCHEMA_PRAGMAS:
+        return sqlite3.SQLITE_OK
+    return authorise(action, first, *others)
 
 
 def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
@@ -82,6 +95,66 @@ def cell(value: object) -> str:
     return shown if len(text) <= LONGEST_CELL else f"{shown}… (cut: {LONGEST_CELL} of {len(text):,} characters)"
 
 
+def schema(connection: sqlite3.Connection, characters: int) -> str:
+    """A line for each table and view: `Album(AlbumId INTEGER, Title, ArtistId INTEGER)`.
+
+    It has no indexes, no names of constraints and no long types. A foreign key is shown where its column is called
+    otherwise than the column that it refers to.
+    """
+    connection.set_authorizer(authorise_schema)
+    # The tables inside of a full-text index; SQLite before 3.37 does not tell them from others.
+    inside = {row[1] for row in connection.execute("PRAGMA main.table_list") if row[2] == "shadow"}
+    lines: list[str] = []
+    size = 0
+    for (name,) in connection.execute(TABLES):
+        if name in inside:
+            continue
+        if size > 2 * characters:  # more than is shown
+            break
+        try:
+            lines.append(f"{quoted(connection, name)}({', '.join(columns(connection, name))})")
+        except sqlite3.OperationalError as error:  # a view of what is there no more
+            lines.append(f"{quoted(connection, name)} cannot be read: {error}")
+        size += len(lines[-1]) + 1
+    return "\n".join(lines)
+
+
+def columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Each column with its type, where that is short, and with the column of another table that it refers to."""
+    argument = '"' + table.replace('"', '""') + '"'
+    referred = {
+        column.lower(): (other, key)
+        for _, _, other, column, key, *_ in connection.execute(f"PRAGMA main.foreign_key_list({argument})")
+    }
+    found = []
+    for _, name, kind, _, _, _, hidden in connection.execute(f"PRAGMA main.table_xinfo({argument})"):
+        if hidden == 1:  # a column that only statements of its virtual table name
+            continue
+        words = [quoted(connection, name)]
+        short = kind.partition("(")[0].strip()
+        if short.isalpha() and len(short) <= LONGEST_TYPE and "CHAR" not in short.upper():
+            words.append(short.upper())
+        if name.lower() in referred:
+            other, key = referred[name.lower()]
+            if key is None:  # the other's primary key
+                words.append(f"REFERENCES {quoted(connection, other)}")
+            elif key.lower() != name.lower():
+                words.append(f"REFERENCES {quoted(connection, other)}({quoted(connection, key)})")
+        found.append(" ".join(words))
+    return found
+
+
+def quoted(connection: sqlite3.Connection, name: str) -> str:
+    """A name as a statement has to write it, in one line."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        try:
+            connection.execute(f"SELECT {name} FROM (SELECT 1 AS {name})")
+            return name
+        except sqlite3.OperationalError:  # a keyword
+            pass
+    return '"' + " ".join(name.replace('"', '""').splitlines()) + '"'
+
+
 def answer(given: dict[str, Any]) -> str:
     """Header and rows, read one by one and only as far as they are shown; without a statement, the tables."""
     with closing(connect(given["database"], given["memory"], given["seconds"])) as connection:
@@ -89,7 +162,7 @@ def answer(given: dict[str, Any]) -> str:
         connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         connection.text_factory = lambda data: data.decode("utf-8", errors="replace")
         if given["statement"] is None:
-            return "\n".join(str(row[0]) for row in connection.execute(SCHEMA))
+            return schema(connection, given["characters"])
         cursor = connection.execute(given["statement"])
         if cursor.description is None:
             raise ValueError("only SELECT statements are carried out")

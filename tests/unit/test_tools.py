@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from tools.files import make_file_tools, read_text, write_text
 from tools.http_get import HttpLimits, fetch, make_http_tool
-from tools.sql import SqlLimits, make_sql_tool, query
+from tools.sql import SqlLimits, make_sql_tool, query, schema
 
 
 @pytest.fixture
@@ -35,9 +36,50 @@ def test_sql_answers(database: Path) -> None:
         database, "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x+1 FROM n WHERE x<5) SELECT max(x) FROM n"
     )
     sql = make_sql_tool(database)
-    assert "CREATE TABLE items (name TEXT, price REAL" in sql.description
+    assert sql.description.endswith("Its tables:\nitems(name TEXT, price REAL, picture BLOB)")
     assert sql.invoke({"statement": "SELECT max(price) FROM items"}) == "max(price)\n148.5"
     assert "no such column" in sql.invoke({"statement": "SELECT colour FROM items"})
+
+
+def test_the_schema_has_tables_and_columns_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "shop.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("""
+            CREATE TABLE Employee (
+                EmployeeId INTEGER NOT NULL, Name NVARCHAR(160), Salary NUMERIC(10,2) DEFAULT 0, Born DATETIME,
+                CONSTRAINT PK_Employee PRIMARY KEY (EmployeeId)
+            );
+            CREATE INDEX IFK_EmployeeName ON Employee (Name);
+            CREATE TABLE Customer (
+                CustomerId INTEGER, RepId INTEGER, EmployeeId INTEGER, "order" TEXT, "two words",
+                Twice AS (CustomerId * 2),
+                CONSTRAINT FK_Rep FOREIGN KEY (RepId) REFERENCES Employee (EmployeeId) ON DELETE NO ACTION,
+                FOREIGN KEY (EmployeeId) REFERENCES Employee (EmployeeId)
+            );
+            CREATE TABLE "group" (x REFERENCES Employee, "a""b\nc");
+            CREATE VIEW Rich AS SELECT Name FROM Employee WHERE Salary > 100;
+            CREATE VIEW Old AS SELECT Name FROM Gone;
+        """)
+    assert schema(path).splitlines() == [
+        'Customer(CustomerId INTEGER, RepId INTEGER REFERENCES Employee(EmployeeId), EmployeeId INTEGER, "order" TEXT, '
+        '"two words", Twice)',
+        "Employee(EmployeeId INTEGER, Name, Salary NUMERIC, Born DATETIME)",
+        "Old cannot be read: no such table: main.Gone",
+        "Rich(Name)",
+        '"group"(x REFERENCES Employee, "a""b c")',
+    ]
+    with pytest.raises(ValueError, match="only SELECT"):
+        query(path, "SELECT * FROM pragma_table_list")
+
+
+def test_a_schema_of_many_tables_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "wide.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        columns = ", ".join(f"column_{number}" for number in range(300))
+        connection.executescript(";".join(f"CREATE TABLE table_{number} ({columns})" for number in range(60)))
+    shown = schema(path)
+    assert 45_000 < len(shown) <= 50_000
+    assert "FROM sqlite_master shows the others" in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
