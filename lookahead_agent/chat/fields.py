@@ -39,26 +39,26 @@ class ModelFields(BaseModel):
     embedding_model: str | None = None
     """A sentence-transformers model: a folder or a Hugging Face id, or with `embedding_url` its name there; None: the
     catalogue's."""
-    base_url: str | list[str] | None = None
-    """Address of an OpenAI-compatible server for the target, up to and with `/v1`, or of several that are replicas;
-    `model` is its name there. None: the target runs in this process."""
+    base_url: str | None = None
+    """Address of an OpenAI-compatible server for the target, up to and with `/v1`; `model` is its name there. None: the
+    target runs in this process."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("LOOKAHEAD_API_KEY", default=None))
     """Key for that server; None: the environment's `LOOKAHEAD_API_KEY`, if there is one."""
     tokenizer: str | None = None
     """Whose tokenizer the model behind `base_url` has: a catalogue name, a folder or a Hugging Face id; None:
     `model`'s."""
-    draft_url: str | list[str] | None = None
-    """Address, or addresses, of the draft's server."""
+    draft_url: str | None = None
+    """Address of the draft's server."""
     draft_api_key: SecretStr | None = None
     """Key for that server."""
     draft_tokenizer: str | None = None
     """Whose tokenizer the model behind `draft_url` has; None: `draft_model`'s."""
-    judge_url: str | list[str] | None = None
-    """Address, or addresses, of the judge's server."""
+    judge_url: str | None = None
+    """Address of the judge's server."""
     judge_api_key: SecretStr | None = None
     """Key for that server."""
-    embedding_url: str | list[str] | None = None
-    """Address, or addresses, of the embedding model's server."""
+    embedding_url: str | None = None
+    """Address of the embedding model's server."""
     embedding_api_key: SecretStr | None = None
     """Key for that server."""
     timeout: float | None = Field(None, gt=0)
@@ -76,24 +76,20 @@ class ModelFields(BaseModel):
         found: dict[str, RemoteModel] = {}
         for role, model_field, url_field, key_field in _SERVERS:
             model: str | None = getattr(self, model_field)
-            urls = getattr(self, url_field)
+            url: str | None = getattr(self, url_field)
             key = getattr(self, key_field)
-            if urls is None:
+            if url is None:
                 if key_field in self.model_fields_set and key is not None:
                     raise ConfigurationError(f"{key_field} is for a server: give its {url_field} too")
                 continue
-            urls = [urls] if isinstance(urls, str) else urls
-            for url in urls:
-                if not url.startswith(("http://", "https://")):
-                    raise ConfigurationError(
-                        f"{url_field} is an http:// or https:// address up to and with /v1, not {url!r}"
-                    )
-            if not urls:
-                raise ConfigurationError(f"{url_field} has no address")
+            if not url.startswith(("http://", "https://")):
+                raise ConfigurationError(
+                    f"{url_field} is an http:// or https:// address up to and with /v1, not {url!r}"
+                )
             if model is None and role in ("judge", "embedding"):
                 raise ConfigurationError(f"{url_field} needs {role}_model: the model's name on that server")
             secret = key.get_secret_value() if key is not None else None
-            found[role] = RemoteModel(tuple(urls), model, secret, self.timeout or 600.0, self.max_retries)
+            found[role] = RemoteModel(url, model, secret, self.timeout or 600.0, self.max_retries)
         for role, name in (("target", "tokenizer"), ("draft", "draft_tokenizer")):
             if role not in found and getattr(self, name) is not None:
                 raise ConfigurationError(f"{name} is for a model behind a server; one in this process has its own")

@@ -72,7 +72,7 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
         ```python
         llm = ChatLookahead(
             model="Qwen/Qwen3-32B", base_url="http://big:8000/v1",
-            draft_model="Qwen/Qwen3-1.7B", draft_url=["http://small-1:8000/v1", "http://small-2:8000/v1"],
+            draft_model="Qwen/Qwen3-1.7B", draft_url="http://small:8000/v1",
         )
         ```
 

@@ -22,13 +22,10 @@ Draft = Annotated[
     str | None, typer.Option("--draft", help="Draft model: a folder or a Hub id. Default: the catalogue's.")
 ]
 BaseUrl = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--base-url",
-        help="OpenAI-compatible server of the target, up to /v1; --model is its name there. Repeat for replicas.",
-    ),
+    str | None,
+    typer.Option("--base-url", help="OpenAI-compatible server of the target, up to /v1; --model is its name there."),
 ]
-DraftUrl = Annotated[list[str] | None, typer.Option("--draft-url", help="The same for the draft. Repeat for replicas.")]
+DraftUrl = Annotated[str | None, typer.Option("--draft-url", help="The same for the draft.")]
 Policy = Annotated[
     str,
     typer.Option(
@@ -162,8 +159,8 @@ def chat_model(
     model: str,
     draft: str | None,
     engine_args: list[str] | None = None,
-    base_url: list[str] | None = None,
-    draft_url: list[str] | None = None,
+    base_url: str | None = None,
+    draft_url: str | None = None,
     **fields: Any,
 ) -> ChatLookahead:
     """A chat model from options; nothing is loaded yet.
@@ -177,7 +174,7 @@ def chat_model(
         draft_model=draft,
         engine_args=arguments,
         draft_engine_args=arguments,
-        base_url=base_url or None,
-        draft_url=draft_url or None,
+        base_url=base_url,
+        draft_url=draft_url,
         **fields,
     )

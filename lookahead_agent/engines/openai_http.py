@@ -1,8 +1,7 @@
-"""Tokens from an OpenAI-compatible server: vLLM, SGLang, llama.cpp, LM Studio, or a load balancer before them."""
+"""Tokens from an OpenAI-compatible server: vLLM, SGLang, llama.cpp, LM Studio, or a load balancer before several."""
 
 from __future__ import annotations
 
-import array
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,27 +11,25 @@ from typing import Any
 import httpx
 
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a prompt by which requests that belong together are known.
-_AFFINITY_TOKENS = 256
 _PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
 _DEFAULT_CONTEXT = 8192
 
 
 class OpenAIEngine:
-    """An engine over the `/completions` of OpenAI-compatible servers.
+    """An engine over the `/completions` of an OpenAI-compatible server.
 
     Prompts are sent as token ids. vLLM's server answers in token ids too; of others, which tell only texts, the
     tokenizer here makes token ids, and steps are exchanged with such a model as text. What a server can do is found
     out by `connect`.
 
     Args:
-        remote: The servers.
+        remote: The model there.
         tokenizer: The model's tokenizer.
         role: What the model is here, for messages.
         context_length: Most tokens of prompt and reply together; None: as the server says, else 8192.
@@ -55,7 +52,7 @@ class OpenAIEngine:
         self._own_tokenizer = tokenizer
         self._tokenizer: Tokenizer = tokenizer
         self._context_length = context_length
-        self._servers = Servers(remote, role, transport)
+        self._server = Server(remote, role, transport)
         self._model = remote.model
         self._accepts_ids = True
         self._connected = False
@@ -78,19 +75,14 @@ class OpenAIEngine:
 
     @property
     def healthy(self) -> bool:
-        """Whether one of the servers has answered the last time."""
-        return any(replica.failures == 0 for replica in self._servers.replicas.all)
-
-    @property
-    def servers(self) -> Servers:
-        """Where requests go."""
-        return self._servers
+        """Whether the server has answered the last time."""
+        return self._server.answers
 
     async def connect(self) -> None:
-        """Find out which model the servers have and whether they tell token ids.
+        """Find out which model the server has and whether it tells token ids.
 
         Raises:
-            EngineStartError: No server can be reached.
+            EngineStartError: It cannot be reached.
             ConfigurationError: It has another model, or another tokenizer than the one here.
         """
         if self._connected:
@@ -103,7 +95,7 @@ class OpenAIEngine:
         self._connected = True
 
     async def _look_for_model(self) -> None:
-        listed = {entry["id"]: entry for entry in (await self._servers.get("/models")).get("data", ())}
+        listed = {entry["id"]: entry for entry in (await self._server.get("/models")).get("data", ())}
         if self._model not in listed:
             if len(listed) != 1:
                 known = ", ".join(sorted(listed)) or "none"
@@ -119,12 +111,12 @@ class OpenAIEngine:
         body = {"model": self._model, "max_tokens": 1, "temperature": 0}
         try:
             try:
-                answer = await self._servers.post("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
+                answer = await self._server.post("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
             except ConfigurationError:  # some servers refuse what they do not know
-                answer = await self._servers.post("/completions", body | {"prompt": _PROBE})
+                answer = await self._server.post("/completions", body | {"prompt": _PROBE})
             choice = answer["choices"][0]
             try:
-                await self._servers.post("/completions", body | {"prompt": ids})
+                await self._server.post("/completions", body | {"prompt": ids})
             except ConfigurationError:
                 self._accepts_ids = False
         except (KeyError, IndexError, TypeError) as error:
@@ -157,44 +149,19 @@ class OpenAIEngine:
                 f"the prompt has {len(prompt_ids)} tokens and the context of the {self._role} {self.context_length}"
             )
         self._in_flight += 1
-        affinity = array.array("q", prompt_ids[:_AFFINITY_TOKENS]).tobytes()
         try:
             if sampling.prompt_logprobs:
-                yield await self._prompt_logprobs(prompt_ids, affinity)
+                yield await self._prompt_logprobs(prompt_ids)
                 return
-            prompt, left = list(prompt_ids), min(sampling.max_tokens, room)
-            while True:
-                written: list[int] = []
-                try:
-                    async with aclosing(self._deltas(prompt, sampling, left, affinity)) as deltas:
-                        async for delta in deltas:
-                            written += delta.token_ids
-                            yield delta
-                    return
-                except EngineError as error:
-                    if not written or len(written) >= left or not self._may_go_on_elsewhere(sampling):
-                        raise
-                    logger.warning("%s; another replica goes on", error)
-                    prompt += written
-                    left -= len(written)
+            body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
+            async with aclosing(self._server.stream("/completions", body)) as events:
+                async for event in events:
+                    if event.get("choices"):
+                        yield self._delta(event["choices"][0], sampling)
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
         finally:
             self._in_flight -= 1
-
-    def _may_go_on_elsewhere(self, sampling: Sampling) -> bool:
-        """Whether another replica can write the rest of a reply that broke off, so that nobody could tell."""
-        repeatable = sampling.temperature == 0 or sampling.seed is None
-        return len(self._servers.replicas.all) > 1 and repeatable and sampling.structured is None
-
-    async def _deltas(
-        self, prompt: Sequence[int], sampling: Sampling, max_tokens: int, affinity: bytes
-    ) -> AsyncGenerator[Delta, None]:
-        body = self._body(prompt, sampling, max_tokens) | {"stream": True}
-        async with aclosing(self._servers.stream("/completions", body, affinity)) as events:
-            async for event in events:
-                if event.get("choices"):
-                    yield self._delta(event["choices"][0], sampling)
 
     def _body(self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         prompt: Any = list(prompt_ids) if self._accepts_ids else self._own_tokenizer.decode_all(prompt_ids)
@@ -237,9 +204,9 @@ class OpenAIEngine:
                 found[ids[0]] = logprob
         return found
 
-    async def _prompt_logprobs(self, prompt_ids: Sequence[int], affinity: bytes) -> Delta:
+    async def _prompt_logprobs(self, prompt_ids: Sequence[int]) -> Delta:
         body = self._body(prompt_ids, Sampling(max_tokens=1), 1) | {"prompt_logprobs": 0}
-        answer = await self._servers.post("/completions", body, affinity)
+        answer = await self._server.post("/completions", body)
         choice = answer["choices"][0]
         stated = choice.get("prompt_logprobs")
         if stated is None:
@@ -251,11 +218,11 @@ class OpenAIEngine:
         return Delta(tuple(choice.get("token_ids") or ()), None, "length", known)
 
     def close(self) -> None:
-        """Nothing: the servers are not ours. `aclose` closes the connections."""
+        """Nothing: the server is not ours. `aclose` closes the connections."""
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._servers.aclose()
+        await self._server.aclose()
 
 
 def _without_first_token(theirs: Sequence[int], ours: Sequence[int]) -> list[int]:

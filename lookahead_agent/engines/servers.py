@@ -1,119 +1,44 @@
-"""Requests to OpenAI-compatible servers: which replica gets one, what is tried again, and what an answer means."""
+"""Requests to an OpenAI-compatible server: what is tried again, and what an answer means."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
-import hashlib
 import json
-import logging
 import random
-import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import httpx
 
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 
-logger = logging.getLogger(__name__)
-
 _MAY_BE_REPEATED = frozenset({408, 425, 429, 502, 503, 504})
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 8.0
-_FIRST_EJECTION = 0.5
-_LONGEST_EJECTION = 30.0
 _CONNECT_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model behind one or several OpenAI-compatible servers that are replicas of each other.
+    """A model behind an OpenAI-compatible server, or behind a load balancer before several.
 
     Attributes:
-        urls: Their addresses up to and with `/v1`.
-        model: Its name there; None: the only one that they have.
+        url: Its address up to and with `/v1`.
+        model: Its name there; None: the only one that it has.
         api_key: Sent as a bearer token; None: none.
         timeout: Seconds without a sign of life after which a request has failed; None: never.
         max_retries: Times a request is repeated that failed before anything was answered.
     """
 
-    urls: tuple[str, ...]
+    url: str
     model: str | None = None
     api_key: str | None = field(default=None, repr=False)
     timeout: float | None = 600.0
     max_retries: int = 2
-
-    @property
-    def key(self) -> str:
-        """Text that is equal for equal values."""
-        return repr((self.urls, self.model, self.api_key, self.timeout, self.max_retries))
-
-
-@dataclass
-class Replica:
-    """One server.
-
-    Attributes:
-        url: Its address up to and with `/v1`.
-        in_flight: Requests that it works on.
-        failures: How often it has failed since it last answered.
-        ejected_until: When it may be asked again, on the clock of `Replicas`.
-    """
-
-    url: str
-    in_flight: int = 0
-    failures: int = 0
-    ejected_until: float = 0.0
-
-
-class Replicas:
-    """Servers of one model: the least busy gets the next request, one that fails is left alone for a while.
-
-    Args:
-        urls: Their addresses.
-        now: Clock in seconds.
-    """
-
-    def __init__(self, urls: Sequence[str], now: Callable[[], float] = time.monotonic) -> None:
-        self.all = [Replica(url.rstrip("/")) for url in urls]
-        self._now = now
-
-    def choose(self, affinity: bytes = b"", tried: Sequence[Replica] = ()) -> Replica:
-        """The replica for a request.
-
-        Among equally busy ones, requests of one `affinity` go to the same: it has their prefix in its cache. Ejected
-        and tried ones are only asked if there are no others.
-        """
-
-        def rank(replica: Replica) -> tuple[bool, float, int, bytes]:
-            wait = max(0.0, replica.ejected_until - self._now())
-            digest = hashlib.blake2b(affinity + replica.url.encode(), digest_size=8).digest()
-            return any(replica is other for other in tried), wait, replica.in_flight, digest
-
-        return min(self.all, key=rank)
-
-    @contextmanager
-    def working(self, replica: Replica) -> Iterator[None]:
-        """Count a request."""
-        replica.in_flight += 1
-        try:
-            yield
-        finally:
-            replica.in_flight -= 1
-
-    def failed(self, replica: Replica) -> None:
-        """Leave a replica alone, the longer the more often it has failed."""
-        pause = min(_LONGEST_EJECTION, _FIRST_EJECTION * 2**replica.failures)
-        replica.failures += 1
-        replica.ejected_until = self._now() + pause
-
-    def answered(self, replica: Replica) -> None:
-        """Forget a replica's failures."""
-        replica.failures = 0
-        replica.ejected_until = 0.0
 
 
 class _TryAgainError(Exception):
@@ -124,19 +49,21 @@ class _TryAgainError(Exception):
         self.pause = pause
 
 
-class Servers:
-    """The servers of one model.
+class Server:
+    """The server of one model.
 
     Args:
-        remote: Which, and how they are asked.
+        remote: Which, and how it is asked.
         role: What the model is here, for messages: "target", "draft", "judge" or "embedding model".
         transport: Replaces the network, for tests.
     """
 
     def __init__(self, remote: RemoteModel, role: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self.replicas = Replicas(remote.urls)
+        self.answers = True
+        """Whether it has answered the last time."""
         self._remote = remote
-        self._role = role
+        self._url = remote.url.rstrip("/")
+        self._name = f"the {role} at {self._url}"
         headers = {"Authorization": f"Bearer {remote.api_key}"} if remote.api_key else {}
         self._client = httpx.AsyncClient(
             headers=headers,
@@ -150,86 +77,72 @@ class Servers:
         """Answer to a GET.
 
         Raises:
-            EngineError: No server gave one.
-            ConfigurationError: The servers refuse it.
+            EngineError: The server gave none.
+            ConfigurationError: The server refuses it.
         """
-        return await self._repeated(lambda replica: self._once("GET", replica, path, None), b"")
+        return await self._repeated("GET", path, None)
 
-    async def post(self, path: str, body: Mapping[str, Any], affinity: bytes = b"") -> Any:
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Answer to a POST; see `get`."""
-        return await self._repeated(lambda replica: self._once("POST", replica, path, body), affinity)
+        return await self._repeated("POST", path, body)
 
-    async def stream(self, path: str, body: Mapping[str, Any], affinity: bytes = b"") -> AsyncGenerator[Any, None]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Server-sent events of a POST. Closing the generator closes the connection, so that the server stops.
 
         Raises:
-            EngineError: No server answered, or one stopped in the middle.
-            ConfigurationError: The servers refuse it.
+            EngineError: The server did not answer, or stopped in the middle.
+            ConfigurationError: The server refuses it.
         """
-        tried: list[Replica] = []
-        while True:
-            replica = self.replicas.choose(affinity, tried)
+        for failures in count():
             begun = False
             try:
-                with self.replicas.working(replica):
-                    async with aclosing(self._events(replica, path, body)) as come:
-                        async for event in come:
-                            begun = True
-                            yield event
+                async with aclosing(self._events(path, body)) as come:
+                    async for event in come:
+                        begun = True
+                        yield event
                 return
             except _TryAgainError as failure:
-                if begun:
-                    self.replicas.failed(replica)
-                    raise failure.error from failure.__cause__
-                await self._before_next_try(replica, tried, failure)
+                await self._before_next_try(failure, self._remote.max_retries if begun else failures)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _repeated(self, ask: Callable[[Replica], Any], affinity: bytes) -> Any:
-        tried: list[Replica] = []
-        while True:
-            replica = self.replicas.choose(affinity, tried)
+    async def _repeated(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        for failures in count():
             try:
-                with self.replicas.working(replica):
-                    return await ask(replica)
+                return await self._once(method, path, body)
             except _TryAgainError as failure:
-                await self._before_next_try(replica, tried, failure)
+                await self._before_next_try(failure, failures)
 
-    async def _before_next_try(self, replica: Replica, tried: list[Replica], failure: _TryAgainError) -> None:
+    async def _before_next_try(self, failure: _TryAgainError, failures: int) -> None:
         """Wait until the next try, or give up."""
-        self.replicas.failed(replica)
-        tried.append(replica)
-        if len(tried) > self._remote.max_retries:
+        self.answers = False
+        if failures >= self._remote.max_retries:
             raise failure.error from failure.__cause__
-        if len(tried) < len(self.replicas.all):
-            return  # another replica may answer at once
         pause = failure.pause
         if pause is None:
             # Spread out, so that many requests that failed together do not come back together.
-            pause = _FIRST_DELAY * 2 ** (len(tried) - 1) * random.uniform(0.75, 1.25)
+            pause = _FIRST_DELAY * 2**failures * random.uniform(0.75, 1.25)
         await asyncio.sleep(min(pause, _LONGEST_DELAY))
 
-    async def _once(self, method: str, replica: Replica, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         try:
-            response = await self._client.request(method, replica.url + path, json=body)
+            response = await self._client.request(method, self._url + path, json=body)
         except httpx.HTTPError as error:
-            raise self._unreachable(replica, error) from error
-        self._check(replica, response)
-        self.replicas.answered(replica)
+            raise self._unreachable(error) from error
+        self._check(response)
         try:
             return response.json()
         except (ValueError, RecursionError) as error:
-            raise EngineError(f"{self._name(replica)} answered with something that is not JSON") from error
+            raise EngineError(f"{self._name} answered with something that is not JSON") from error
 
-    async def _events(self, replica: Replica, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+    async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         try:
-            async with self._client.stream("POST", replica.url + path, json=body) as response:
+            async with self._client.stream("POST", self._url + path, json=body) as response:
                 if response.is_error:
                     await response.aread()
-                self._check(replica, response)
-                self.replicas.answered(replica)
+                self._check(response)
                 async for data in events(response.aiter_bytes()):
                     if not data.strip():
                         continue
@@ -237,46 +150,42 @@ class Servers:
                         return
                     event = json.loads(data)
                     if isinstance(event, dict) and "error" in event:
-                        raise self._failed(replica, event)
+                        raise self._failed(event)
                     yield event
         except httpx.HTTPError as error:
-            raise self._unreachable(replica, error) from error
+            raise self._unreachable(error) from error
         except (ValueError, RecursionError) as error:
-            raise EngineError(f"{self._name(replica)} sent something that is not JSON") from error
+            raise EngineError(f"{self._name} sent something that is not JSON") from error
 
-    def _failed(self, replica: Replica, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
+    def _failed(self, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
         """The error that a server sends where its reply would be."""
         match event["error"]:
             # vLLM's has its status, with which it would have answered had the reply not begun.
             case {"code": int() as status} if 400 <= status < 500 and status not in _MAY_BE_REPEATED:
-                return ConfigurationError(f"{self._name(replica)} refuses the request ({status}): {_message(event)}")
-        return EngineError(f"{self._name(replica)} failed: {_message(event)}")
+                return ConfigurationError(f"{self._name} refuses the request ({status}): {_message(event)}")
+        return EngineError(f"{self._name} failed: {_message(event)}")
 
-    def _name(self, replica: Replica) -> str:
-        return f"the {self._role} at {replica.url}"
-
-    def _unreachable(self, replica: Replica, error: httpx.HTTPError) -> _TryAgainError:
-        reason = str(error) or type(error).__name__
+    def _unreachable(self, error: httpx.HTTPError) -> _TryAgainError:
         if isinstance(error, httpx.ReadTimeout):
-            return _TryAgainError(
-                EngineError(f"{self._name(replica)} gave no sign of life for {self._remote.timeout:g} s")
-            )
-        return _TryAgainError(EngineError(f"{self._name(replica)} cannot be reached: {reason}"))
+            return _TryAgainError(EngineError(f"{self._name} gave no sign of life for {self._remote.timeout:g} s"))
+        return _TryAgainError(EngineError(f"{self._name} cannot be reached: {str(error) or type(error).__name__}"))
 
-    def _check(self, replica: Replica, response: httpx.Response) -> None:
+    def _check(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status in _MAY_BE_REPEATED:
+            error = EngineError(f"{self._name} answered {status}: {_reason(response)}")
+            raise _TryAgainError(error, _pause(response))
+        self.answers = True
         if not response.is_error:
             return
-        status, reason = response.status_code, _reason(response)
-        if status in _MAY_BE_REPEATED:
-            raise _TryAgainError(EngineError(f"{self._name(replica)} answered {status}: {reason}"), _pause(response))
-        self.replicas.answered(replica)
+        reason = _reason(response)
         if status in (401, 403):
-            raise ConfigurationError(f"{self._name(replica)} refuses the API key ({status}): {reason}")
+            raise ConfigurationError(f"{self._name} refuses the API key ({status}): {reason}")
         if status in (400, 422) and "context" in reason.lower():
-            raise ContextLengthError(f"{self._name(replica)} refuses the request: {reason}")
+            raise ContextLengthError(f"{self._name} refuses the request: {reason}")
         if 400 <= status < 500:
-            raise ConfigurationError(f"{self._name(replica)} refuses the request ({status}): {reason}")
-        raise EngineError(f"{self._name(replica)} answered {status}: {reason}")
+            raise ConfigurationError(f"{self._name} refuses the request ({status}): {reason}")
+        raise EngineError(f"{self._name} answered {status}: {reason}")
 
 
 def _pause(response: httpx.Response) -> float | None:

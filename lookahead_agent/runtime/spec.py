@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -42,7 +42,7 @@ class RuntimeSpec:
     @property
     def key(self) -> str:
         """Text that is equal for equal specifications."""
-        return repr(self) + "".join(remote.key for remote in self.remote.values())
+        return repr(asdict(self))
 
     @property
     def digest(self) -> str:

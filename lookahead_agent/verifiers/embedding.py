@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import httpx
 
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
-from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import EngineError, MissingExtraError, ModelError
 
 
@@ -133,7 +133,7 @@ class RemoteEmbedder(_BatchingEmbedder):
 
     def __init__(self, remote: RemoteModel, transport: httpx.AsyncBaseTransport | None = None) -> None:
         super().__init__()
-        self._servers = Servers(remote, "embedding model", transport)
+        self._server = Server(remote, "embedding model", transport)
         self._model = remote.model
 
     async def compare(self, texts: Sequence[str]) -> list[float]:
@@ -142,7 +142,7 @@ class RemoteEmbedder(_BatchingEmbedder):
         Raises:
             EngineError: The server failed, or cannot be reached.
         """
-        answer = await self._servers.post("/embeddings", {"model": self._model, "input": list(texts)})
+        answer = await self._server.post("/embeddings", {"model": self._model, "input": list(texts)})
         try:
             vectors = [entry["embedding"] for entry in sorted(answer["data"], key=lambda entry: entry["index"])]
             return [_cosine(vectors[index], vectors[index + 1]) for index in range(0, len(texts), 2)]
@@ -151,7 +151,7 @@ class RemoteEmbedder(_BatchingEmbedder):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._servers.aclose()
+        await self._server.aclose()
 
 
 def _cosine(first: Sequence[float], second: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ import httpx
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.logprobs import top_logprobs
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.engines.servers import RemoteModel, Servers
+from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import ContextLengthError, EngineError
 from lookahead_agent.policy import check_prompt
 
@@ -141,7 +141,7 @@ class RemoteJudge:
     """A judge behind an OpenAI-compatible `/chat/completions`; a `transport` replaces the network."""
 
     def __init__(self, remote: RemoteModel, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._servers = Servers(remote, "judge", transport)
+        self._server = Server(remote, "judge", transport)
         self._model = remote.model
 
     async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
@@ -154,7 +154,7 @@ class RemoteJudge:
             "logprobs": True,
             "top_logprobs": 20,
         }
-        answer = await self._servers.post("/chat/completions", body)
+        answer = await self._server.post("/chat/completions", body)
         try:
             top: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             return _by_text((entry["token"], entry["logprob"]) for entry in top)
@@ -163,7 +163,7 @@ class RemoteJudge:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._servers.aclose()
+        await self._server.aclose()
 
 
 def _by_text(logprobs: Iterable[tuple[str, float]]) -> dict[str, float]:

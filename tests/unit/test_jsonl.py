@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lookahead_agent.bench.datasets import Problem, read_problems
 from lookahead_agent.certificates.certificate import digest
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.servers import RemoteModel, Servers, events
+from lookahead_agent.engines.servers import RemoteModel, Server, events
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.server_backend import ServerBackend, ServerStatus
@@ -203,8 +203,8 @@ def test_a_remote_engines_tokens(text: str) -> None:
 
     async def received() -> list[Any]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-        servers = Servers(RemoteModel(("http://t/v1",), "m", max_retries=0), "target", transport)
-        return [found async for found in servers.stream("/completions", {})]
+        server = Server(RemoteModel("http://t/v1", "m", max_retries=0), "target", transport)
+        return [found async for found in server.stream("/completions", {})]
 
     assert asyncio.run(received()) == [event]
 
@@ -213,8 +213,8 @@ def test_a_remote_engines_tokens(text: str) -> None:
 def test_events_that_cannot_be_read(data: str) -> None:
     async def received() -> list[Any]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=f"data: {data}\n\n".encode()))
-        servers = Servers(RemoteModel(("http://t/v1",), "m", max_retries=0), "target", transport)
-        return [found async for found in servers.stream("/completions", {})]
+        server = Server(RemoteModel("http://t/v1", "m", max_retries=0), "target", transport)
+        return [found async for found in server.stream("/completions", {})]
 
     with pytest.raises(EngineError, match="not JSON"):
         asyncio.run(received())
@@ -358,11 +358,11 @@ def test_the_servers_events_are_ascii_and_whatever_the_reply_says_comes_whole() 
         assert response.content.isascii()
 
         async def received() -> str:
-            servers = Servers(RemoteModel((f"{url}/v1",), "m"), "target")
+            server = Server(RemoteModel(f"{url}/v1", "m"), "target")
             try:
-                found = [event async for event in servers.stream("/chat/completions", body)]
+                found = [event async for event in server.stream("/chat/completions", body)]
             finally:
-                await servers.aclose()
+                await server.aclose()
             return "".join(event["choices"][0]["delta"].get("content") or "" for event in found if event["choices"])
 
         assert asyncio.run(received()) == said

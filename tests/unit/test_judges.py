@@ -32,7 +32,7 @@ def answering(*words: tuple[str, float]) -> httpx.Response:
 
 
 def remote(answer: Callable[[httpx.Request], httpx.Response]) -> RemoteJudge:
-    remote = RemoteModel(("http://judge/v1/",), "big", "secret", max_retries=0)
+    remote = RemoteModel("http://judge/v1/", "big", "secret", max_retries=0)
     return RemoteJudge(remote, httpx.MockTransport(answer))
 
 

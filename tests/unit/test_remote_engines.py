@@ -13,7 +13,7 @@ from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Delta, Engine
 from lookahead_agent.engines.scripted import run_in_virtual_time
-from lookahead_agent.engines.servers import RemoteModel, Replicas
+from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser
@@ -30,8 +30,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
 
 
 def engine_on(servers: dict[str, FakeServer], tokenizer: HFTokenizer, **fields: Any) -> OpenAIEngine:
-    urls = tuple(f"http://{name}/v1" for name in servers)
-    remote = RemoteModel(urls, **{"model": "model", **fields})
+    (name,) = servers
+    remote = RemoteModel(f"http://{name}/v1", **{"model": "model", **fields})
     return OpenAIEngine(remote, tokenizer, transport=Fleet(**servers))
 
 
@@ -106,7 +106,7 @@ async def test_a_server_that_refuses_what_it_does_not_know(tokenizer: HFTokenize
             return httpx.Response(400, json={"error": {"message": "Extra inputs are not permitted"}})
         return server(request)
 
-    engine = OpenAIEngine(RemoteModel(("http://one/v1",), "model"), tokenizer, transport=Fleet(one=strict))
+    engine = OpenAIEngine(RemoteModel("http://one/v1", "model"), tokenizer, transport=Fleet(one=strict))
     await engine.connect()
     assert await text(engine) == REPLY
 
@@ -235,56 +235,24 @@ def test_retries_end(tokenizer: HFTokenizer) -> None:
         asyncio.run(engine_on({"one": server}, tokenizer, max_retries=0).connect())
 
 
-async def test_dead_replicas_are_left_alone_and_come_back(tokenizer: HFTokenizer) -> None:
-    servers = {"one": FakeServer(tokenizer, REPLY), "two": FakeServer(tokenizer, REPLY)}
-    engine = engine_on(servers, tokenizer)
-    servers["one"].down = True
-    for _ in range(4):
-        assert await text(engine) == REPLY
-    assert len(servers["two"].requests) == 4
-    dead = engine.servers.replicas.all[0]
-    assert dead.failures <= 1, "it is asked at most once, and then left alone"
-    assert engine.healthy
-    servers["one"].down, servers["two"].down = False, True
+async def test_a_server_that_goes_and_comes_back(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    engine = engine_on({"one": server}, tokenizer, max_retries=0)
+    server.down = True
+    with pytest.raises(EngineError):
+        await text(engine)
+    assert not engine.healthy
+    server.down = False
     assert await text(engine) == REPLY
-    assert dead.failures == 0
+    assert engine.healthy
 
 
-def test_the_least_busy_replica_gets_the_next_request() -> None:
-    clock = [0.0]
-    replicas = Replicas(["http://a", "http://b", "http://c"], lambda: clock[0])
-    a, b, c = replicas.all
-    with replicas.working(a), replicas.working(b):
-        assert replicas.choose() is c
-        with replicas.working(c), replicas.working(c):
-            assert replicas.choose(b"x") in (a, b)
-            assert replicas.choose(b"x") is replicas.choose(b"x"), "one prefix goes to one cache"
-            assert replicas.choose(b"x", [a]) is b
-    assert {replicas.choose(bytes([n])).url for n in range(50)} == {"http://a", "http://b", "http://c"}
-    replicas.failed(a)
-    replicas.failed(a)
-    assert all(replicas.choose(bytes([n])) is not a for n in range(50))
-    assert replicas.choose(b"", [b, c]) is a, "better asked than nobody"
-    clock[0] = 1.0
-    assert any(replicas.choose(bytes([n])) is a for n in range(50)), "it may have come back"
-
-
-async def test_another_replica_goes_on_where_one_breaks_off(tokenizer: HFTokenizer) -> None:
-    servers = {"one": FakeServer(tokenizer, REPLY), "two": FakeServer(tokenizer, REPLY)}
-    for server in servers.values():
-        server.breaks_after = 4
-    servers["two"].breaks_after = None
-    engine = engine_on(servers, tokenizer)
-    for _ in range(2):
-        assert await text(engine) == REPLY
-    alone = FakeServer(tokenizer, REPLY)
-    alone.breaks_after = 4
+async def test_a_reply_that_breaks_off_fails_and_is_not_written_twice(tokenizer: HFTokenizer) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    server.breaks_after = 4
     with pytest.raises(EngineError, match="cannot be reached"):
-        await text(engine_on({"one": alone}, tokenizer))
-    for server in servers.values():
-        server.breaks_after = 4
-    with pytest.raises(EngineError, match="cannot be reached"):
-        await text(engine, temperature=1.0, seed=3)
+        await text(engine_on({"one": server}, tokenizer))
+    assert len(server.requests) == 1
 
 
 async def test_closing_a_generator_closes_the_connection(tokenizer: HFTokenizer) -> None:
@@ -321,7 +289,7 @@ async def test_embeddings_from_a_server() -> None:
         data = [{"index": n, "embedding": vectors[text]} for n, text in enumerate(bodies[-1]["input"])]
         return httpx.Response(200, json={"data": data[::-1]})
 
-    embedder = RemoteEmbedder(RemoteModel(("http://one/v1",), "minilm"), httpx.MockTransport(answer))
+    embedder = RemoteEmbedder(RemoteModel("http://one/v1", "minilm"), httpx.MockTransport(answer))
     pairs = [("x", "x"), ("x", "y"), ("x", "none")]
     values = await asyncio.gather(*(embedder.similarity(*pair) for pair in pairs))
     assert values == [pytest.approx(1.0), pytest.approx(0.5**0.5), 0.0]
@@ -329,4 +297,4 @@ async def test_embeddings_from_a_server() -> None:
     assert bodies[0]["model"] == "minilm"
     bad = httpx.MockTransport(lambda _: httpx.Response(200, json={}))
     with pytest.raises(EngineError, match="/embeddings"):
-        await RemoteEmbedder(RemoteModel(("http://one/v1",), "m"), bad).similarity("x", "y")
+        await RemoteEmbedder(RemoteModel("http://one/v1", "m"), bad).similarity("x", "y")

@@ -224,20 +224,20 @@ def test_a_judge_that_runs_already_is_not_started_again(judge: str, role: str) -
 
 
 def test_a_judge_behind_a_server() -> None:
-    spec = RuntimeSpec(MODELS, remote={"judge": RemoteModel(("http://judge/v1",), "big")})
+    spec = RuntimeSpec(MODELS, remote={"judge": RemoteModel("http://judge/v1", "big")})
     _, engines = started(spec, "judge:depth=4")
     assert isinstance(engines.judge, RemoteJudge)
 
 
 def test_an_embedding_model_behind_a_server() -> None:
-    spec = RuntimeSpec(MODELS, remote={"embedding": RemoteModel(("http://embedding/v1",), "minilm")})
+    spec = RuntimeSpec(MODELS, remote={"embedding": RemoteModel("http://embedding/v1", "minilm")})
     _, engines = started(spec, "fast:depth=4")
     assert isinstance(engines.embedder, RemoteEmbedder)
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
 def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
-    there = RemoteModel(("http://there/v1",), "model")
+    there = RemoteModel("http://there/v1", "model")
     for here, remote in (("target", "draft"), ("draft", "target")):
         runtime = Runtime(RuntimeSpec(MODELS, remote={remote: there}), expects_draft=True)
         assert runtime.launcher.config(here, FOLDER, {}).cores == binding(available_cores())
@@ -266,7 +266,7 @@ def test_engines_of_one_gpu_divide_its_memory(judge: str | None, usable: float) 
 
 
 def test_a_target_alone_has_the_gpus_memory() -> None:
-    there = RemoteModel(("http://there/v1",))
+    there = RemoteModel("http://there/v1")
     pool = Pool()
     for spec, draft in ((RuntimeSpec(MODELS), False), (RuntimeSpec(MODELS, remote={"draft": there}), True)):
         runtime = Runtime(spec, expects_draft=draft, loaders=gpu_loaders(pool))
