@@ -39,7 +39,7 @@ run: models ## Run the planner agent on a question (Q="...")
 
 bench: models ## Measure the default and fixed configurations on this machine (DATASET=problems.jsonl)
 	@$(BIN)/lookahead-agent bench --config cpu --dataset $(DATASET) --out results/bench.jsonl
-	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.html -o results/bench.md -o results/bench.csv > /dev/null
+	@$(BIN)/lookahead-agent bench report results/bench.jsonl -o results/bench.md > /dev/null
 
 test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
 	$(TIMED) "unit tests" $(UNIT_TESTS)

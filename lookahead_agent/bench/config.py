@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lookahead_agent.bench.answers import AnswerKind
-from lookahead_agent.bench.datasets import OWN
+from lookahead_agent.bench.problems import OWN, AnswerKind
 from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET
@@ -32,7 +31,7 @@ CALCULATING: tuple[TaskName, ...] = ("plan_execute", "react", "rewoo", "llm_comp
 """Templates with the option `calculate`."""
 BASELINE: ModeName = "off"
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
-"""Modes with policies, depths, widths and schedules."""
+"""Modes with policies and depths."""
 
 NODES = "nodes"
 """In place of a policy: each node's own in the template ("balanced" for plain questions)."""
@@ -63,9 +62,6 @@ class TaskConfig(BaseModel):
     # Verifier policies of lookahead, with changes as in "balanced:depth=8", or "nodes"
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()  # depths (γ) of each of them; none: the policy's own, else 4
-    widths: tuple[int, ...] = ()  # widths (w); none: the policy's own
-    # "async", and "sync" for the paper's simpler algorithm
-    schedules: tuple[Literal["async", "sync"], ...] = ("async",)
     # Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`
     samples: int = Field(1, ge=1)
     concurrency: int = Field(1, ge=1)  # problems at once
@@ -86,11 +82,11 @@ class TaskConfig(BaseModel):
     def _consistent(self) -> TaskConfig:
         if not self.name:
             object.__setattr__(self, "name", self.task)
-        if not self.policies or not self.schedules:
-            raise ValueError("policies and schedules need an entry each")
+        if not self.policies:
+            raise ValueError("policies need an entry")
         for variant in self.variants:
             self._check_variant(variant)
-        given = self.model_fields_set & {"policies", "depths", "widths", "schedules"}
+        given = self.model_fields_set & {"policies", "depths"}
         if given and not set(LOOKAHEAD) & set(self.modes):
             raise ValueError(
                 f"{', '.join(sorted(given))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
@@ -131,9 +127,6 @@ class BenchConfig(BaseModel):
     # The method of "sd" and "lr+sd": as `ChatLookahead.token_speculation`
     token_speculation: str | dict[str, Any] = "draft_model"
     precision: Precision = "auto"  # of the target's weights in all modes but "auto": as `ChatLookahead.precision`
-    # The paper's setup: "off" and "sd" run on the target's share of the machine alone, the draft has other cores, or
-    # the GPU of `draft_url`. Without it every mode has the same cores or devices
-    extra_device_for_draft: bool = False
     # 0 is greedy; None: the value that the model's makers recommend, as for the next two
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -148,8 +141,6 @@ class BenchConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> BenchConfig:
-        if self.draft_url is not None and not self.extra_device_for_draft:
-            raise ValueError("a draft behind a server has a device more than 'off': set extra_device_for_draft = true")
         if self.temperature == 0 and any(task.samples > 1 for task in self.tasks):
             raise ValueError("several samples at temperature 0 are the same reply again: raise the temperature")
         listed = [mode for block in self.blocks for mode in block if mode != BASELINE]

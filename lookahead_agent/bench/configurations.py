@@ -1,8 +1,8 @@
-"""The configurations of a task: each mode and variant, and for lookahead each policy, depth, width and schedule."""
+"""The configurations of a task: each mode and variant, and for lookahead each policy and depth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
@@ -10,9 +10,7 @@ from typing import Any, cast
 from lookahead_agent.agents.templates import template
 from lookahead_agent.bench.config import BASELINE, LOOKAHEAD, NODES, VARIANT, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.vllm_config import runs_on_cpu
-from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 
@@ -27,7 +25,7 @@ class Configuration:
 
     mode: ModeName  # its mode
     policy: str  # of nodes that speculate on steps, or "nodes"
-    changes: str = ""  # of that policy, as in "depth=8:synchronous=true"
+    changes: str = ""  # of that policy, as in "depth=8"
     precision: Precision | None = None  # of the target's weights; None: the benchmark's
     sequential: bool = False  # whether a template's model calls run one after another
     calculate: bool = True  # as the template's option
@@ -37,7 +35,7 @@ class Configuration:
         """Unique name for tables."""
         parts: list[str | None] = [self.mode]
         if self.mode in LOOKAHEAD:
-            parts += ["" if self.policy == NODES else self.policy, self.changes.replace(":", " ")]
+            parts += ["" if self.policy == NODES else self.policy, self.changes]
         else:
             parts += [self.precision, "" if self.calculate else "calculate=false", "sequential" * self.sequential]
         return " ".join(filter(None, parts))
@@ -87,13 +85,8 @@ def configurations_of(task: TaskConfig) -> list[Configuration]:
             found.append(Configuration(mode, _MODE_POLICIES.get(mode, "off")))
             found += [each for each in map(_variant, dict.fromkeys(task.variants)) if each.mode == mode]
             continue
-        for policy, depth, width, schedule in product(
-            task.policies, task.depths or (None,), task.widths or (None,), task.schedules
-        ):
-            changes = [f"depth={depth}"] if depth is not None else []
-            changes += [f"width={width}"] if width is not None else []
-            changes += ["synchronous=true"] if schedule == "sync" else []
-            found.append(Configuration(mode, policy, ":".join(changes)))
+        for policy, depth in product(task.policies, task.depths or (None,)):
+            found.append(Configuration(mode, policy, f"depth={depth}" if depth is not None else ""))
     of_template = template_policies(task)
     for configuration in found:
         default, nodes = configuration.policies(of_template)
@@ -126,13 +119,12 @@ def chat_model(
     configuration: Configuration,
     *,
     on_cpu: bool | None = None,
-    cores: Sequence[int] | None = None,
     make: Callable[..., ChatLookahead] = ChatLookahead,
 ) -> ChatLookahead:
     """The chat model of a configuration; nothing is loaded yet.
 
     Args:
-        on_cpu: Whether engines run on the CPU; None: as on this machine, as for `cores`.
+        on_cpu: Whether engines run on the CPU; None: as on this machine.
 
     Raises:
         ConfigurationError: The fields contradict each other.
@@ -163,14 +155,4 @@ def chat_model(
         fields |= {"policy": "exact", "depth": DEFAULT_DEPTH, "draft_model": config.draft_model}
     if configuration.speculates_on_steps or tokens == "shared_draft" or shares_engines:
         fields |= config.model_dump(include=_OF_PAIRS)
-    if config.extra_device_for_draft and config.draft_url is None:
-        if not on_cpu:
-            raise ConfigurationError("extra_device_for_draft needs draft_url: a server that runs on another GPU")
-        from lookahead_agent.cpu.cores import binding, share_cores
-
-        cores = available_cores() if cores is None else cores
-        if len(cores) < 2:
-            raise ConfigurationError("extra_device_for_draft needs two cores at least")
-        targets, drafts = share_cores(cores, with_draft=True)
-        fields["cores"] = binding(targets), binding(drafts)
     return make(**fields)

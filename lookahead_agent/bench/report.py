@@ -1,22 +1,16 @@
-"""A report of results: tables and pictures as Markdown, CSV or one HTML page."""
+"""A report of results: tables, and pictures beside a Markdown file."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader
-
-from lookahead_agent.bench.plots import Picture, as_svg, picture_of_tasks, pictures
+from lookahead_agent.bench.plots import as_svg, pictures
 from lookahead_agent.bench.samples import Results
-from lookahead_agent.bench.statistics import Estimate
-from lookahead_agent.bench.summary import ConfigurationSummary, NodeSummary, nodes, summarize
+from lookahead_agent.bench.summary import ConfigurationSummary, Estimate, NodeSummary, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
@@ -50,51 +44,25 @@ class Report:
         return list(dict.fromkeys(each.task for each in self.configurations))
 
     def write(self, file: Path) -> None:
-        """Write the report in the form that the file's name ends with.
-
-        Pictures of a Markdown report are SVG files in a folder beside it that has its name.
+        """Write the report as Markdown, with its pictures in a folder beside it that has its name.
 
         Raises:
             ConfigurationError: The name ends with something else, or the file cannot be written.
+            MissingExtraError: Matplotlib is not installed.
         """
-        forms = {".md": self._write_markdown, ".csv": self._write_csv, ".html": self._write_html}
-        if file.suffix not in forms:
-            raise ConfigurationError(f"{file.name}: a report is a .md, .csv or .html file")
-        with writable(file):
-            forms[file.suffix](file)
-
-    def _write_markdown(self, file: Path) -> None:
+        check_report_name(file)
         folder = file.with_suffix("")
-        folder.mkdir(exist_ok=True)
         parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]
-        for task, tables, drawn in self._sections():
-            parts += [f"## {as_markdown_text(task)}\n"] if task else []
-            parts += map(as_markdown, tables)
-            for name, (caption, figure) in drawn.items():
-                name = _NO_FILE_NAME.sub("-", name)  # tasks are named by whoever wrote the rows
-                write_whole(folder / f"{name}.svg", as_svg(figure))
-                words = as_markdown_text(caption)
-                parts.append(f"![{words}]({quote(folder.name)}/{name}.svg)\n\n*{words}.*\n")
-        write_whole(file, "\n".join(parts))
-
-    def _write_csv(self, file: Path) -> None:
-        write_whole(file, as_csv(self.configurations))
-
-    def _write_html(self, file: Path) -> None:
-        loader = PackageLoader("lookahead_agent.bench", ".")
-        page = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
-            "report.html"
-        )
-        write_whole(file, page.render(conditions=self.conditions(), sections=self._sections(), as_svg=as_svg))
-
-    def _sections(self) -> list[tuple[str, list[Table], dict[str, Picture]]]:
-        """Name, tables and pictures of each task, after those of all tasks."""
-        overview = picture_of_tasks(self.configurations)
-        of_all: list[tuple[str, list[Table], dict[str, Picture]]] = [("", [], {"tasks": overview})] if overview else []
-        return of_all + [
-            (task, self.tables(task), pictures(task, self.results, self.configurations, self.nodes))
-            for task in self.tasks
-        ]
+        with writable(file):
+            folder.mkdir(exist_ok=True)
+            for task in self.tasks:
+                parts += [f"## {as_markdown_text(task)}\n", *map(as_markdown, self.tables(task))]
+                for name, (caption, figure) in pictures(task, self.configurations, self.nodes).items():
+                    name = _NO_FILE_NAME.sub("-", name)  # tasks are named by whoever wrote the rows
+                    write_whole(folder / f"{name}.svg", as_svg(figure))
+                    words = as_markdown_text(caption)
+                    parts.append(f"![{words}]({quote(folder.name)}/{name}.svg)\n\n*{words}.*\n")
+            write_whole(file, "\n".join(parts))
 
     def tables(self, task: str) -> list[Table]:
         """The tables of a task: configurations, nodes."""
@@ -138,10 +106,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _step_gap(each: ConfigurationSummary) -> str:
-    return _number(each.step_gap) + (f" (p90 {each.step_gap_p90:.1f})" if each.step_gap_p90 is not None else "")
-
-
 _CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "configuration": lambda each: each.configuration,
     "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
@@ -152,16 +116,12 @@ _CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
     "speed (tokens/s)": lambda each: _times(each.rate_ratio),
     "first token, s": lambda each: _number(each.first_token),
-    "between steps, s": _step_gap,
     "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd") else "",
     "wasted target": lambda each: f"{each.wasted_target:.2f}",
     "wasted draft": lambda each: f"{each.wasted_draft:.2f}",
-    "judge asked": lambda each: f"{each.judge_share:.0%}" if each.judge_share else "",
     "verifier time": lambda each: f"{each.verifier_share:.0%}" if each.verifier_share >= 0.005 else "",
     "CPU s": lambda each: _number(each.cpu_seconds),
-    "GPU s": lambda each: _number(each.gpu_seconds),
     "memory, GiB": lambda each: _number(each.peak_memory / 2**30 if each.peak_memory is not None else None),
-    "joules": lambda each: _number(each.joules),
     "same tokens": lambda each: f"{each.same_tokens}" if each.same_tokens is not None else "",
 }
 
@@ -177,24 +137,10 @@ _NODE_COLUMNS: dict[str, Callable[[NodeSummary], str]] = {
 }
 
 
-def as_csv(configurations: Sequence[ConfigurationSummary]) -> str:
-    """All figures, a line per configuration; an estimate has three columns."""
-    file = io.StringIO()
-    rows = [_flat(each) for each in configurations]
-    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _flat(summary: ConfigurationSummary) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for field in fields(summary):
-        row[field.name] = value = getattr(summary, field.name)
-        if field.name in ("accuracy", "accuracy_difference", "speedup", "rate_ratio"):
-            row[field.name] = value and value.value
-            row |= {f"{field.name}_{end}": value and getattr(value, end) for end in ("low", "high")}
-    return row
+def check_report_name(file: Path) -> None:
+    """Raise ConfigurationError if a report cannot have this name."""
+    if file.suffix != ".md":
+        raise ConfigurationError(f"{file.name}: a report is a .md file")
 
 
 def as_markdown(table: Table) -> str:
@@ -226,5 +172,5 @@ def versions_of(environment: dict[str, Any]) -> str:
 
 def _models(settings: dict[str, Any]) -> str:
     draft = settings.get("draft_model")
-    extra = ", the draft on an extra device" if settings.get("extra_device_for_draft") else ""
+    extra = ", the draft on a device of its own" if settings.get("draft_url") else ""
     return f"{settings.get('model', '?')}" + (f" with {draft}" if draft else "") + extra

@@ -16,13 +16,11 @@ from typing import Any
 import psutil
 from langchain_core.runnables import RunnableConfig
 
-from lookahead_agent.bench.answers import is_correct
 from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of
-from lookahead_agent.bench.datasets import Problem, dataset_file, read_problems
-from lookahead_agent.bench.environment import environment
+from lookahead_agent.bench.problems import Problem, dataset_file, is_correct, read_problems
 from lookahead_agent.bench.recorder import CallRecorder
-from lookahead_agent.bench.resources import TurnMeter, energy_counter, gpu_load
+from lookahead_agent.bench.resources import TurnMeter, environment
 from lookahead_agent.bench.samples import Results, Sample, SampleKey, read_results
 from lookahead_agent.bench.tasks import solve
 from lookahead_agent.chat.model import ChatLookahead
@@ -32,7 +30,6 @@ from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import Progress
-from lookahead_agent.sandbox import choose
 
 _WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
 _WARM_UP_TOKENS = 48
@@ -63,7 +60,6 @@ class Bench:
 
     Raises:
         ConfigurationError: A dataset, policy or model cannot work, or `out` has results of other settings.
-        IsolationError: Answers are code, and this machine has no sandbox.
     """
 
     def __init__(
@@ -76,8 +72,6 @@ class Bench:
         self.config = config
         self._solve = solve_problem
         self.out = RowFile(out)
-        if any(task.answer == "code" for task in config.tasks):
-            choose("auto")
         blocks = config.blocks or (MODES,)
         parts = [
             (task, configurations_of(task), read_problems(dataset_file(task.dataset), task.limit, task.skip))
@@ -90,7 +84,6 @@ class Bench:
         self._check_settings()
         self._models: dict[tuple[TaskConfig, Configuration], ChatLookahead] = {}
         self._running: set[tuple[TaskConfig, Configuration]] = set()
-        self._energy, self._gpus = energy_counter(), gpu_load()
         for job in itertools.chain.from_iterable(self._turns):
             if (job.task, job.configuration) not in self._models:
                 self._models[job.task, job.configuration] = make_model(config, job.task, job.configuration)
@@ -152,7 +145,7 @@ class Bench:
         llm = self._models[turn[0].task, turn[0].configuration]
         name = uuid.uuid4().hex
         engines, processes = background.run(_engines(llm))
-        with TurnMeter(name, processes, self._energy, self._gpus) as meter:
+        with TurnMeter(name, processes) as meter:
             for sample in _at_once([partial(self._sample, job, llm, name, engines) for job in turn]):
                 self.out.append(sample.model_dump(mode="json"))
                 on_sample(sample)

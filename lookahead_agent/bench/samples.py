@@ -59,10 +59,7 @@ class TurnRecord(_Row):
     id: str  # its samples name it
     seconds: float  # wall-clock time
     cpu_seconds: float | None = None  # processor time of this process and its engines
-    own_cpu_seconds: float | None = None  # this process's share of it: decoder, tokenizers, embedding model, benchmark
-    gpu_seconds: float | None = None  # time that GPUs were busy; None: unknown
     peak_memory: int | None = None  # of these processes together, in bytes
-    joules: float | None = None  # energy; None: the machine does not report it
 
 
 class Sample(_Row):

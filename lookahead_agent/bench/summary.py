@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.samples import CallRecord, Results, Sample, TurnRecord, acceptance_of
-from lookahead_agent.bench.statistics import Estimate, estimate, mean_difference, median_ratio
+from lookahead_agent.errors import MissingExtraError
 
 Pairs = Sequence[tuple[Sample, Sample]]
 """Samples of the same problem, number and block."""
+
+_RESAMPLES = 1000
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % confidence interval."""
+
+    value: float  # the figure
+    low: float | None = None  # lower end; None: too few samples to tell, as for `high`
+    high: float | None = None  # upper end
+
+    def excludes(self, value: float) -> bool:
+        """Whether the interval is known and the value lies outside of it."""
+        return self.low is not None and self.high is not None and not self.low <= value <= self.high
+
+    def shown(self, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
+        """Text such as "0.49 (0.43 to 0.53)"; `ends` formats the interval, if not as `form` does."""
+        if self.low is None or self.high is None:
+            return form(self.value)
+        ends = ends or form
+        return f"{form(self.value)} ({ends(self.low)} to {ends(self.high)})"
 
 
 @dataclass(frozen=True)
@@ -35,17 +57,12 @@ class ConfigurationSummary:
     tokens: float  # output tokens per sample, mean
     tokens_per_second: float  # of a sample, median
     first_token: float | None  # seconds to the first committed token of a call, median
-    step_gap: float | None  # seconds between two committed steps of a call, median
-    step_gap_p90: float | None  # the same, 90th percentile
     acceptance: float  # share of the committed steps that the draft wrote
     wasted_target: float  # rejected and aborted tokens of the target, per output token
     wasted_draft: float  # the same of the draft
-    judge_share: float  # share of the verdicts that a judge model gave
     verifier_share: float  # share of a call's time in which the verifier had work
-    cpu_seconds: float | None  # processor time per sample; None: unknown, as for the next three
-    gpu_seconds: float | None  # GPU time per sample
+    cpu_seconds: float | None  # processor time per sample; None: unknown, as for the next
     peak_memory: int | None  # in bytes
-    joules: float | None  # energy per sample
     same_tokens: int | None  # samples with exactly the baseline's tokens; None: tokens unknown, or several calls
 
 
@@ -122,7 +139,6 @@ def _summary(
     calls = [call for sample in finished for call in sample.calls]
     tokens = sum(call.output_tokens for call in calls)
     output = max(tokens, 1)
-    gaps = [later - earlier for call in calls for earlier, later in pairwise(call.times.committed)]
     paired = pairs(samples, baseline) if first.configuration != BASELINE else []
     measured = [turns[name] for name in {sample.turn for sample in samples if sample.turn} if name in turns]
     checked = [sample for sample in samples if sample.correct is not None]
@@ -139,19 +155,14 @@ def _summary(
         seconds=float(np.median([sample.seconds for sample in finished])),
         tokens=tokens / len(finished),
         tokens_per_second=float(np.median([sample.tokens_per_second for sample in finished])),
-        first_token=_quantile([call.first_token for call in calls if call.first_token is not None], 0.5),
-        step_gap=_quantile(gaps, 0.5),
-        step_gap_p90=_quantile(gaps, 0.9),
+        first_token=_median([call.first_token for call in calls if call.first_token is not None]),
         acceptance=acceptance_of(calls),
         wasted_target=_wasted(calls, "target") / output,
         wasted_draft=_wasted(calls, "draft") / output,
-        judge_share=sum(call.judge_calls for call in calls) / max(sum(call.verifier_calls for call in calls), 1),
         verifier_share=sum(call.busy.get("verifier", 0.0) for call in calls)
         / max(sum(call.seconds for call in calls), 1e-9),
         cpu_seconds=_per_sample([turn.cpu_seconds for turn in measured], len(samples)),
-        gpu_seconds=_per_sample([turn.gpu_seconds for turn in measured], len(samples)),
         peak_memory=max((turn.peak_memory for turn in measured if turn.peak_memory is not None), default=None),
-        joules=_per_sample([turn.joules for turn in measured], len(samples)),
         same_tokens=_same_tokens(paired),
     )
 
@@ -194,8 +205,8 @@ def _by_problem(samples: Iterable[Sample], of: Callable[[Sample], float]) -> lis
     return [float(np.mean(of_problem)) for of_problem in figures.values()]
 
 
-def _quantile(values: Sequence[float], share: float) -> float | None:
-    return float(np.quantile(values, share)) if values else None
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
 
 
 def _wasted(calls: Iterable[CallRecord], role: str) -> int:
@@ -217,3 +228,44 @@ def _same_tokens(paired: Pairs) -> int | None:
     if not known or any(mine is None for mine, _ in known):
         return None
     return sum(mine == other for mine, other in known)
+
+
+def estimate(statistic: Callable[..., Any], *columns: Sequence[float]) -> Estimate:
+    """A statistic with a bootstrap interval that resamples whole rows, so that pairs stay pairs.
+
+    Args:
+        statistic: Takes the columns as arrays, and the axis to reduce.
+        columns: Equally long, one entry per problem.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
+    arrays = [np.asarray(column, dtype=float) for column in columns]
+    value = float(statistic(*arrays, axis=-1))
+    if len(arrays[0]) < 2:
+        return Estimate(value)
+    try:
+        from scipy.stats import bootstrap
+    except ImportError as error:
+        raise MissingExtraError("reports need SciPy: pip install 'lookahead-agent[bench]'") from error
+    # The percentile method, since the others have no answer where all samples are equal.
+    found: Any = bootstrap(
+        arrays,
+        statistic,
+        paired=True,
+        n_resamples=_RESAMPLES,
+        confidence_level=_CONFIDENCE,
+        method="percentile",
+        rng=0,
+    ).confidence_interval
+    return Estimate(value, float(found.low), float(found.high))
+
+
+def median_ratio(first: Any, second: Any, axis: int = -1) -> Any:
+    """The median of first over second, pair by pair."""
+    return np.median(first / second, axis=axis)
+
+
+def mean_difference(first: Any, second: Any, axis: int = -1) -> Any:
+    """The mean of the differences."""
+    return np.mean(first - second, axis=axis)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.bench.answers import AnswerKind, final_number, is_correct
-from lookahead_agent.bench.datasets import Problem
-from lookahead_agent.bench.environment import environment
+from lookahead_agent.bench.problems import AnswerKind, Problem, final_number, is_correct
+from lookahead_agent.bench.resources import environment
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.prefixes import Vocabularies

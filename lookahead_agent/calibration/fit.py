@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from lookahead_agent.bench.environment import environment
 from lookahead_agent.bench.plots import new_figure
+from lookahead_agent.bench.resources import environment
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule
 from lookahead_agent.calibration.scores import CANDIDATES, Candidate, of_policy
 from lookahead_agent.certificates.certificate import Certificate
@@ -197,9 +197,9 @@ def kept_risks(results: Sequence[SplitResult]) -> Figure:
     Raises:
         MissingExtraError: Matplotlib is not installed.
     """
-    figure, ((axes,),) = new_figure(6.0, 3.2)
+    figure, (axes,) = new_figure(6.0, 3.2)
     for place, result in enumerate(results):
-        axes.hlines(result.risk, place - 0.3, place + 0.3, colors="#d62728", label=None if place else "stated")
+        axes.hlines(result.risk, place - 0.3, place + 0.3, colors="#d62728", label="_" if place else "stated")
         spread = [place + 0.5 * ((number + 0.5) / len(result.shares) - 0.5) for number in range(len(result.shares))]
         axes.plot(spread, result.shares, ".", color="#1f77b4", label="measured" if place == 0 else None)
     axes.set_xticks(

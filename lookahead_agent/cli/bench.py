@@ -10,45 +10,50 @@ import typer
 
 from lookahead_agent.bench.config import MODES, TASKS, BenchConfig, load_config, make_config, packaged_configs
 from lookahead_agent.bench.configurations import chat_model
-from lookahead_agent.bench.datasets import DATASETS, fetch_dataset
+from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
-from lookahead_agent.bench.samples import Sample
+from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bench_overhead import overhead
-from lookahead_agent.cli.bench_report import compare, report, show_summary
 from lookahead_agent.cli.bench_synthetic import synthetic
 from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import Terminal, as_rich, echo
+from lookahead_agent.cli.terminal import Terminal, as_rich
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.jsonl import RowFile
+
+_WIDE = 240
 
 bench = typer.Typer(
     help="Measure agents: speed, accuracy, and their causes.", invoke_without_command=True, rich_markup_mode="rich"
 )
 
-bench.command()(report)
-bench.command()(compare)
-bench.command()(overhead)
 bench.command()(synthetic)
 
 
 @bench.command()
-def datasets() -> None:
-    """List the paper's datasets that can be downloaded."""
-    rows = [[name, each.hub_id, each.answer or "not checked: speed only"] for name, each in DATASETS.items()]
-    headings = ["name", "on the Hub", "answers"]
-    Terminal().print(as_rich((headings, rows), words=tuple(headings)))
-
-
-@bench.command()
-def fetch(
-    name: Annotated[str, typer.Argument(help="A dataset's name.")],
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Results of `bench`; several are taken together.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file. Default: the name with .jsonl.")
+        Path | None, typer.Option("--output", "-o", help="Also write it as Markdown, with pictures (.md).")
     ] = None,
 ) -> None:
-    """Download a dataset and write its problems to a JSON Lines file."""
-    file = output or Path(f"{name}.jsonl")
-    count = fetch_dataset(name, file)
-    echo(f"{count} problems in {file}")
+    """Show results as tables."""
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise ConfigurationError(f"there is no file {', '.join(missing)}")
+    made = Report(read_results(row for file in files for row in RowFile(file).rows))
+    if output is not None:
+        made.write(output)
+        Terminal(stderr=True).print(f"{output}", soft_wrap=True)
+    _show(made)
+
+
+def _show(made: Report) -> None:
+    show = Terminal(width=_WIDE)
+    show.print(made.conditions())
+    for task in made.tasks:
+        show.print(f"\n{task}", style="bold")
+        for table in made.tables(task):
+            show.print(as_rich(table, no_wrap=True))
 
 
 @bench.callback()
@@ -60,7 +65,7 @@ def run(
     task: Annotated[list[str] | None, typer.Option("--task", help=f"{', '.join(TASKS)}. Repeatable.")] = None,
     dataset: options.Dataset = "",
     answer: Annotated[
-        str | None, typer.Option("--answer", help="How answers are compared: number, math, choice or code.")
+        str | None, typer.Option("--answer", help="How answers are compared: number, math or choice.")
     ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Follows each question.")] = None,
     limit: options.Limit = None,
@@ -79,8 +84,6 @@ def run(
         typer.Option("--policies", help='Verifier policies of lookahead; "nodes" for each template\'s own.'),
     ] = None,
     depths: Annotated[str | None, typer.Option("--depths", help="Depths to try, such as 1,2,4,8.")] = None,
-    widths: Annotated[str | None, typer.Option("--widths", help="Widths to try, such as 1,2.")] = None,
-    schedules: Annotated[str | None, typer.Option("--schedules", help="async, sync or async,sync.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Replies to each problem.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit of a reply.")] = None,
@@ -104,24 +107,16 @@ def run(
             "--precision", help="Of the target in all modes but auto: auto, bf16, fp32, int8 or int8-weights."
         ),
     ] = None,
-    extra_device_for_draft: Annotated[
-        bool,
-        typer.Option(
-            "--extra-device-for-draft",
-            help="The paper's setup: off and sd run on the target's share of the machine alone.",
-        ),
-    ] = False,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/bench.jsonl"),
 ) -> None:
     """Run tasks in several configurations, in turns, and append each result to a file.
 
-    Interrupt it at any time: the same command continues. `bench report` shows the results in other forms.
+    Interrupt it at any time: the same command continues. `bench report` shows the results again.
     """
     if context.invoked_subcommand is not None:
         return
-    lists = {"modes": modes, "variants": variants, "policies": policies, "schedules": schedules}
-    numbers = {"depths": depths, "widths": widths}
+    lists = {"modes": modes, "variants": variants, "policies": policies}
     of_task = {
         "dataset": dataset or None,
         "answer": answer,
@@ -132,7 +127,7 @@ def run(
         "concurrency": concurrency,
         "max_tokens": max_tokens,
         **{name: options.words(given) for name, given in lists.items() if given is not None},
-        **{name: options.numbers(given, int, f"--{name}") for name, given in numbers.items() if given is not None},
+        "depths": options.numbers(depths, int, "--depths") if depths is not None else None,
     }
     arguments = options.engine_arguments(engine_arg)
     of_bench: dict[str, Any] = {
@@ -145,7 +140,6 @@ def run(
         "top_k": top_k,
         "seed": seed,
         "precision": precision,
-        "extra_device_for_draft": extra_device_for_draft or None,
         "engine_args": arguments or None,
         "draft_engine_args": arguments or None,
     }
@@ -155,7 +149,7 @@ def run(
     done = measured.total - sum(map(len, measured.missing()))
     log.print(f"{done} of {measured.total} samples are in {out}")
 
-    def report(sample: Sample) -> None:
+    def on_sample(sample: Sample) -> None:
         nonlocal done
         done += 1
         verdict = {True: "correct", False: "wrong", None: "unchecked"}[sample.correct]
@@ -164,7 +158,7 @@ def run(
             f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
         )
 
-    show_summary(measured.run(ProgressBars(), report))
+    _show(Report(measured.run(ProgressBars(), on_sample)))
 
 
 def _merged(

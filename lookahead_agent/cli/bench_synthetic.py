@@ -9,6 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
+from lookahead_agent.bench.report import check_report_name
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
@@ -17,7 +18,7 @@ from lookahead_agent.cost_model.estimator import ModeName
 from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT
 from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticResult, SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
-from lookahead_agent.cost_model.synthetic_report import check_report_name, result_table, write_synthetic_report
+from lookahead_agent.cost_model.synthetic_report import result_table, write_synthetic_report
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.choice import Kernel

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 from rich.panel import Panel
 
-from lookahead_agent.bench.answers import AnswerKind
-from lookahead_agent.bench.datasets import dataset_file, read_problems
 from lookahead_agent.bench.plots import save_svg
+from lookahead_agent.bench.problems import AnswerKind, dataset_file, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
 from lookahead_agent.calibration.fit import certificates_of, evaluate, fit, kept_risks, split_results
 from lookahead_agent.calibration.pairs import LabelledPair, LabelRow, OutcomeRule, labelled_pairs, pair_file

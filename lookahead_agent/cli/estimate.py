@@ -9,8 +9,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from lookahead_agent.bench.datasets import OWN, dataset_file, read_problems
 from lookahead_agent.bench.plots import save_svg
+from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich

@@ -87,7 +87,7 @@ def picture(cells: Sequence[Cell], c: float = 0.0, points: Mapping[str, Acceptan
     half = (rates[1] - rates[0] if len(rates) > 1 else 1.0) / 2
     ends = rates[0] - half, rates[-1] + half
     modes = list(_MODES)
-    figure, (squares,) = new_figure(3.6 * len(ratios), 4.4, columns=len(ratios))
+    figure, squares = new_figure(3.6 * len(ratios), 4.4, len(ratios))
     from matplotlib.colors import ListedColormap  # it is there, or there were no figure
     from matplotlib.patches import Patch
 

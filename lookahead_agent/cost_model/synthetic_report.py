@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookahead_agent.bench.plots import as_svg, new_figure
-from lookahead_agent.bench.report import Table, as_markdown, machine_of, versions_of
+from lookahead_agent.bench.report import Table, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.cost_model.synthetic import SyntheticResult, SyntheticRow
-from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable, write_whole
 
 if TYPE_CHECKING:
@@ -80,15 +79,9 @@ def write_synthetic_report(
         write_whole(file, "\n".join(parts))
 
 
-def check_report_name(file: Path) -> None:
-    """Raise ConfigurationError if a report cannot have this name."""
-    if file.suffix != ".md":
-        raise ConfigurationError(f"{file.name}: a report is a .md file")
-
-
 def _picture(found: Sequence[SyntheticResult]) -> Figure:
     panels = list(dict.fromkeys((one.config.mode, one.config.replies) for one in found if one.config.depth))
-    figure, (squares,) = new_figure(3.6 * len(panels), 3.4, columns=len(panels), sharey=True)
+    figure, squares = new_figure(3.6 * len(panels), 3.4, len(panels))
     for (mode, replies), axes in zip(panels, squares, strict=True):
         of_panel = [one for one in found if (one.config.mode, one.config.replies) == (mode, replies)]
         for alpha in sorted({one.config.alpha for one in of_panel}):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.datasets import dataset_file, read_problems
+from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
 from lookahead_agent.calibration.pairs import OutcomeRule, labelled_pairs
 from lookahead_agent.calibration.scores import MEASURES, score_pairs

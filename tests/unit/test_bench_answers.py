@@ -1,4 +1,4 @@
-"""Whether replies are found right: numbers, mathematics, choices, code."""
+"""Whether replies are found right: numbers, mathematics, choices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.bench.answers import AnswerKind, final_choice, final_number, is_correct
-from lookahead_agent.bench.datasets import DATASETS, Dataset, dataset_file, fetch_dataset, read_problems
+from lookahead_agent.bench.problems import (
+    AnswerKind,
+    dataset_file,
+    final_choice,
+    final_number,
+    is_correct,
+    read_problems,
+)
 from lookahead_agent.errors import ConfigurationError
 
 
@@ -45,10 +51,6 @@ def test_final_number(text: str, number: Fraction | None) -> None:
         ("A is wrong, so the answer is (D).", "D", "choice", True),
         ("**Answer:** B", "C", "choice", False),
         ("Nothing fits.", "A", "choice", False),
-        ("Here:\n```python\ndef f(x):\n    return x + 1\n```", "assert f(1) == 2", "code", True),
-        ("Here:\n```python\ndef f(x):\n    return x\n```", "assert f(1) == 2", "code", False),
-        ("```python\nraise SystemExit(0)\n```", "assert f(1) == 2", "code", False),
-        ("```python\nprint('all is well')\nimport os\nos._exit(0)\n```", "assert f(1) == 2", "code", False),
     ],
 )
 def test_is_correct(text: str, answer: str, kind: AnswerKind, right: bool) -> None:
@@ -64,7 +66,7 @@ def test_mathematics_is_compared_in_any_thread() -> None:
 
 
 def test_a_kind_that_does_not_exist() -> None:
-    with pytest.raises(ConfigurationError, match="number, math, choice, code"):
+    with pytest.raises(ConfigurationError, match="number, math, choice"):
         is_correct("1", "1", "colour")  # type: ignore[arg-type]
 
 
@@ -120,62 +122,6 @@ def test_files_that_are_no_problems(tmp_path: Path, content: str, message: str) 
         read_problems(file)
 
 
-ROWS = {
-    "gsm8k": {"question": "How many?", "answer": "Two and two.\n#### 4"},
-    "aime24": {"problem": "Find n.", "answer": "204"},
-    "amc23": {"question": "Find n.", "answer": 27.0},
-    "math500": {"problem": "Find x.", "answer": r"\frac{1}{2}"},
-    "humaneval": {
-        "prompt": "def f(x):\n",
-        "test": "def check(candidate):\n    assert candidate(1) == 2",
-        "entry_point": "f",
-    },
-    "gpqa": {
-        "Question": "Which?",
-        "Correct Answer": "right",
-        "Incorrect Answer 1": "no",
-        "Incorrect Answer 2": "never",
-        "Incorrect Answer 3": "wrong",
-    },
-    "mt-bench": {"prompt": ["First turn.", "Second turn."]},
-    "livecodebench": {"question_content": "Sum two numbers.", "starter_code": "", "contest_date": "2024-09-01T00:00"},
-}
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_the_papers_datasets_become_problems(tmp_path: Path, name: str) -> None:
-    file = tmp_path / f"{name}.jsonl"
-    assert fetch_dataset(name, file, lambda _: [ROWS[name]]) == 1
-    (problem,) = read_problems(file)
-    right = {
-        "gsm8k": "It is 4.",
-        "aime24": r"\boxed{204}",
-        "amc23": "It is 27.",
-        "math500": r"\boxed{0.5}",
-        "humaneval": "```python\ndef f(x):\n    return x + 1\n```",
-        "gpqa": f"The answer is ({problem.answer}).",
-    }
-    kind = DATASETS[name].answer
-    if kind is None:
-        assert problem.answer is None
-    else:
-        assert problem.answer is not None
-        assert is_correct(right[name], problem.answer, kind)
-    if name == "gpqa":
-        assert f"({problem.answer}) right" in problem.question
-
-
-def test_problems_of_another_time_are_left_out(tmp_path: Path) -> None:
-    old = {**ROWS["livecodebench"], "contest_date": "2023-05-01"}
-
-    def load(_: Dataset) -> list[dict[str, object]]:
-        return [old, ROWS["livecodebench"]]  # type: ignore[list-item]
-
-    assert fetch_dataset("livecodebench", tmp_path / "l.jsonl", load) == 1
-
-
 def test_a_dataset_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="gsm8k"):
-        fetch_dataset("gsm9k", tmp_path / "x.jsonl")
-    with pytest.raises(ConfigurationError, match="bench datasets"):
+    with pytest.raises(ConfigurationError, match="give a JSON Lines file"):
         dataset_file(str(tmp_path / "nowhere.jsonl"))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from lookahead_agent.bench.datasets import Problem, read_problems
+from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
 from lookahead_agent.calibration.fit import Fit, best, count_disputed, evaluate, fit, split_results
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, ScoresRow, labelled_pairs

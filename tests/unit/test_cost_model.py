@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.datasets import Problem
+from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cost_model.break_even_map import break_even_map, picture
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, Setting, best_settings

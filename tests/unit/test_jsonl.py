@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lookahead_agent.bench.datasets import Problem, read_problems
+from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.certificates.certificate import digest
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.servers import RemoteModel, Server, events

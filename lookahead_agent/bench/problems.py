@@ -1,0 +1,143 @@
+"""Problems with answers that can be checked, from a JSON Lines file or packaged."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal, get_args
+
+from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.jsonl import read_lines, read_value
+
+OWN = "own"
+"""The packaged problems: word problems in several steps. A program made them: no model has been trained on them."""
+
+AnswerKind = Literal["number", "math", "choice"]
+"""How answers are compared: as numbers, as mathematical expressions, or as letters of choices."""
+
+_NUMBER = r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+"
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_CHOICE = re.compile(r"(?:answer|choice|option)[^A-Za-z0-9]*(?:is)?[^A-Za-z0-9]*\(?([A-J])\b", re.IGNORECASE)
+_LONE_LETTER = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem; `answer` is None where there is nothing to check."""
+
+    id: str
+    question: str
+    answer: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal questions and answers."""
+        return hashlib.sha256(f"{self.question}\0{self.answer}".encode(errors="surrogatepass")).hexdigest()[:12]
+
+
+def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[Problem]:
+    """Read problems with `question`, and possibly `answer` and `id` (else the line number), from a JSON Lines file.
+
+    Raises:
+        ConfigurationError: A line that is not a problem, two with one id, or no problem at all.
+    """
+    try:
+        lines = read_lines(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    problems: dict[str, Problem] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = read_value(line)
+            answer = row.get("answer")
+            problem = Problem(
+                str(row.get("id", number)), str(row["question"]), str(answer) if answer is not None else None
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{file}, line {number} is no problem with a question: {error!r}") from error
+        if problem.id in problems:
+            raise ConfigurationError(f"{file}, line {number}: there is another problem with the id {problem.id!r}")
+        problems[problem.id] = problem
+    chosen = list(problems.values())[skip:][:limit]
+    if not chosen:
+        raise ConfigurationError(f"{file} has no problem after the first {skip}")
+    return chosen
+
+
+def dataset_file(name: str) -> Path:
+    """The file of a dataset: a path, or "own" for the problems that ship with the package.
+
+    Raises:
+        ConfigurationError: There is no such file.
+    """
+    if name == OWN:
+        return Path(__file__).parent / "data" / "own.jsonl"
+    file = Path(name)
+    if not file.is_file():
+        raise ConfigurationError(
+            f"there is no dataset {name}: give a JSON Lines file with question and answer, or {OWN!r}"
+        )
+    return file
+
+
+def is_correct(text: str, answer: str, kind: AnswerKind = "number") -> bool:
+    """Whether a reply gives the correct answer.
+
+    Raises:
+        ConfigurationError: The kind does not exist.
+        MissingExtraError: "math" needs math-verify.
+    """
+    if kind not in _CHECKS:
+        raise ConfigurationError(f"answers are {', '.join(get_args(AnswerKind))}, not {kind!r}")
+    return _CHECKS[kind](text, answer)
+
+
+def final_number(text: str) -> Fraction | None:
+    """The number that a reply ends with: what is boxed last, else the last number in the text."""
+    if boxed := _BOXED.findall(text):
+        text = boxed[-1]
+    found = re.findall(_NUMBER, text.replace("{,}", ",").replace("\\$", "$"))
+    return Fraction(found[-1].replace(",", "").replace("$", "")) if found else None
+
+
+def final_choice(text: str) -> str | None:
+    """The letter that a reply chooses: what is boxed, what is called the answer, else the last single letter."""
+    for found in (_BOXED.findall(text), _CHOICE.findall(text), _LONE_LETTER.findall(text)):
+        letters = [alone[-1] for entry in found if (alone := re.findall(r"\b[A-Ja-j]\b", entry))]
+        if letters:
+            return str(letters[-1]).upper()
+    return None
+
+
+def _same_number(text: str, answer: str) -> bool:
+    expected = final_number(answer)
+    return expected is not None and final_number(text) == expected
+
+
+def _same_mathematics(text: str, answer: str) -> bool:
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise MissingExtraError(
+            "answers in mathematics are compared by math-verify: pip install 'lookahead-agent[bench]'"
+        ) from error
+    # Its time-outs are signals, which only the main thread may have.
+    expected = parse(answer if "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
+    return bool(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))
+
+
+def _same_choice(text: str, answer: str) -> bool:
+    return final_choice(text) == answer.strip(" ().").upper()
+
+
+_CHECKS: dict[str, Callable[[str, str], bool]] = {
+    "number": _same_number,
+    "math": _same_mathematics,
+    "choice": _same_choice,
+}
