@@ -159,6 +159,10 @@ class NodeMetrics(BaseCallbackHandler):
         node["tokens"] = {
             role: _added(node.get("tokens", {}).get(role, {}), counts) for role, counts in reported["tokens"].items()
         }
+        node["prompt_tokens"] = {
+            role: _added(node.get("prompt_tokens", {}).get(role, {}), counts)
+            for role, counts in reported["prompt_tokens"].items()
+        }
         node["seconds"] = _added(node.get("seconds", {}), reported["seconds"])
 
     def concurrency(self) -> tuple[float, float]:
@@ -172,4 +176,8 @@ class NodeMetrics(BaseCallbackHandler):
 
 
 def _added(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: total.get(name, 0) + value for name, value in more.items()}
+    """The sum, name by name; None where one is not known."""
+    return {
+        name: None if value is None or total.get(name, 0) is None else total.get(name, 0) + value
+        for name, value in more.items()
+    }

@@ -14,7 +14,7 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.messages.ai import OutputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.runnables.config import ensure_config
 
@@ -34,6 +34,7 @@ def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AI
     }
     if with_token_ids:
         metadata["token_ids"] = reply.token_ids
+    cached = reply.lookahead["prompt_tokens"]["target"]["cached"]
     return AIMessage(
         content=reply.content,
         additional_kwargs={THINKING_KEY: reply.thinking} if reply.thinking else {},
@@ -44,6 +45,7 @@ def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AI
             input_tokens=reply.prompt_tokens,
             output_tokens=len(reply.token_ids),
             total_tokens=reply.prompt_tokens + len(reply.token_ids),
+            input_token_details=InputTokenDetails() if cached is None else InputTokenDetails(cache_read=cached),
             output_token_details=OutputTokenDetails(reasoning=reply.thinking_tokens),
         ),
     )

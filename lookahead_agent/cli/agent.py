@@ -238,7 +238,7 @@ def _table(nodes: list[dict[str, Any]]) -> Table:
             # Nothing was there to accept where every reply was an action (or the target alone).
             f"{node['acceptance_rate']:.0%}" if any(node["tokens"]["draft"].values()) else "–",
             str(node["output_tokens"]),
-            f"{node['seconds']['first'] / node['replies']:.1f}",
+            f"{node['seconds']['prompt'] / node['replies']:.1f}",
             f"{node['seconds']['total']:.1f}",
         ]
         for node in nodes

@@ -219,9 +219,7 @@ class SyntheticBench:
             alpha=config.alpha,
             replies=config.replies,
             repeat=repeat,
-            seconds_per_token=statistics.mean(
-                (r.seconds["total"] - r.seconds["first"]) / (self._settings.tokens - 1) for r in reports
-            ),
+            seconds_per_token=statistics.mean(r.seconds["writing"] / (self._settings.tokens - 1) for r in reports),
             steps=sum(len(d) + len(t) for d, t in zip(drafts, targets, strict=True)),
             accepted=sum(map(len, drafts)),
             judged=sum(len(j & (d | t)) for j, d, t in zip(judged, drafts, targets, strict=True)),

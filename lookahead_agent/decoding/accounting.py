@@ -27,6 +27,14 @@ class TokenCounts:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
+@dataclass
+class PromptCounts:
+    """The prompt of an engine's first request for a reply, in tokens."""
+
+    total: int = 0  # 0: the engine was asked nothing
+    cached: int | None = 0  # of these from its prefix cache; None: it does not tell
+
+
 class BusyClock:
     """Measures how long at least one piece of work of a kind was under way: `with clock:` counts the time inside once.
 
@@ -69,21 +77,33 @@ class ReplyClock:
         self._started = now()
         self._any = BusyClock(now)
         self.draft, self.target, self.verifier = (BusyClock(now, self._any) for _ in range(3))
-        self.first: float | None = None
+        self.prompt: float | None = None
         """When the target had read the prompt, in seconds since the reply began."""
+        self._draft_prompt: float | None = None
 
     def now(self) -> float:
         """Seconds since the reply began."""
         return self._clock() - self._started
 
+    def draft_writes(self) -> None:
+        """The draft has written a token; until its first one, all of its work was its prompt's."""
+        if self._draft_prompt is None:
+            self._draft_prompt = self.draft.seconds
+
     def seconds(self) -> dict[str, float]:
         """The figures of `ReplyReport.seconds`."""
         total = self.now()
+        prompt = total if self.prompt is None else self.prompt
+        draft = self.draft.seconds
+        draft_prompt = draft if self._draft_prompt is None else self._draft_prompt
         return {
             "total": total,
-            "first": total if self.first is None else self.first,
+            "prompt": prompt,
+            "writing": total - prompt,
             "waiting": max(0.0, total - self._any.seconds),
-            "draft": self.draft.seconds,
+            "draft": draft,
+            "draft_prompt": draft_prompt,
+            "draft_writing": draft - draft_prompt,
             "target": self.target.seconds,
             "verifier": self.verifier.seconds,
         }
@@ -93,9 +113,9 @@ class ReplyClock:
 class ReplyReport:
     """Figures of one reply.
 
-    `seconds` is wall-clock time: `total`; until the target's `first` token, which is what its prompt took; the part in
+    `seconds` is wall-clock time: `total`, which is `prompt` (until the target's first token) and `writing`; the part in
     which the `draft`, the `target` and the `verifier` had work (they overlap, so the parts do not add up to the total);
-    and the part `waiting` in which none had.
+    the draft's part once more as `draft_prompt` and `draft_writing`; and the part `waiting` in which none had work.
     """
 
     steps: int = 0  # of the reply
@@ -106,8 +126,18 @@ class ReplyReport:
     target_forward_passes: int = 0  # one gives several tokens where draft tokens are accepted
     target_tokens: TokenCounts = field(default_factory=TokenCounts)
     draft_tokens: TokenCounts = field(default_factory=TokenCounts)
+    target_prompt: PromptCounts = field(default_factory=PromptCounts)
+    draft_prompt: PromptCounts = field(default_factory=PromptCounts)
     seconds: dict[str, float] = field(default_factory=dict)
     speculation_disabled: str | None = None  # the reason, if speculation ended before the reply did
+
+    def first_prompt(self, drafts: bool, tokens: int) -> PromptCounts | None:
+        """Count a prompt that an engine is given; None if the engine has had one for this reply."""
+        counts = self.draft_prompt if drafts else self.target_prompt
+        if counts.total:
+            return None
+        counts.total, counts.cached = tokens, None
+        return counts
 
     def add(self, other: ReplyReport) -> None:
         """Add the figures of a reply that went on where this one ended."""
@@ -115,6 +145,8 @@ class ReplyReport:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.target_tokens.add(other.target_tokens)
         self.draft_tokens.add(other.draft_tokens)
+        if self.target_prompt.total == 0:  # the parts that follow read the same prompt again
+            self.target_prompt, self.draft_prompt = other.target_prompt, other.draft_prompt
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_disabled = self.speculation_disabled or other.speculation_disabled
 
@@ -127,7 +159,7 @@ class ReplyReport:
 
     def pace(self, tokens: int) -> float:
         """Seconds per token after the first, which waits for the prompt; 0 for a reply of one of `tokens`."""
-        return (self.seconds["total"] - self.seconds["first"]) / (tokens - 1) if tokens > 1 else 0.0
+        return self.seconds["writing"] / (tokens - 1) if tokens > 1 else 0.0
 
     @property
     def acceptance_rate(self) -> float:

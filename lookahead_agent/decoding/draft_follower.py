@@ -142,10 +142,14 @@ class DraftFollower:
 
     async def _write(self, prefix: Sequence[int], most: int) -> None:
         line = self._buffer.begin(prefix)
+        prompt = self._report.first_prompt(True, len(prefix))
         try:
             with self._clock.draft:
                 async with aclosing(self._draft.generate(prefix, replace(self._sampling, max_tokens=most))) as deltas:
                     async for delta in deltas:
+                        self._clock.draft_writes()
+                        if prompt is not None and delta.cached_tokens is not None:
+                            prompt.cached = delta.cached_tokens
                         self._report.draft_tokens.speculative += len(delta.token_ids)
                         if self._running is not asyncio.current_task():
                             continue  # it is being ended

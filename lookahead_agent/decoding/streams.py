@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 
-from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport, TokenCounts
+from lookahead_agent.decoding.accounting import PromptCounts, ReplyClock, ReplyReport, TokenCounts
 from lookahead_agent.decoding.idle_timeout import IdleTimeout, within
 from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Stream:
     """One engine request. It may write several steps, one job after another, and is closed once.
 
-    A `line` shows the tokens to a target with a shared draft.
+    A `line` shows the tokens to a target with a shared draft. The first request to an engine has its `prompt` counted.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Stream:
         text: TextStream,
         counts: TokenCounts,
         line: DraftLine | None = None,
+        prompt: PromptCounts | None = None,
     ) -> None:
         self.source = source
         self.sampling = sampling
@@ -44,6 +45,7 @@ class Stream:
         self.finish_reason: str | None = None
         self._deltas = deltas
         self._line = line
+        self._prompt = prompt
 
     async def read(self) -> bool:
         """Wait for more tokens; False at the end of the stream."""
@@ -51,6 +53,8 @@ class Stream:
             self.unread.extend(delta.token_ids)
             if self._line is not None:
                 self._line.extend(delta.token_ids)
+            if self._prompt is not None and delta.cached_tokens is not None:
+                self._prompt.cached = delta.cached_tokens
             self.finish_reason = delta.finish_reason or self.finish_reason
             return True
         return False
@@ -133,7 +137,8 @@ class Streams:
         deltas = engine.generate(prompt, replace(sampling, max_tokens=max_tokens))
         line = self._buffer.begin(prompt) if self._buffer is not None and drafts else None
         counts = self._report.draft_tokens if drafts else self._report.target_tokens
-        return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line)
+        first = self._report.first_prompt(source is Source.DRAFT, len(prompt))
+        return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line, first)
 
     def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
         """The sampling of the step after a node.
@@ -159,10 +164,12 @@ class Streams:
             EngineError: The engine wrote nothing for too long.
         """
         if stream.source is Source.DRAFT:
-            return await self._draft_timeout.until(stream.read())
+            more = await self._draft_timeout.until(stream.read())
+            self._clock.draft_writes()
+            return more
         more = await within(self._settings.target_timeout, "the target model", stream.read())
-        if self._clock.first is None:
-            self._clock.first = self._clock.now()
+        if self._clock.prompt is None:
+            self._clock.prompt = self._clock.now()
         self._report.target_forward_passes += more
         return more
 

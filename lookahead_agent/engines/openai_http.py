@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -55,6 +56,7 @@ class OpenAIEngine:
         self._server = Server(remote, role, transport)
         self._model = remote.model
         self._accepts_ids = True
+        self._tells_cached = False
         self._connected = False
         self._in_flight = 0
 
@@ -121,6 +123,7 @@ class OpenAIEngine:
                 self._accepts_ids = False
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
+        self._tells_cached = _cached_tokens(answer) is not None
         theirs = choice.get("prompt_token_ids")
         if theirs is None or choice.get("token_ids") is None or not self._accepts_ids:
             logger.info("the %s's server tells texts and not tokens: steps are exchanged as text", self._role)
@@ -154,10 +157,21 @@ class OpenAIEngine:
                 yield await self._prompt_logprobs(prompt_ids)
                 return
             body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
+            if self._tells_cached:
+                body["stream_options"] = {"include_usage": True}
+            last: Delta | None = None
             async with aclosing(self._server.stream("/completions", body)) as events:
                 async for event in events:
                     if event.get("choices"):
-                        yield self._delta(event["choices"][0], sampling)
+                        delta = self._delta(event["choices"][0], sampling)
+                        if delta.finish_reason is None or not self._tells_cached:
+                            yield delta
+                        else:
+                            last = delta  # its reader may close the stream, and the usage comes after it
+                    elif last is not None:
+                        last = replace(last, cached_tokens=_cached_tokens(event))
+            if last is not None:
+                yield last
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
         finally:
@@ -223,6 +237,12 @@ class OpenAIEngine:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._server.aclose()
+
+
+def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
+    """The tokens of a prompt that a server had in its prefix cache; None: it does not tell."""
+    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    return details.get("cached_tokens")
 
 
 def _without_first_token(theirs: Sequence[int], ours: Sequence[int]) -> list[int]:

@@ -53,12 +53,15 @@ class Delta:
         logprobs: For each of them the log-probabilities of the likeliest tokens by id, if asked for.
         finish_reason: "stop" or "length" in the last delta, else None.
         prompt_logprobs: Of each token of the prompt, in nats, if asked for; None for the first, which nothing precedes.
+        cached_tokens: How many tokens of the prompt came from the engine's prefix cache, in one of the deltas; None in
+            the others, and where a server does not tell.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...] | None = None
     finish_reason: str | None = None
     prompt_logprobs: tuple[float | None, ...] | None = None
+    cached_tokens: int | None = None
 
 
 class Engine(Protocol):

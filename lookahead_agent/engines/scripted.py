@@ -9,6 +9,8 @@ import re
 import selectors
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from lookahead_agent.engines.chat_template import ThinkingTags, check_arguments, continues
@@ -159,6 +161,7 @@ class ScriptedEngine:
             prompt's (there -1 for a text that is not listed).
         context_length: Most tokens of prompt and reply together.
         tokens_per_delta: How many tokens come at once.
+        prefix_cache: Whether it tells how much of a prompt it has read before, as an engine with blocks of one token.
 
     With a list, a reply ends (EOS) after the last step.
     """
@@ -172,6 +175,7 @@ class ScriptedEngine:
         logprobs: Mapping[str, float] | None = None,
         context_length: int = 1 << 20,
         tokens_per_delta: int = 1,
+        prefix_cache: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._script = script if callable(script) else following(script)
@@ -179,6 +183,7 @@ class ScriptedEngine:
         self._logprobs = logprobs or {}
         self._context_length = context_length
         self._tokens_per_delta = tokens_per_delta
+        self._prefix_cache = prefix_cache
         self._in_flight = 0
         self._closed = False
         self.generated = 0
@@ -212,6 +217,7 @@ class ScriptedEngine:
         """Write what the script says, token by token; see `Engine.generate`."""
         if self._closed:
             raise EngineError("the engine is shut down")
+        cached = self._cached(tuple(prompt_ids))
         self.requests.append((tuple(prompt_ids), sampling))
         self._in_flight += 1
         try:
@@ -235,12 +241,20 @@ class ScriptedEngine:
                 last = ended or written >= room
                 if last or len(together) == self._tokens_per_delta:
                     self.generated += len(together)
-                    yield Delta(together, None, "stop" if ended else "length" if last else None)
-                    together = ()
+                    yield Delta(together, None, "stop" if ended else "length" if last else None, None, cached)
+                    together, cached = (), None
                 if last:
                     return
         finally:
             self._in_flight -= 1
+
+    def _cached(self, prompt_ids: tuple[int, ...]) -> int | None:
+        """The longest beginning of a prompt that an earlier one has, but for its last token, which is always read."""
+        if not self._prefix_cache:
+            return None
+        equal = partial(takewhile, lambda pair: pair[0] == pair[1])
+        shared = (sum(1 for _ in equal(zip(prompt_ids, earlier, strict=False))) for earlier, _ in self.requests)
+        return min(max(shared, default=0), len(prompt_ids) - 1)
 
     def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:
         """Tokens to write with the seconds before each; None where the script fails or hangs."""

@@ -176,6 +176,7 @@ class VLLMEngine:
         self._running.add(request_id)
         try:
             output = await self._first(outputs)
+            cached = output.num_cached_tokens if output is not None else None
             while output is not None:
                 if self._closed:
                     raise EngineError(_SHUT_DOWN)
@@ -188,7 +189,8 @@ class VLLMEngine:
                         {token: entry.logprob for token, entry in position.items()} for position in completion.logprobs
                     )
                 known = _prompt_logprobs(prompt_ids, output.prompt_logprobs) if sampling.prompt_logprobs else None
-                yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known)
+                yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known, cached)
+                cached = None
                 output = await anext(outputs, None)
         except (EngineDeadError, EngineGenerateError) as error:
             reason = await asyncio.to_thread(self._why, error)

@@ -293,6 +293,7 @@ class ReplyGenerator:
             "refuted": report.refuted,
             "target_forward_passes": report.target_forward_passes,
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
+            "prompt_tokens": {"target": asdict(report.target_prompt), "draft": asdict(report.draft_prompt)},
             "seconds": report.seconds,
             "speculation_disabled": engines.problem if lacks_draft else report.speculation_disabled,
         }

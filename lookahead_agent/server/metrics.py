@@ -37,10 +37,13 @@ class Metrics:
         self._replies = counter("replies", "Replies, by why they ended.", "finish_reason")
         self._steps = counter("steps", "Steps of replies, by who wrote them.", "source")
         self._tokens = counter("tokens", "Tokens that the engines generated, by fate.", "model", "fate")
+        self._prompts = counter("prompt_tokens", "Tokens of prompts, by where they came from.", "model", "source")
         self._judged = counter("verifier_calls", "Draft steps that the verifier was asked about.")
         self._disabled = counter("speculation_disabled", "Replies whose speculation ended early.")
         self._failures = Counter("lookahead_refused", "Requests without a reply.", ("status",), registry=self._registry)
         self._seconds = histogram("reply", "Time to generate a reply.")
+        self._prompt = histogram("prompt", "Time of a reply until the target's first token.")
+        self._writing = histogram("writing", "Time of a reply after the target's first token.")
         self._first = histogram("first_text", "Time to the first text that is certain.")
         self._audited = gauge(
             "audited_steps", "Steps accepted by a certificate that were judged again, by outcome.", "outcome"
@@ -71,6 +74,10 @@ class Metrics:
         for model, token_counts in figures["tokens"].items():
             for fate, count in token_counts.items():
                 self._tokens.labels(*labels, model, fate).inc(count)
+        for model, prompt in figures["prompt_tokens"].items():
+            cached = prompt["cached"] or 0
+            self._prompts.labels(*labels, model, "cache").inc(cached)
+            self._prompts.labels(*labels, model, "read").inc(prompt["total"] - cached)
         self._judged.labels(*labels).inc(figures["verifier_calls"])
         self._disabled.labels(*labels).inc(figures["speculation_disabled"] is not None)
         audit = figures["audit"]
@@ -79,6 +86,8 @@ class Metrics:
         self._audited.labels("dropped").set(audit["dropped"])
         self._tightened.set(audit["tightened"])
         self._seconds.labels(*labels).observe(seconds)
+        self._prompt.labels(*labels).observe(figures["seconds"]["prompt"])
+        self._writing.labels(*labels).observe(figures["seconds"]["writing"])
         if first is not None:
             self._first.labels(*labels).observe(first)
 

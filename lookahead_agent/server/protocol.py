@@ -231,6 +231,12 @@ class CompletionTokens(BaseModel):
     reasoning_tokens: int = 0
 
 
+class PromptTokens(BaseModel):
+    """How many tokens of a prompt are of one kind."""
+
+    cached_tokens: int = 0
+
+
 class Usage(BaseModel):
     """How many tokens."""
 
@@ -238,6 +244,7 @@ class Usage(BaseModel):
     completion_tokens: int = 0
     total_tokens: int = 0
     completion_tokens_details: CompletionTokens = Field(default_factory=CompletionTokens)
+    prompt_tokens_details: PromptTokens = Field(default_factory=PromptTokens)
 
 
 class LookaheadFigures(BaseModel):

@@ -19,6 +19,7 @@ from lookahead_agent.server.protocol import (
     CompletionTokens,
     FunctionCall,
     LookaheadFigures,
+    PromptTokens,
     ReplyMessage,
     TextChoice,
     ToolCall,
@@ -118,7 +119,9 @@ class Replies:
 
     def _usage(self) -> Usage:
         """The tokens: of each prompt once."""
-        prompt = sum(reply.prompt_tokens for index, reply in self._done.items() if index % self._choices == 0)
+        first = [reply for index, reply in self._done.items() if index % self._choices == 0]
+        prompt = sum(reply.prompt_tokens for reply in first)
+        cached = sum(reply.lookahead["prompt_tokens"]["target"]["cached"] or 0 for reply in first)
         completion = sum(len(reply.token_ids) for reply in self._done.values())
         thinking = CompletionTokens(reasoning_tokens=sum(reply.thinking_tokens for reply in self._done.values()))
         return Usage(
@@ -126,6 +129,7 @@ class Replies:
             completion_tokens=completion,
             total_tokens=prompt + completion,
             completion_tokens_details=thinking,
+            prompt_tokens_details=PromptTokens(cached_tokens=cached),
         )
 
 

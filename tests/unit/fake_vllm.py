@@ -70,6 +70,8 @@ class FakeServer:
         self.open = 0
         self.counts = 1
         """How many tokens it counts for one of its tokenizer's."""
+        self.cached: int | None = None
+        """Tokens of a prompt that it says were in its cache; None: it does not tell."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.down:
@@ -86,7 +88,7 @@ class FakeServer:
         ids = [*self.tokenizer.encode(self.reply), 0][len(self.tokenizer.encode(prompt.rpartition("?")[2])) :]
         ids = ids[: body["max_tokens"]]
         if not body.get("stream"):
-            usage = {"prompt_tokens": len(self.tokenizer.encode(prompt)) * self.counts}
+            usage = {"prompt_tokens": len(self.tokenizer.encode(prompt)) * self.counts, **self._details()}
             return httpx.Response(200, json={"choices": [self._choice(ids, "length", body, prompt)], "usage": usage})
         breaks = self.breaks_after is not None and self.breaks_after < len(ids)
         sent, self.breaks_after = (ids[: self.breaks_after] if breaks else ids), None if breaks else self.breaks_after
@@ -95,8 +97,13 @@ class FakeServer:
             {"choices": [self._choice([token], finish if not breaks and n == len(sent) else None, body, prompt)]}
             for n, token in enumerate(sent, 1)
         ]
+        if body.get("stream_options", {}).get("include_usage"):
+            events.append({"choices": [], "usage": {"prompt_tokens": len(prompt), **self._details()}})
         self.open += 1
         return httpx.Response(200, stream=Events(events, breaks, self._close))
+
+    def _details(self) -> dict[str, Any]:
+        return {} if self.cached is None else {"prompt_tokens_details": {"cached_tokens": self.cached}}
 
     def _close(self) -> None:
         self.open -= 1

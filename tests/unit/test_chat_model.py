@@ -48,7 +48,17 @@ def test_invoke() -> None:
     assert figures["verifier_calls"] >= 3
     for role in ("target", "draft"):
         assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted", "speculative"}
-    assert set(figures["seconds"]) == {"total", "first", "draft", "target", "verifier", "waiting"}
+    assert set(figures["seconds"]) == {
+        "total",
+        "prompt",
+        "writing",
+        "draft",
+        "draft_prompt",
+        "draft_writing",
+        "target",
+        "verifier",
+        "waiting",
+    }
     assert figures["speculation_disabled"] is None
 
 

@@ -94,7 +94,14 @@ def test_a_target_that_fails_as_judge_still_writes() -> None:
 def test_time_in_which_nothing_worked_is_waiting() -> None:
     reply = Pair(STEPS, STEPS).run(ALL)
     assert reply.report.seconds["waiting"] == pytest.approx(0)
-    assert set(reply.report.seconds) == {"total", "first", "draft", "target", "verifier", "waiting"}
+
+
+def test_the_time_of_a_reply_is_that_of_its_prompt_and_of_its_writing() -> None:
+    seconds = Pair(STEPS, STEPS).run(ALL).report.seconds
+    assert 0 < seconds["prompt"] < seconds["total"]
+    assert seconds["prompt"] + seconds["writing"] == pytest.approx(seconds["total"])
+    assert 0 < seconds["draft_prompt"] < seconds["draft"]
+    assert seconds["draft_prompt"] + seconds["draft_writing"] == pytest.approx(seconds["draft"])
 
 
 @dataclass

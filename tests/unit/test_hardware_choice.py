@@ -139,6 +139,6 @@ def test_passes_of_more_tokens_cost_more() -> None:
 
 
 def test_the_prompt_is_no_part_of_the_pace() -> None:
-    report = ReplyReport(seconds={"total": 30.0, "first": 20.0})
+    report = ReplyReport(seconds={"writing": 10.0})
     assert report.pace(101) == pytest.approx(0.1)
     assert report.pace(1) == 0

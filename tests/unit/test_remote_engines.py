@@ -58,6 +58,22 @@ async def test_tokens_come_as_they_are(tokenizer: HFTokenizer) -> None:
     assert engine.in_flight == server.open == 0
 
 
+@pytest.mark.parametrize("cached", [None, 0, 7])
+async def test_a_server_may_tell_what_it_had_of_a_prompt(tokenizer: HFTokenizer, cached: int | None) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    server.cached = cached
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    for most in (50, 2):
+        found = await deltas(engine, max_tokens=most)
+        assert [delta.cached_tokens for delta in found] == [*[None] * (len(found) - 1), cached]
+        assert found[-1].finish_reason is not None, "whoever reads no further has it by then"
+    assert ("stream_options" in server.requests[-1]) == (cached is not None), "others may refuse the option"
+    reply = await lookahead(ReplyRequest(tuple(tokenizer.encode("?")), Sampling(max_tokens=50)), engine)
+    assert tokenizer.decode(reply.token_ids) == REPLY
+    assert (reply.report.target_prompt.total, reply.report.target_prompt.cached) == (1, cached)
+
+
 async def test_what_is_asked_of_the_server(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer)

@@ -338,7 +338,10 @@ def test_figures_for_prometheus() -> None:
     assert 'lookahead_replies_total{finish_reason="stop",node="",policy="other"} 1.0' in text
     assert 'lookahead_tokens_total{fate="committed",model="draft",node="planner",policy="exact"}' in text
     assert 'lookahead_refused_total{status="400"} 1.0' in text
-    assert "lookahead_reply_seconds_bucket" in text
+    read = [line for line in text.splitlines() if 'prompt_tokens_total{model="draft",node="planner"' in line]
+    assert [float(line.split()[-1]) > 0 for line in sorted(read)] == [False, True], "nothing from the cache, all read"
+    for figure in ("reply", "prompt", "writing"):
+        assert f'lookahead_{figure}_seconds_count{{node="planner",policy="exact"}} 1.0' in text
     assert "lookahead_running 0.0" in text
     assert 'lookahead_audited_steps{outcome="agreed"} 0.0' in text
     assert "lookahead_tightened_policies 0.0" in text
