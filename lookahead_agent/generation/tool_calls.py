@@ -6,8 +6,9 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
@@ -54,12 +55,17 @@ class ParsedReply:
         else:
             self.tool_calls.append(ToolCall(type="tool_call", name=name, args=arguments, id=_new_id()))
 
-    def add_json(self, call: Any, source: str, tools: Tools) -> None:
-        """Add a call that was read as JSON: `{"name": …, "arguments": …}`, or say why it is none.
+    def add_source(self, source: str, tools: Tools) -> None:
+        """Add a call by its JSON text: `{"name": …, "arguments": …}`, or say why it is none.
 
         "parameters" and "args" are read as "arguments" where there is only one of them. A missing key is not empty:
         only a tool without parameters is called without arguments.
         """
+        try:
+            call = read_json(source)
+        except ValueError as error:
+            self.add_invalid(name_in(source), source, error)
+            return
         if not isinstance(call, dict):
             self.add_invalid(None, source, "it is no JSON object")
             return
@@ -74,13 +80,18 @@ class ParsedReply:
         else:
             self.add(name, call[keys[0]] if keys else None, source, tools)
 
-    def add_invalid(self, name: Any, source: str, error: Exception | str) -> None:
-        """Add a text that could not be read as a call; its tool's name may be known all the same."""
+    def add_invalid(self, name: Any, source: str, error: Exception | str, *, cut: bool = False) -> None:
+        """Add a text that could not be read as a call; `cut`: the reply was cut off in it."""
         known = name if isinstance(name, str) and name and _encodable(name) else None
-        reason = f"not a tool call: {error}"
+        reason = f"not a tool call: it was cut off ({error})" if cut else f"not a tool call: {error}"
         self.invalid_tool_calls.append(
             InvalidToolCall(type="invalid_tool_call", name=known, args=source, id=_new_id(), error=reason)
         )
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a call, also one that could not be read."""
+        return bool(self.tool_calls or self.invalid_tool_calls)
 
     def extend(self, other: ParsedReply) -> None:
         """Add the calls of another."""
@@ -228,13 +239,7 @@ def skip_space(text: str, begin: int, also: str = "") -> int:
 
 @dataclass
 class JsonCalls:
-    """Values one after another, each a call or a list of calls.
-
-    Attributes:
-        sources: The text of each call.
-        end: Where they end, or where what is broken begins.
-        broken: Why they end early; None: they do not.
-    """
+    """The texts of calls one after another, alone or in lists; where they end, and why early, if they do."""
 
     sources: list[str] = field(default_factory=list)
     end: int = 0
@@ -245,53 +250,31 @@ class JsonCalls:
         """The values from `begin` on; `separators` may be between two of them, as white space may."""
         found = cls(end=begin)
         while begin < len(text) and text[begin] in "{[":
+            elements = list(_elements(text, begin)) if text[begin] == "[" else []
             try:
                 end = end_of_json(text, begin)
             except BrokenJsonError as error:
-                found._read_elements(text, begin)
-                found.broken = error
+                found.end, found.broken = begin, error
+                for first, last in takewhile(lambda place: text[place[0]] == "{", elements):
+                    found.sources.append(text[first:last])
+                    found.end = skip_space(text, last, ",")
                 return found
-            value = text[begin:end]
-            elements = _elements(value) if value.startswith("[") else [value]
-            found.sources += elements or [value]
+            found.sources += [text[first:last] for first, last in elements] or [text[begin:end]]
             found.end = end
             begin = skip_space(text, end, separators)
         return found
 
-    def _read_elements(self, text: str, begin: int) -> None:
-        """Read those calls of a list that are whole."""
-        self.end = begin
-        if text[begin] != "[":
+
+def _elements(text: str, begin: int) -> Iterator[tuple[int, int]]:
+    """Where the elements of a JSON list are, those that are whole."""
+    at = skip_space(text, begin + 1)
+    while at < len(text) and text[at] != "]":
+        try:
+            end = end_of_json(text, at)
+        except BrokenJsonError:
             return
-        begin = skip_space(text, begin + 1)
-        while begin < len(text) and text[begin] == "{":
-            try:
-                end = end_of_json(text, begin)
-            except BrokenJsonError:
-                return
-            self.sources.append(text[begin:end])
-            begin = self.end = skip_space(text, end, ",")
-
-
-def _elements(text: str) -> list[str]:
-    """The texts of a JSON list's elements."""
-    texts: list[str] = []
-    at = skip_space(text, 1)
-    while text[at] != "]":
-        end = end_of_json(text, at)
-        texts.append(text[at:end])
+        yield at, end
         at = skip_space(text, end, ",")
-    return texts
-
-
-def add_source(parsed: ParsedReply, source: str, tools: Tools) -> None:
-    """Add a call by its JSON text, or say why it is none."""
-    try:
-        call = read_json(source)
-    except ValueError as error:
-        parsed.add_invalid(name_in(source), source, error)
-    else:
-        parsed.add_json(call, source, tools)
 
 
 def parse_constrained(text: str, tools: Tools) -> ParsedReply:
@@ -300,7 +283,7 @@ def parse_constrained(text: str, tools: Tools) -> ParsedReply:
     begin = skip_space(text, 0)
     found = JsonCalls.read(text, begin, "")
     for source in found.sources:
-        add_source(parsed, source, tools)
+        parsed.add_source(source, tools)
     rest = text[found.end :].strip()
     if found.broken is not None:
         parsed.add_invalid(name_in(rest), rest, found.broken)

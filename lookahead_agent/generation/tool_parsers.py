@@ -37,8 +37,8 @@ _XML = _Units("<function=", "</function>", ("<tool_call>", "</tool_call>"), "{ar
 _DEEPSEEK = _Units("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"))
 _UNITS = {"qwen3_coder": _XML, "qwen3_xml": _XML, "deepseek_v3": _DEEPSEEK, "deepseek_v31": _DEEPSEEK}
 _PYTHONIC = frozenset({"pythonic", "llama4_pythonic", "olmo3"})
-_PYTHON_LIST = re.compile(r"\s*(?:<\|python_start\|>|<function_calls>)?\s*\[\s*[A-Za-z_][\w.]*\s*\(")
-_HALF_PYTHON_LIST = re.compile(r"\s*(?:<[\w|]*>?)?\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?\Z")
+_PYTHON_LIST = re.compile(r"\A\s*(?:<\|python_start\|>|<function_calls>)?\s*\[\s*[A-Za-z_][\w.]*\s*\(")
+_HALF_PYTHON_LIST = re.compile(r"\A\s*(?:<[\w|]*>?)?\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?\Z")
 
 # What in a chat template gives its family away; the first that is found.
 _IN_TEMPLATE = (
@@ -78,32 +78,21 @@ class VLLMToolParser:
             self.begins = re.compile("|".join(map(re.escape, self.markers)))
             self.may_begin = re.compile(beginnings(*self.markers))
         elif name in _PYTHONIC:
-            self.markers = ("[",)
+            self.markers, self.begins, self.may_begin = ("[",), _PYTHON_LIST, _HALF_PYTHON_LIST
         try:
             self._class(self._tokenizer)
         except Exception as error:  # each parser raises what it likes
             raise ConfigurationError(f"the tool parser {name!r} does not go with this model: {error}") from error
 
-    def read(self, text: str, at: int, tools: Tools, *, final: bool, cut: bool) -> Found | None:
+    def read(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
         """Read the calls from a marker on, or all of the reply."""
         if self._units is not None:
-            return self._unit(self._units, text, at, tools, final=final, cut=cut)
-        if self.name in _PYTHONIC:
-            if not (_PYTHON_LIST.match(text) or _HALF_PYTHON_LIST.match(text)):
-                return Found(at)
-            if not final:
-                return None
-            if not _PYTHON_LIST.match(text):
-                return Found(at)
-        elif not final:
-            return None
+            return self._unit(self._units, text, at, tools, cut=cut)
         calls = ParsedReply("")
         # Such a format says nothing of its calls' ends: the last one of a reply that was cut off may have been longer.
         found = self._extract(text.strip(), tools)
         if found is None:
-            if self.name not in _PYTHONIC:
-                return Found(at)
-            return self._unread(text, len(text), cut=cut)
+            return self._unread(text, len(text), cut=cut) if self.name in _PYTHONIC else Found(at)
         for number, call in enumerate(found.tool_calls, 1):
             if cut and number == len(found.tool_calls) and self.name not in _PYTHONIC:
                 calls.add_invalid(call.function.name, call.function.arguments, "it was cut off")
@@ -112,48 +101,35 @@ class VLLMToolParser:
         calls.content = found.content or ""
         return Found(len(text), calls)
 
-    def _unit(self, units: _Units, text: str, at: int, tools: Tools, *, final: bool, cut: bool) -> Found | None:
+    def _unit(self, units: _Units, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
         begin = at
         if text.startswith(units.around[0], at):
             begin = skip_space(text, at + len(units.around[0]))
-        calls = ParsedReply("")
         if not text.startswith(units.begins, begin):
             half = units.begins.startswith(text[begin:])
-            if half and not final:
-                return None
             if not (half and cut) and text[begin : begin + 1] not in ("{", "["):
                 return Found(begin)
             close = text.find(units.around[1], begin)
-            if close < 0 and not final:
-                return None
             end = close + len(units.around[1]) if close >= 0 else len(text)
             return self._unread(text[at:end], end, cut=cut and close < 0)
         closing = text.find(units.ends, begin)
         following = text.find(units.begins, begin + len(units.begins))
         if closing < 0 or 0 <= following < closing:
-            if following < 0 and not final:
-                return None
             end = following if following >= 0 else len(text)
             named = re.match(r"<function=([^>\s]*)>", text[begin:end])
             if named is not None and all(tool["function"]["name"] != named[1] for tool in tools):
                 return Found(begin + len(units.begins))
             return self._unread(text[at:end], end, cut=cut and end == len(text))
         end = closing + len(units.ends)
-        if not final:
-            # White space and the closing tag belong to the call, if they come.
-            after = skip_space(text, end)
-            if units.around[1].startswith(text[after:]) and text[after:] != units.around[1]:
-                return None
-        source = text[begin:end]
-        after = skip_space(text, end)
+        source, after = text[begin:end], skip_space(text, end)
         if text.startswith(units.around[1], after):
             end = after + len(units.around[1])
-        elif final and text[after:] and units.around[1].startswith(text[after:]):
+        elif text[after:] and units.around[1].startswith(text[after:]):
             end = len(text)
         found = self._extract(units.alone.format(around=units.around, call=source), tools)
         if found is None or len(found.tool_calls) != 1:
             return self._unread(text[at:end], end, cut=False)
-        call = found.tool_calls[0]
+        call, calls = found.tool_calls[0], ParsedReply("")
         calls.add(call.function.name, call.function.arguments or None, text[at:end].strip(), tools)
         return Found(end, calls)
 
