@@ -186,7 +186,7 @@ class ReplyReader:
     def _parsed(self) -> ParsedReply:
         """The answer without the calls, which are those of the lowest rank."""
         rank = min((part.rank for part in self._parts if isinstance(part, _Call)), default=0)
-        parsed = ParsedReply("")
+        parsed, called = ParsedReply(""), False
         for part in self._parts:
             if part is None:
                 self._thought = True
@@ -194,11 +194,12 @@ class ReplyReader:
             said = part if isinstance(part, str) else part.calls.content if part.rank == rank else part.text
             blank = not parsed.content.strip()
             parsed.content += said
-            if blank and (self._thought or parsed.called):
+            if blank and (self._thought or called):
                 parsed.content = parsed.content.lstrip()
             if isinstance(part, _Call) and part.rank == rank:
                 parsed.extend(part.calls)
-        if parsed.called:
+                called = called or parsed.called
+        if called:
             parsed.content = parsed.content.rstrip()
         return parsed
 
