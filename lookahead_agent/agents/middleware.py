@@ -1,24 +1,65 @@
-"""Middleware for agents made by `langchain.agents.create_agent`: policies, and calls that could not be read."""
+"""Middleware for agents made by `langchain.agents.create_agent`: `standard_middleware`, thoughts and policies."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
-from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
 
+from lookahead_agent.agents.prompts import (
+    REPEATED,
+    conversation_with_results,
+    describe_tools,
+    result_blocks,
+    this_question,
+)
+from lookahead_agent.agents.tool_results import FitContextEdit, ToolResultMiddleware
+from lookahead_agent.agents.tool_use import error_text
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
 
 try:
-    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
+    from langchain.agents.middleware import (
+        AgentMiddleware,
+        AgentState,
+        ContextEditingMiddleware,
+        HumanInTheLoopMiddleware,
+        ModelRequest,
+        ModelResponse,
+        ToolErrorMiddleware,
+        ToolRetryMiddleware,
+        hook_config,
+    )
 except ImportError as error:
     raise MissingExtraError("the middleware needs langchain: pip install 'lookahead-agent[agents]'") from error
 
 Chooser = Callable[[ModelRequest[Any]], PolicyLike | None]
 """Given what the agent is about to ask, the policy for it; None: the model chooses as ever."""
+
+MODEL_CALLS = 12
+"""Turns of the model on one question."""
+REASONING_KEY = "reasoning_content"
+"""Key of `additional_kwargs` under which a reply has its reasoning."""
+RETRIES = 2
+"""How often the model may try again after calls that failed."""
+
+THINKER = """You decide the next step of an assistant that has tools. Say in one or two short sentences which results \
+there are, what is still to be done, and which tool comes next, and for what. Do not work out anything yourself, and \
+do not write calls."""
+
+NEXT = "What is the next step?"
+
+ACT = "Do that now: call the tool, or answer the question if the results already say the answer."
+
+FINISHER = """You answer a question from the results of tools that were called. Say in one or two short sentences what \
+the results say, and what is missing, if something is. Add nothing that the results do not say."""
 
 
 def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:
@@ -36,6 +77,265 @@ def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str
     if module is None or not isinstance(model, module.ChatLookahead):
         return {}
     return {"node": node, **({"action_markers": tuple(action_markers)} if action_markers else {})}
+
+
+def standard_middleware(
+    llm: BaseChatModel,
+    tools: Sequence[BaseTool],
+    *,
+    model_calls: int = MODEL_CALLS,
+    ask_before: Collection[str] = (),
+    middleware: Sequence[AgentMiddleware[Any, Any, Any]] = (),
+    node: str = "actor",
+) -> list[AgentMiddleware[Any, Any, Any]]:
+    """What every agent with tools needs, from the outermost to the innermost; an agent's own flow follows it.
+
+    Errors of tools are told to the model with the tool's arguments; lost connections are tried again; results fit into
+    the context; calls that cannot be read are explained. A person is asked before some tools. A run ends with an
+    answer, also at a limit: see `FinalAnswerMiddleware`.
+
+    Args:
+        llm: The agent's model.
+        tools: The agent's tools.
+        model_calls: Turns of the model on one question.
+        ask_before: Names of tools before which the graph stops, by LangChain's `HumanInTheLoopMiddleware`. It goes on
+            with `Command(resume={"decisions": [{"type": "approve"}]})`; needs a checkpointer.
+        middleware: The caller's own, which sees errors of tools as they are raised, and encloses the agent's flow. One
+            of the same class as one of these takes its place.
+        node: Name of the model's turns.
+
+    Raises:
+        ValueError: `ask_before` names no tool, or no turn is left for the model.
+    """
+    if unknown := sorted(set(ask_before) - {tool.name for tool in tools}):
+        raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
+    ours = bool(lookahead_settings(llm, node=node))
+    made: list[AgentMiddleware[Any, Any, Any]] = [
+        ToolResultMiddleware(llm, exact=ours),
+        ToolErrorMiddleware(lambda error, _: error_text(error)),
+        *middleware,
+    ]
+    # What a person has approved is done once.
+    if repeatable := [tool.name for tool in tools if tool.name not in ask_before]:
+        made.append(
+            ToolRetryMiddleware(
+                max_retries=1, tools=[*repeatable], retry_on=(ConnectionError,), on_failure="error", initial_delay=0.1
+            )
+        )
+    if ask_before:
+        made.append(HumanInTheLoopMiddleware(dict.fromkeys(ask_before, True)))
+    made += [
+        # `FinalAnswerMiddleware` ends the run before this one does.
+        InvalidToolCallMiddleware(max_retries=model_calls),
+        ContextEditingMiddleware(edits=[FitContextEdit(llm)], token_count_method="model" if ours else "approximate"),
+        FinalAnswerMiddleware(model_calls=model_calls, node=node),
+    ]
+    # An agent takes one of a name.
+    theirs = {one.name for one in middleware}
+    return [one for one in made if one in middleware or one.name not in theirs]
+
+
+class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Ends a run with an answer in place of a loop, a limit or nothing.
+
+    The model gets a last turn, without tools, in which it says what the results say and what is missing, if
+
+    - it has used all but one of its turns,
+    - it makes the same calls as in the turn before (which are not made again),
+    - its calls failed in several turns in a row, or
+    - it neither called a tool nor answered.
+
+    All of that is read from the messages since the last question, so that a thread's next question begins anew.
+
+    Args:
+        model_calls: Turns of the model on one question, the last included.
+        retries: Turns in a row that may fail after a first one.
+        node: Name of the model's turns; None: that of LangGraph's node.
+        finisher: Name of the last turn.
+        prompt: System prompt of the last turn.
+
+    Raises:
+        ValueError: No turn, or a negative number of retries.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_calls: int = MODEL_CALLS,
+        retries: int = RETRIES,
+        node: str | None = None,
+        finisher: str = "finisher",
+        prompt: str = FINISHER,
+    ) -> None:
+        super().__init__()
+        if model_calls < 1 or retries < 0:
+            raise ValueError("model_calls is at least 1 and retries at least 0")
+        self._model_calls = model_calls
+        self._retries = retries
+        self._node = node
+        self._finisher = finisher
+        self._prompt = prompt
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Let the model take its turn, or its last one."""
+        if not self._is_last(request.state["messages"]):
+            return handler(self._named(request))
+        return self._answered(request, self._last_turn(request).invoke(self._last_messages(request)))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for agents that run in an event loop."""
+        if not self._is_last(request.state["messages"]):
+            return await handler(self._named(request))
+        return self._answered(request, await self._last_turn(request).ainvoke(self._last_messages(request)))
+
+    @hook_config(can_jump_to=["model"])
+    def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
+        """Have a last turn after the same calls, which are not made again, and after an empty reply."""
+        turns = _turns(state["messages"])
+        reply = turns[-1][0]
+        if len(turns) > 1 and reply.tool_calls and _calls(reply) == _calls(turns[-2][0]):
+            told = [
+                ToolMessage(
+                    "Not called again: the call before was the same.",
+                    tool_call_id=call["id"] or "",
+                    name=call["name"],
+                    status="error",
+                    additional_kwargs={REPEATED: True},
+                )
+                for call in reply.tool_calls
+            ]
+            return {"messages": told, "jump_to": "model"}
+        if not reply.tool_calls and not reply.invalid_tool_calls and not reply.text.strip():
+            return {"jump_to": "model"}
+        return None
+
+    @hook_config(can_jump_to=["model"])
+    async def aafter_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
+        """`after_model` for agents that run in an event loop."""
+        return self.after_model(state, runtime)
+
+    def _named(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        if self._node is None:
+            return request
+        settings = lookahead_settings(request.model, node=self._node)
+        return request.override(model_settings={**settings, **request.model_settings})
+
+    def _is_last(self, messages: Sequence[AnyMessage]) -> bool:
+        turns = _turns(messages)
+        if not turns:
+            return self._model_calls == 1
+        if len(turns) >= self._model_calls - 1:
+            return True
+        (reply, _), before = turns[-1], turns[:-1]
+        if not reply.tool_calls and not reply.invalid_tool_calls and not reply.text.strip():
+            return True
+        if before and reply.tool_calls and _calls(reply) == _calls(before[-1][0]):
+            return True
+        failed = [bool(results) and all(result.status == "error" for result in results) for _, results in turns]
+        return len(failed) > self._retries and all(failed[-self._retries - 1 :])
+
+    def _last_turn(self, request: ModelRequest[Any]) -> Runnable[Any, AIMessage]:
+        settings = lookahead_settings(request.model, node=self._finisher)
+        return request.model.bind(**{**request.model_settings, **settings})
+
+    def _last_messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
+        return [SystemMessage(self._prompt), *conversation_with_results(request.messages, "Results")]
+
+    def _answered(self, request: ModelRequest[Any], reply: AIMessage) -> ModelResponse[Any]:
+        if not reply.text.strip():
+            results = result_blocks(this_question(request.messages))
+            reply = reply.model_copy(update={"content": f"The model wrote no answer. Results:\n\n{results}"})
+        return ModelResponse(result=[reply.model_copy(update={"tool_calls": [], "invalid_tool_calls": []})])
+
+
+def _turns(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolMessage]]]:
+    """The model's replies since the last question, each with what its tools said."""
+    turns: list[tuple[AIMessage, list[ToolMessage]]] = []
+    for message in this_question(messages):
+        if isinstance(message, AIMessage):
+            turns.append((message, []))
+        elif isinstance(message, ToolMessage) and turns:
+            turns[-1][1].append(message)
+    return turns
+
+
+def _calls(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
+    return [(call["name"], call["args"]) for call in reply.tool_calls]
+
+
+class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Has the model think in a few sentences before each of its turns.
+
+    The thought is a call of its own, with a policy of its own: `policies={"thinker": "balanced"}`. It is the content of
+    the message that has the turn's tool calls; of an answer it is the `reasoning_content`, as with models that think.
+
+        ```python
+        agent = create_agent(llm, tools, middleware=[*standard_middleware(llm, tools), ThinkingMiddleware()])
+        ```
+
+    A turn that may call no tools needs no thought.
+
+    Args:
+        prompt: System prompt of the thought. The tools follow, each with its arguments and description.
+        node: Name of the thought's call.
+    """
+
+    def __init__(self, prompt: str = THINKER, *, node: str = "thinker") -> None:
+        super().__init__()
+        self._prompt = prompt
+        self._node = node
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Think, and then take the turn."""
+        if not request.tools:
+            return handler(request)
+        thought = self._thinker(request).invoke(self._messages(request)).text.strip()
+        return _with_thought(handler(_after_thought(request, thought)), thought)
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for agents that run in an event loop."""
+        if not request.tools:
+            return await handler(request)
+        thought = (await self._thinker(request).ainvoke(self._messages(request))).text.strip()
+        return _with_thought(await handler(_after_thought(request, thought)), thought)
+
+    def _thinker(self, request: ModelRequest[Any]) -> Runnable[Any, AIMessage]:
+        settings = lookahead_settings(request.model, node=self._node)
+        return request.model.bind(**{**request.model_settings, **settings})
+
+    def _messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
+        system = f"{self._prompt}\n\nTools:\n{describe_tools(request.tools)}"
+        return [
+            SystemMessage(system),
+            *conversation_with_results(request.messages, "Results so far"),
+            HumanMessage(NEXT),
+        ]
+
+
+def _after_thought(request: ModelRequest[Any], thought: str) -> ModelRequest[Any]:
+    messages: list[AnyMessage] = [*request.messages, HumanMessage(f"{thought}\n\n{ACT}")]
+    return request.override(messages=messages) if thought else request
+
+
+def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[Any]:
+    """The response whose reply has the thought: beside calls as its text, beside an answer as its reasoning."""
+    reply = response.result[0] if response.result else None
+    if not thought or not isinstance(reply, AIMessage):
+        return response
+    if reply.tool_calls or reply.invalid_tool_calls:
+        changed = reply.model_copy(update={"content": thought})
+    else:
+        reasoning = {**reply.additional_kwargs, REASONING_KEY: thought}
+        changed = reply.model_copy(update={"additional_kwargs": reasoning})
+    return replace(response, result=[changed, *response.result[1:]])
 
 
 class LookaheadPolicyMiddleware(AgentMiddleware[Any, Any, Any]):

@@ -1,0 +1,99 @@
+"""Texts for models, made of tools and messages: what tools there are, what was called and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import cleandoc
+from typing import Any
+
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+REPEATED = "repeated"
+"""Key of `additional_kwargs` of a `ToolMessage` whose call was not made, since the one before was the same."""
+
+
+def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
+    """Each tool's name, arguments and description, one line or more for each: `- name(argument: type): …`."""
+    return "\n".join(f"- {_described(convert_to_openai_tool(tool)['function'])}" for tool in tools)
+
+
+def _described(function: Mapping[str, Any]) -> str:
+    parameters = function.get("parameters", {})
+    required = parameters.get("required", ())
+    arguments = [
+        f"{name}: {_kind(schema)}" + ("" if name in required else f" = {json.dumps(schema.get('default'))}")
+        for name, schema in parameters.get("properties", {}).items()
+    ]
+    lines = cleandoc(function.get("description", "")).splitlines()
+    description = "\n  ".join(line for line in lines if line.strip())
+    return f"{function['name']}({', '.join(arguments)}): {description}"
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return " | ".join(json.dumps(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " | ".join(_kind(part) for part in schema["anyOf"])
+    if schema.get("type") == "array" and isinstance(schema.get("items"), Mapping):
+        return f"list of {_kind(schema['items'])}"
+    return str(schema.get("type", "any"))
+
+
+def this_question(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
+    """The messages from the last question on; all of them if nobody asked."""
+    for index in range(len(messages) - 1, -1, -1):
+        if isinstance(messages[index], HumanMessage):
+            return messages[index:]
+    return messages
+
+
+def result_blocks(messages: Iterable[AnyMessage]) -> str:
+    """The calls and their results as blocks with a blank line between them: `[1] name(argument="…")`, then the text.
+
+    Args:
+        messages: Replies with `tool_calls`, and the `ToolMessage`s that answer them.
+
+    Returns:
+        The blocks; "none" if there are no results.
+    """
+    calls: dict[str | None, str] = {}
+    blocks: list[str] = []
+    for message in messages:
+        if isinstance(message, AIMessage):
+            calls |= {call["id"]: call_text(call["name"], call["args"]) for call in message.tool_calls}
+        elif isinstance(message, ToolMessage) and REPEATED not in message.additional_kwargs:
+            failed = " failed" if message.status == "error" else ""
+            called = calls.get(message.tool_call_id, message.name or "a call")
+            blocks.append(f"[{len(blocks) + 1}] {called}{failed}\n{message.text.strip() or '(nothing)'}")
+    return "\n\n".join(blocks) or "none"
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as one reads it: `name(argument="value", other=1)`."""
+    listed = ", ".join(
+        f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in arguments.items()
+    )
+    return f"{name}({listed})"
+
+
+def conversation_with_results(messages: Sequence[AnyMessage], heading: str, then: str = "") -> list[AnyMessage]:
+    """The conversation without calls: what was asked and answered before, and the last question with its results.
+
+    Args:
+        messages: Messages of a graph, as far as a model may see them.
+        heading: Precedes the results, which follow the question as blocks.
+        then: Follows the results.
+    """
+    now = this_question(messages)
+    before = [message for message in messages[: len(messages) - len(now)] if _is_said(message)]
+    asked = now[0].text if now and isinstance(now[0], HumanMessage) else ""
+    parts = [asked, f"{heading}:\n\n{result_blocks(now)}", then]
+    return [*before, HumanMessage("\n\n".join(filter(None, parts)))]
+
+
+def _is_said(message: AnyMessage) -> bool:
+    called = isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls)
+    return not isinstance(message, ToolMessage) and not called and bool(message.text.strip())

@@ -1,0 +1,152 @@
+"""What models get back from tools: errors with the tool's arguments, and results that fit into the context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages.utils import count_tokens_approximately
+from langgraph.types import Command
+
+from lookahead_agent.agents.prompts import describe_tools
+from lookahead_agent.agents.tool_use import cut, error_text
+from lookahead_agent.errors import MissingExtraError
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, ClearToolUsesEdit, ToolCallRequest
+except ImportError as error:
+    raise MissingExtraError("the middleware needs langchain: pip install 'lookahead-agent[agents]'") from error
+
+CountTokens = Callable[[Sequence[BaseMessage]], int]
+ToolResult = ToolMessage | Command[Any]
+
+_SHARE = 4
+"""A result takes at most one part in so many of the model's context."""
+_KEPT = 3
+"""Results that older ones make room for."""
+_CLEARED = "(cleared, for the conversation was too long; call the tool again if this is needed)"
+_REST = "ask the tool for less at once"
+
+
+class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Makes of a tool's result a text that its model can use.
+
+    A result that takes more than a quarter of the model's context is cut, with a line that says so. An error comes with
+    the tool's arguments and description, so that the model can call it again.
+
+    Args:
+        llm: The model that reads the results.
+        exact: Whether the model counts the tokens; otherwise LangChain estimates their number.
+    """
+
+    def __init__(self, llm: BaseChatModel, *, exact: bool = False) -> None:
+        super().__init__()
+        self._llm = llm
+        self._exact = exact
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
+        """Make the call."""
+        return self._readable(request, handler(request))
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        """`wrap_tool_call` for agents that run in an event loop."""
+        try:
+            result = await handler(request)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The tool cancelled a scope of its own, and nobody the call.
+            call = request.tool_call
+            result = ToolMessage(error_text(error), tool_call_id=call["id"], name=call["name"], status="error")
+        return self._readable(request, result)
+
+    def _readable(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
+        if not isinstance(result, ToolMessage) or not isinstance(result.content, str):
+            return result
+        # A result that no message can carry would end the run where it is saved.
+        text = self._fitting(result.content.encode(errors="replace").decode())
+        if result.status == "error" and request.tool is not None:
+            text += f"\n\nThe tool is:\n{describe_tools([request.tool])}\nCall it again with arguments that can work."
+        return result.model_copy(update={"content": text})
+
+    def _fitting(self, text: str) -> str:
+        text = cut(text, _REST)
+        context = context_length(self._llm)
+        if context is None:
+            return text
+        most = context // _SHARE
+        # A token has a character at least, so that most results need no counting.
+        if len(text) <= most:
+            return text
+        tokens = self._llm.get_num_tokens(text) if self._exact else count_tokens_approximately([HumanMessage(text)])
+        if tokens <= most:
+            return text
+        return shortened(text, max(1, len(text) * most // tokens))
+
+
+class FitContextEdit:
+    """An edit of `ContextEditingMiddleware` after which the messages fit into the model's context.
+
+    As long as they do not, older results are cleared, then earlier questions are left out, and then the longest texts
+    of the tools and of the model are cut to half their length. The graph's state keeps all of them.
+
+    Args:
+        llm: The model that reads the messages; one whose context is not known is left to itself.
+    """
+
+    def __init__(self, llm: BaseChatModel) -> None:
+        self._llm = llm
+
+    def apply(self, messages: list[AnyMessage], *, count_tokens: CountTokens) -> None:
+        """Edit the messages in place."""
+        context = context_length(self._llm)
+        if context is None:
+            return
+        longest_reply = (self._llm.profile or {}).get("max_output_tokens") or context
+        # An agent's own prompts, such as a planner's with its tools, come on top of what is counted.
+        room = context - min(longest_reply, context // 4) - context // 16
+        ClearToolUsesEdit(trigger=room, keep=_KEPT, placeholder=_CLEARED).apply(messages, count_tokens=count_tokens)
+        while count_tokens(messages) > room:
+            if not (_leave_out_a_question(messages) or _halve_a_text(messages)):
+                return
+
+
+def _leave_out_a_question(messages: list[AnyMessage]) -> bool:
+    """Leave out the first question that is not the last, with all that came of it."""
+    starts = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
+    if len(starts) < 2:
+        return False
+    del messages[: starts[1]]
+    return True
+
+
+def _halve_a_text(messages: list[AnyMessage]) -> bool:
+    """Cut the longest text of a tool, or where there is none of the model."""
+    for kind in (ToolMessage, AIMessage):
+        ours = [index for index, message in enumerate(messages) if isinstance(message, kind)]
+        longest = max(ours, key=lambda index: len(messages[index].text), default=None)
+        if longest is not None and len(text := messages[longest].text) > 200:
+            messages[longest] = messages[longest].model_copy(update={"content": shortened(text, len(text) // 2 - 100)})
+            return True
+    return False
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text, with a last line that says how much of it there is.
+
+    Args:
+        text: The text.
+        most: Characters that are shown.
+    """
+    return f"{text[:most]}\n… (cut: {most:,} of {len(text):,} characters; {_REST})"
+
+
+def context_length(llm: BaseChatModel) -> int | None:
+    """Tokens of the model's context, by its profile; None: it is not known."""
+    return (llm.profile or {}).get("max_input_tokens")
