@@ -22,9 +22,9 @@ import pint
 from math_verify import parse, verify
 from quantulum3 import parser
 
-from lookahead_agent.calibration.pairs import OutcomeRule, labelled_pairs, pair_file
+from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
 from lookahead_agent.verifiers import results
-from lookahead_agent.verifiers.results import NUMBER, different_results, normalized, numbers
+from lookahead_agent.verifiers.results import _NUMBER, different_results, normalized, numbers
 
 logging.disable(logging.WARNING)  # what a library cannot read it says for each pair
 REGISTRY = pint.UnitRegistry()
@@ -53,7 +53,7 @@ def with_pint(draft: str, target: str) -> bool:
 def _pint_units(text: str) -> dict[object, set[object]]:
     found: dict[object, set[object]] = {}
     text = normalized(text)
-    for match in NUMBER.finditer(text):
+    for match in _NUMBER.finditer(text):
         after = results._UNIT_AFTER.match(text, match.end())
         if after is None:
             continue
@@ -145,7 +145,7 @@ def measure(name: str, verdict: Callable[[str, str], bool], pairs: list[tuple[st
 if __name__ == "__main__":
     labelled = []
     for pair in labelled_pairs(pair_file(Path(sys.argv[1])).rows).values():
-        is_error = pair.changes_outcome(OutcomeRule())
+        is_error = pair.changes_outcome
         if is_error is not None:
             labelled.append((pair.row.pair.draft.text, pair.row.pair.target.text, is_error))
     print(f"{len(labelled)} pairs, {sum(is_error for *_, is_error in labelled)} errors")

@@ -6,20 +6,14 @@ import datetime
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from lookahead_agent.bench.plots import new_figure
 from lookahead_agent.bench.resources import environment
-from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule
-from lookahead_agent.calibration.scores import CANDIDATES, Candidate, of_policy
+from lookahead_agent.calibration.pairs import LabelledPair
+from lookahead_agent.calibration.scores import CANDIDATES, Candidate
 from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW
-from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds, upper_bound
+from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.policy import VerifierPolicy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _AS_MANY = 0.02
 """By what share two verifiers may differ in what they accept, for the cheaper one to be taken."""
@@ -41,12 +35,11 @@ class SplitResult:
     splits: int  # divisions
     certified: int  # divisions in which some threshold kept the risk
     kept: int  # of these, those in which the others' share of errors was no larger
-    shares: tuple[float, ...]  # of errors among the others' accepted pairs, of each certified division
-    errors: float  # the same over all of them together
-    accepted: float  # accepted share of pairs, over all of them together
+    errors: float  # share of errors among the others' accepted pairs, over all of these divisions together
+    accepted: float  # accepted share of the others' pairs, likewise
 
 
-def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: OutcomeRule) -> dict[str, ScoredPair]:
+def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str, ScoredPair]:
     """Labelled pairs as a verifier sees them, by problem; pairs without a label are left out.
 
     Raises:
@@ -54,7 +47,7 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: Outcom
     """
     found = {}
     for problem, pair in pairs.items():
-        errors = pair.changes_outcome(rule)
+        errors = pair.changes_outcome
         if errors is None:
             continue
         score = candidate.score(pair)
@@ -68,12 +61,8 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate, rule: Outcom
     return found
 
 
-def fit(
-    pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate], rule: OutcomeRule, level: float = LEVEL
-) -> list[Fit]:
+def fit(pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate]) -> list[Fit]:
     """Thresholds of verifiers, learnt from pairs by problem; the best may be taken for each risk.
-
-    `level` is the probability with which a threshold that is taken is riskier than stated.
 
     Raises:
         ConfigurationError: No threshold can be learnt from the pairs; see `thresholds`.
@@ -81,9 +70,7 @@ def fit(
     return [
         Fit(
             candidate,
-            thresholds(
-                list(scored(pairs, candidate, rule).values()), candidate.grid, level=level, tests=len(candidates)
-            ),
+            thresholds(list(scored(pairs, candidate).values()), candidate.grid, tests=len(candidates)),
         )
         for candidate in candidates
     ]
@@ -105,25 +92,7 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
     return min(about_as_many, key=lambda one: by_cost.index(one[0].name), default=None)
 
 
-def evaluate(
-    pairs: Mapping[str, LabelledPair], policy: VerifierPolicy, rule: OutcomeRule, level: float = LEVEL
-) -> Threshold:
-    """The threshold of a policy, with its counts and risk on labelled pairs and a bound; nothing is chosen.
-
-    Raises:
-        ConfigurationError: The policy has no threshold, or a pair was not measured.
-    """
-    candidate, threshold = of_policy(policy)
-    known = scored(pairs, candidate, rule).values()
-    errors = [pair.changes_outcome for pair in known if pair.score >= threshold]
-    count = sum(errors)
-    share = count / len(errors) if errors else 0.0
-    return Threshold(threshold, share, len(errors), count, len(known), upper_bound(len(errors), count, level))
-
-
-def count_disputed(
-    pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold, rule: OutcomeRule
-) -> int | None:
+def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold) -> int | None:
     """The number of accepted pairs that the target disputes, asked as `DriftMonitor` asks it.
 
     None where it was not asked about one of them, and of verifiers that judge a draft step alone: in use there is no
@@ -131,7 +100,7 @@ def count_disputed(
     """
     if candidate.draft_first:
         return None
-    known = scored(pairs, candidate, rule)
+    known = scored(pairs, candidate)
     count = 0
     for problem, pair in known.items():
         if pair.score < threshold.value or pairs[problem].row.same_text:
@@ -146,11 +115,8 @@ def count_disputed(
 def split_results(
     pairs: Mapping[str, LabelledPair],
     candidates: Sequence[Candidate],
-    rule: OutcomeRule,
     *,
-    level: float = LEVEL,
     splits: int = 20,
-    seed: int = 0,
     learn_from: float = 0.5,
 ) -> Iterator[SplitResult]:
     """Learn thresholds from a share of the problems and hold the others against them, again and again.
@@ -158,20 +124,20 @@ def split_results(
     Raises:
         ConfigurationError: No threshold can be learnt from the pairs; see `thresholds`.
     """
-    known = {candidate.name: scored(pairs, candidate, rule) for candidate in candidates}
+    known = {candidate.name: scored(pairs, candidate) for candidate in candidates}
     for of_candidate in known.values():
         check(list(of_candidate.values()))
     problems = sorted(next(iter(known.values())))
     counts: dict[float, list[tuple[int, int, int]]] = {risk: [] for risk in RISKS}
     for number in range(splits):
-        mixed = random.Random(f"{seed} {number}").sample(problems, len(problems))
+        mixed = random.Random(f"0 {number}").sample(problems, len(problems))
         split = min(max(int(len(mixed) * learn_from), 1), len(mixed) - 1)
         seen, others = mixed[:split], mixed[split:]
         fits = []
         for candidate in candidates:
             of_seen = [known[candidate.name][problem] for problem in seen]
             if len({pair.changes_outcome for pair in of_seen}) == 2:
-                fits.append(Fit(candidate, thresholds(of_seen, candidate.grid, level=level, tests=len(candidates))))
+                fits.append(Fit(candidate, thresholds(of_seen, candidate.grid, tests=len(candidates))))
         for risk in RISKS:
             if (chosen := best(fits, risk)) is not None:
                 candidate, threshold = chosen
@@ -185,36 +151,12 @@ def split_results(
             splits,
             len(of_risk),
             sum(errors <= risk * accepted for accepted, errors, _ in of_risk),
-            tuple(errors / accepted if accepted else 0.0 for accepted, errors, _ in of_risk),
             sum(errors for _, errors, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
             accepted_pairs / sum(total for _, _, total in of_risk) if of_risk else 0.0,
         )
 
 
-def kept_risks(results: Sequence[SplitResult]) -> Figure:
-    """Shares of errors on problems that calibration did not see, by stated risk: a dot for each division.
-
-    Raises:
-        MissingExtraError: Matplotlib is not installed.
-    """
-    figure, (axes,) = new_figure(6.0, 3.2)
-    for place, result in enumerate(results):
-        axes.hlines(result.risk, place - 0.3, place + 0.3, colors="#d62728", label="_" if place else "stated")
-        spread = [place + 0.5 * ((number + 0.5) / len(result.shares) - 0.5) for number in range(len(result.shares))]
-        axes.plot(spread, result.shares, ".", color="#1f77b4", label="measured" if place == 0 else None)
-    axes.set_xticks(
-        range(len(results)), [f"{each.risk:g}\n{each.certified} of {each.splits}" for each in results], fontsize=8
-    )
-    axes.set_xlabel("stated risk, and divisions with a threshold that keeps it")
-    axes.set_ylabel("share of errors among accepted")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="upper left")
-    return figure
-
-
-def certificates_of(
-    pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], rule: OutcomeRule, level: float, data: str
-) -> list[Certificate]:
+def certificates_of(pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], data: str) -> list[Certificate]:
     """Certificates of the best verifier at each risk, learnt from the pairs of a file with this digest."""
     first = next(iter(pairs.values()))
     settings = first.row.settings
@@ -228,14 +170,14 @@ def certificates_of(
             verifier=candidate.name,
             policy=candidate.policy(threshold.value).model_dump(exclude_unset=True),
             threshold=threshold.value,
-            level=level,
+            level=LEVEL,
             tests=len(fits),
             pairs=threshold.pairs,
             accepted=threshold.accepted,
             errors=threshold.errors,
             bound=threshold.bound,
-            disputed=count_disputed(pairs, candidate, threshold, rule),
-            rule=asdict(rule),
+            disputed=count_disputed(pairs, candidate, threshold),
+            rule=asdict(first.rule),
             data=data,
             date=datetime.date.today().isoformat(),
             environment=environment(),

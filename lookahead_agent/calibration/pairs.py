@@ -1,14 +1,13 @@
 """Pairs of steps with what followed from each, kept in a file of rows that only grows.
 
-A row tells one thing of one problem's pair: the pair itself, the outcomes of continuations, scores of verifiers, or a
-person's label. A problem has one pair, so that pairs are independent of each other.
+A row tells one thing of one problem's pair: the pair itself, the outcomes of continuations, or scores of verifiers. A
+problem has one pair, so that pairs are independent of each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import comb
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,19 +27,13 @@ class OutcomeRule:
 
     First a few continuations from each; only where the draft's step led there less often by a margin, more are written,
     and a one-sided exact test of Fisher's on these alone decides. So a step that changes nothing is called an error
-    with a probability of at most `level`, and of much less unless chance has raised a suspicion before.
-
-    Attributes:
-        seeds: Continuations from each step at first.
-        margin: By how many of them the draft's step must fall short to be suspected.
-        confirm: Continuations from each step of a suspected pair.
-        level: Of the test.
+    with a probability of at most `level`.
     """
 
-    seeds: int = 4
-    margin: int = 2
-    confirm: int = 12
-    level: float = 0.01
+    seeds: int = 4  # continuations from each step at first
+    margin: int = 2  # by how many of them the draft's step must fall short to be suspected
+    confirm: int = 12  # continuations from each step of a suspected pair
+    level: float = 0.01  # of the test
 
     def suspected(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
         """Whether the first continuations raise a suspicion."""
@@ -53,28 +46,16 @@ class OutcomeRule:
         return self.seeds + self.confirm - len(draft) if self.suspected(draft, target) else 0
 
     def changes_outcome(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
-        """Whether the draft's step changes the outcome for the worse.
-
-        Args:
-            draft: Whether each continuation from the draft's step was right, in order.
-            target: The same from the target's step.
-        """
+        """Whether the draft's step changes the outcome for the worse, by whether each continuation was right."""
         if not self.suspected(draft, target):
             return False
         return fisher(sum(draft[self.seeds :]), sum(target[self.seeds :]), self.confirm) <= self.level
 
 
-@lru_cache(maxsize=4096)
 def fisher(draft: int, target: int, count: int) -> float:
-    """One-sided p-value of Fisher's exact test.
+    """One-sided p-value of Fisher's exact test of right continuations, of as many from each step.
 
-    Args:
-        draft: Right continuations from the draft's step.
-        target: Right continuations from the target's step.
-        count: Continuations from each.
-
-    Returns:
-        The probability that the draft's step has no more right ones if both are right equally often.
+    It is the probability that the draft's step has no more right ones if both are right equally often.
     """
     right = draft + target
     ways = sum(comb(count, d) * comb(count, right - d) for d in range(max(0, right - count), draft + 1))
@@ -82,8 +63,6 @@ def fisher(draft: int, target: int, count: int) -> float:
 
 
 class _Row(BaseModel):
-    """A row of the file of pairs: of which problem it is."""
-
     model_config = ConfigDict(extra="ignore")
 
     problem: str
@@ -142,13 +121,6 @@ class ScoresRow(_Row):
     judge: str | None = None
 
 
-class LabelRow(_Row):
-    """A person's label: whether accepting the draft's step changes the outcome; None takes back an earlier one."""
-
-    kind: Literal["label"] = "label"
-    changes_outcome: bool | None
-
-
 @dataclass
 class LabelledPair:
     """Everything that is known of a pair."""
@@ -157,24 +129,23 @@ class LabelledPair:
     outcomes: OutcomesRow | None = None
     scores: dict[str, float] = field(default_factory=dict)
     judge: str | None = None  # the model that judged; None: the target
-    label: bool | None = None  # by a person
+    rule: OutcomeRule = field(default_factory=OutcomeRule)
 
-    def changes_outcome(self, rule: OutcomeRule) -> bool | None:
+    @property
+    def changes_outcome(self) -> bool | None:
         """Whether accepting the draft's step changes the outcome; None: not known yet.
 
-        A person's label goes first. Else a step does so whose arithmetic is false, or from which the target comes
-        to the correct answer less often than from its own, by the rule.
+        A step does so whose arithmetic is false, or from which the target comes to the correct answer less often than
+        from its own, by the rule.
         """
-        if self.label is not None:
-            return self.label
         if self.row.same_text:
             return False
         if self.row.false_arithmetic:
             return True
         known = self.outcomes
-        if known is None or rule.missing(known.draft, known.target):
+        if known is None or self.rule.missing(known.draft, known.target):
             return None
-        return rule.changes_outcome(known.draft, known.target)
+        return self.rule.changes_outcome(known.draft, known.target)
 
 
 def pair_file(path: Path) -> RowFile:
@@ -193,13 +164,16 @@ def pair_rows(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.get("kind") == "pair"]
 
 
-_ROWS: TypeAdapter[PairRow | OutcomesRow | ScoresRow | LabelRow] = TypeAdapter(
-    Annotated[PairRow | OutcomesRow | ScoresRow | LabelRow, Field(discriminator="kind")]
+_ROWS: TypeAdapter[PairRow | OutcomesRow | ScoresRow] = TypeAdapter(
+    Annotated[PairRow | OutcomesRow | ScoresRow, Field(discriminator="kind")]
 )
 
 
-def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
+def labelled_pairs(rows: Iterable[Row], rule: OutcomeRule | None = None) -> dict[str, LabelledPair]:
     """Pairs by problem, with what is known of them, from the rows of a file; problems without a pair are left out.
+
+    Args:
+        rule: By which outcomes label a pair; None: the default.
 
     Raises:
         ConfigurationError: Other rows.
@@ -209,15 +183,13 @@ def labelled_pairs(rows: Iterable[Row]) -> dict[str, LabelledPair]:
         try:
             match _ROWS.validate_python(row):
                 case PairRow() as pair:
-                    found[pair.problem] = LabelledPair(pair)
+                    found[pair.problem] = LabelledPair(pair, rule=rule or OutcomeRule())
                 case OutcomesRow() as outcomes:
                     found[outcomes.problem].outcomes = outcomes
                 case ScoresRow() as scores:
                     known = found[scores.problem]
                     known.scores |= scores.scores
                     known.judge = scores.judge or known.judge
-                case LabelRow() as label:
-                    found[label.problem].label = label.changes_outcome
         except (ValidationError, KeyError) as error:
             raise ConfigurationError(f"row {number} is none of `lookahead-agent calibrate`: {error!r}") from error
     return {problem: pair for problem, pair in found.items() if pair.row.draft is not None}

@@ -17,7 +17,7 @@ from lookahead_agent.decoding.verifier import DraftStep
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile
-from lookahead_agent.policy import VerifierName, VerifierPolicy, as_policy
+from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import JudgeVerifier, LikelihoodVerifier, ScoreVerifier
@@ -28,7 +28,6 @@ Measure = Literal["similarity", "p_aligned", "p_swapped", "score", "likelihood"]
 of the draft's step, from 0 to 9; the mean log-probability of the draft's step under the target, in nats per token."""
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-
 
 _AT_ONCE = 8
 _JUDGED = frozenset({"p_aligned", "p_swapped"})
@@ -65,7 +64,6 @@ async def _score(
         if engines.problem is not None or engines.embedder is None:
             raise ConfigurationError(engines.problem or "there is no embedding model to measure similarity with")
         judge = engines.names.get("judge")
-
         if others := judges - {judge}:
             raise ConfigurationError(
                 f"{others.pop() or 'the target'} has judged these pairs, and not {judge or 'the target'}: measure in a "
@@ -166,37 +164,8 @@ class Candidate:
         return VerifierPolicy.model_validate(self.fields)
 
 
-_THRESHOLDS: dict[VerifierName, Measure] = {
-    "embedding": "similarity",
-    "judge": "p_aligned",
-    "cascade": "p_aligned",
-    "score": "score",
-    "likelihood": "likelihood",
-}
-
-
-def of_policy(policy: VerifierPolicy) -> tuple[Candidate, float]:
-    """A policy's verifier, and its threshold.
-
-    Raises:
-        ConfigurationError: Its verifier has none, or a question to the judge that no pair was measured with.
-    """
-    measure = _THRESHOLDS.get(policy.verifier)
-    if measure is None or policy.judge_prompt is not None:
-        raise ConfigurationError(
-            f"what {policy.name!r} accepts cannot be told from measures: choose one that goes by "
-            f"{', '.join(_THRESHOLDS)}, with this package's question to the judge"
-        )
-    fields = policy.model_dump(exclude_unset=True, exclude={measure, "risk"})
-    return Candidate(policy.name, measure, (), fields | {"verifier": policy.verifier}), getattr(policy, measure)
-
-
-def _steps(low: float, high: float, step: float) -> tuple[float, ...]:
-    count = round((high - low) / step)
-    return tuple(round(low + step * number, 6) for number in range(count + 1))
-
-
-_SHARES = _steps(0.0, 1.0, 0.01)
+_SHARES = tuple(number / 100 for number in range(101))
+_NATS = tuple(number / 50 for number in range(-150, 1))
 CANDIDATES: dict[str, Candidate] = {
     candidate.name: candidate
     for candidate in (
@@ -211,8 +180,8 @@ CANDIDATES: dict[str, Candidate] = {
             _SHARES,
             {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True},
         ),
-        Candidate("score", "score", _steps(0.0, 9.0, 0.1), {"verifier": "score"}),
-        Candidate("likelihood", "likelihood", _steps(-3.0, 0.0, 0.02), {"verifier": "likelihood"}),
+        Candidate("score", "score", tuple(number / 10 for number in range(91)), {"verifier": "score"}),
+        Candidate("likelihood", "likelihood", _NATS, {"verifier": "likelihood"}),
     )
 }
 """Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""

@@ -75,8 +75,8 @@ def certificates(models: Mapping[str, str]) -> list[Certificate]:
     ]
 
 
-def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
-    """Keep certificates of one pair of models in a folder (by default beside the models), and return their file.
+def keep(found: Sequence[Certificate]) -> Path:
+    """Keep certificates of one pair of models beside the models, and return their file.
 
     They replace those of the same precision and delimiter.
 
@@ -84,7 +84,7 @@ def keep(found: Sequence[Certificate], folder: Path | None = None) -> Path:
         ConfigurationError: The file cannot be written, or is something else.
     """
     first = found[0]
-    file = (folder or _made_here()) / _file_name(first.models)
+    file = _made_here() / _file_name(first.models)
     kind = (first.precision, first.delimiter)
     others = [each for each in (_read(file) if file.is_file() else ()) if (each.precision, each.delimiter) != kind]
     rows = [each.model_dump(mode="json") for each in (*others, *found)]

@@ -29,7 +29,7 @@ def test_pairs_are_collected_labelled_and_measured(real: ChatLookahead, tmp_path
         assert row.target is not None
         assert row.reply.startswith(row.before + row.target.text)
         assert row.draft.end is row.target.end
-        assert pair.changes_outcome(rule) is not None
+        assert pair.changes_outcome is not None
         if pair.outcomes is not None:
             assert len(pair.outcomes.draft) == len(pair.outcomes.target) in (2, 5)
     assert score_pairs(tmp_path / "pairs.jsonl", MEASURES, lambda: nullcontext(real), LogProgress()) == len(pairs)  # type: ignore[arg-type, return-value]

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
-from lookahead_agent.calibration.fit import Fit, best, count_disputed, evaluate, fit, split_results
-from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, ScoresRow, labelled_pairs
+from lookahead_agent.calibration.fit import Fit, best, count_disputed, fit, split_results
+from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
 from lookahead_agent.calibration.scores import CANDIDATES, score_pairs
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.certificates.risk import Threshold
@@ -87,8 +87,7 @@ def collected(out: Path, count: int = 8, answer: str | None = "12") -> dict[str,
 @pytest.mark.parametrize("answer", ["12", None])
 def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) -> None:
     pairs = collected(tmp_path / "pairs.jsonl", answer=answer)
-    rule = OutcomeRule()
-    labels = {problem.question.split()[2]: pairs[problem.id].changes_outcome(rule) for problem in problems()}
+    labels = {problem.question.split()[2]: pairs[problem.id].changes_outcome for problem in problems()}
     assert labels == {"plain": False, "forget": True, "false": True, "reword": False}
     for pair in pairs.values():
         row = pair.row
@@ -102,7 +101,7 @@ def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) 
             continue
         assert pair.outcomes is not None
         assert pair.outcomes.answer == "12"
-        errors = pair.changes_outcome(rule)
+        errors = pair.changes_outcome
         assert len(pair.outcomes.draft) == len(pair.outcomes.target) == (16 if errors else 4)
         assert set(pair.outcomes.target) == {True}
     assert pairs["p2"].row.false_arithmetic == ["3 * 4 = 13"]
@@ -122,8 +121,8 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
         Collector(scripted(_gone), problems(12), CollectionSettings(at_once=3), out).run(LogProgress())
     assert 0 < len(RowFile(out).rows) < len(RowFile(tmp_path / "whole.jsonl").rows)
     again = collected(out, 12)
-    assert {name: pair.changes_outcome(OutcomeRule()) for name, pair in again.items()} == {
-        name: pair.changes_outcome(OutcomeRule()) for name, pair in whole.items()
+    assert {name: pair.changes_outcome for name, pair in again.items()} == {
+        name: pair.changes_outcome for name, pair in whole.items()
     }
     rows = out.read_text().splitlines()
     assert sum('"kind": "pair"' in row for row in rows) == 12
@@ -185,31 +184,18 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = json.loads(call("fit", str(out), "--json"))
     assert fitted[0]["models"] == {"target": "big", "draft": "small", "embedding": "mini"}
     assert fitted[0]["policy"] == {"verifier": "embedding", "same_numbers": True, "similarity": fitted[0]["threshold"]}
-    shown = call("fit", str(out), "--keep-in", str(tmp_path / "own"))
-    assert "Kept in" in shown
-    assert len(list((tmp_path / "own").iterdir())) == 1
+    assert "Kept in" in call("fit", str(out))
+    assert len(list((tmp_path / "cache" / "certificates").iterdir())) == 1
     found, reason, _ = find_certificate(fitted[0]["risk"], NAMES, {})
     assert found == Certificate.model_validate(fitted[0])
     assert reason == found.describe()
     checked = json.loads(call("check", str(out), "--splits", "5", "--json"))
     assert checked[-1]["splits"] == 5
-    picture = tmp_path / "pictures" / "kept.svg"
-    assert "risk kept in" in call("check", str(out), "--splits", "2", "--plot", str(picture))
-    assert picture.read_text().startswith("<svg")
+    assert "risk kept in" in call("check", str(out), "--splits", "2")
     more = json.loads(call("check", str(out), "--splits", "5", "--learn-from", "0.8", "--json"))
     assert sum(one["certified"] for one in more) > 0
-    assert all(len(one["shares"]) == one["certified"] for one in more)
-    policies = "embedding:similarity=0.7,embedding"
-    compared = json.loads(call("compare", str(out), "--json", "--policies", policies)).values()
-    assert [(one["accepted"], one["errors"], one["risk"]) for one in compared] == [(160, 80, 0.5), (40, 0, 0.0)]
-    assert "160 of 160" in call("compare", str(out), "--policies", policies)
-    asked = call("label", str(out), input="y\nf\nn\nq\n")
-    assert asked.count("change the outcome?") == 4
-    assert "right from the draft's step 0, from the target's 16" in asked
-    assert call("label", str(out), input="q\n").count("change the outcome?") == 1
     for wrong in (["fit", str(out), "--verifiers", "guess"], ["score", str(out), "--measures", "guess"]):
         assert "some of" in call(*wrong, code=2) or "none of" in call(*wrong, code=2)
-    assert "falls short by 5" in call("--margin", "5", "fit", str(out), code=2)
 
 
 def _pair(score: float, errors: bool, text: str = "another") -> LabelledPair:
@@ -269,10 +255,6 @@ def test_judges_are_not_mixed_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="other has judged these pairs, and not the target"):
         score_pairs(out, ["p_swapped"], judging_as(None), LogProgress())
     score_pairs(out, ["p_swapped"], judging_as("other"), LogProgress())
-    fits = json.loads(
-        CliRunner().invoke(app, ["calibrate", "compare", str(out), "--policies", "judge", "--json"]).output
-    )
-    assert fits["judge"]["pairs"] == 4
 
 
 def judging_as(name: str | None) -> Callable[[], ChatLookahead]:
@@ -330,37 +312,17 @@ def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, thr
     assert verdict.accepted == (recorded >= threshold), verdict
 
 
-@pytest.mark.parametrize("policy", ["off", "exact", "random", "judge:judge_prompt={target}{draft}", "risk=0.1"])
-def test_what_a_policy_without_a_threshold_accepts_cannot_be_told(policy: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be told from measures"):
-        evaluate({"p": _pair(0.9, False)}, as_policy(policy), OutcomeRule())
-
-
-@given(
-    similarity=SHARES, p_aligned=SHARES, policy=st.sampled_from(["strict", "balanced", "fast", "cascade", "embedding"])
-)
-def test_what_a_policy_accepts_is_told_as_its_verifier_decides(policy: str, **scores: float) -> None:
-    pair = _pair(0.5, False)
-    pair.scores.update(scores)
-    models = Measured(scores, drafted="own")
-    engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), models, models, names=NAMES)
-    verifier = engines.verifier(as_policy(policy))
-    assert isinstance(verifier, PrefilterVerifier)
-    verdict = asyncio.run(verifier.verify(pair.row.pair))
-    assert evaluate({"p": pair}, as_policy(policy), OutcomeRule()).accepted == verdict.accepted
-
-
 def test_the_verifier_that_accepts_most_is_taken() -> None:
     good, bad = {f"g{n}": _pair(0.9, False) for n in range(200)}, {f"b{n}": _pair(0.2, True) for n in range(50)}
     candidates = [CANDIDATES["judge"], CANDIDATES["embedding"]]
-    chosen = best(fit(good | bad, candidates, OutcomeRule()), 0.03)
+    chosen = best(fit(good | bad, candidates), 0.03)
     assert chosen is not None
     candidate, threshold = chosen
     assert candidate.name == "embedding", "the judge has it the wrong way round"
     assert (threshold.value, threshold.risk, threshold.accepted) == (0.21, 0.02, 200)
     assert candidate.policy(threshold.value).explain().endswith("a similarity of 0.21 to the target's")
-    assert best(fit(bad | {"g": _pair(0.9, False)}, candidates, OutcomeRule()), 0.2) is None
-    results = list(split_results(good | bad, candidates, OutcomeRule(), splits=4))
+    assert best(fit(bad | {"g": _pair(0.9, False)}, candidates), 0.2) is None
+    results = list(split_results(good | bad, candidates, splits=4))
     kept = {result.risk: result.kept for result in results}
     assert kept[0.1] == 4
     assert kept[0.01] == 0, "half of the pairs are too few for so small a risk"
@@ -385,7 +347,7 @@ def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
     pairs["agreed"].scores["p_swapped"] = 0.9
 
     def count(name: str, least: float) -> int | None:
-        return count_disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1), OutcomeRule())
+        return count_disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1))
 
     assert count("embedding", 0.5) == 20
     assert count("embedding", 0.92) == 0
@@ -531,10 +493,13 @@ def test_the_names_of_risks_have_the_thresholds_of_the_packaged_certificates() -
         assert policy.model_dump(include=set(of_risk[risk])) == of_risk[risk]
 
 
-def test_certificates_of_the_package_follow_from_the_pairs_of_the_repository(tmp_path: Path) -> None:
+def test_certificates_of_the_package_follow_from_the_pairs_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (file,) = (Path(__file__).parents[2] / "docs" / "pairs").glob("pairs-*.jsonl.xz")
     names = "embedding,embedding+results,judge,judge+results,both orders,cascade"
-    arguments = ["calibrate", "fit", str(file), "--verifiers", names, "--keep-in", str(tmp_path), "--json"]
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    arguments = ["calibrate", "fit", str(file), "--verifiers", names, "--json"]
     computed = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
     (packaged,) = PACKAGED.glob("*.json")
     of_a_day = {"date", "environment"}
