@@ -72,7 +72,7 @@ def calculate(expression: str) -> str:
         raise ValueError(f"{expression!r} cannot be evaluated: a function has too few or too many numbers") from None
 
 
-@make_tool(rest="calculate with smaller numbers")
+@make_tool(rest="calculate with smaller numbers", read_only=True)
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression exactly, for example "(3 + 4) * 2.5"."""
     return calculate(expression)

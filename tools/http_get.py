@@ -379,7 +379,7 @@ def make_http_tool(allowed: Collection[str], limits: HttpLimits | None = None) -
 
     description = f"Fetch a web page as text, from a character of it on. Allowed hosts: {names}."
 
-    @make_tool(description=description, rest="fetch it again from a later first_character")
+    @make_tool(description=description, rest="fetch it again from a later first_character", read_only=True)
     def http_get(url: str, first_character: int = 1) -> str:
         return fetch(url, allowed, limits, first_character=first_character) or "(there is no more text)"
 

@@ -152,7 +152,7 @@ def make_search_tool(folder: str | Path, embed: Embed | None = None, count: int 
     """
     index = DocumentIndex(folder, embed)
 
-    @make_tool(rest="ask for something more particular")
+    @make_tool(rest="ask for something more particular", read_only=True)
     def search_documents(question: str) -> str:
         """Search the documents. Returns passages with their sources, to be cited as [source]."""
         found = index.search(question, count)

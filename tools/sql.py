@@ -57,7 +57,8 @@ def query(database: Path, statement: str, limits: SqlLimits | None = None) -> st
         limits: What it may cost.
 
     Returns:
-        A header and a line for each row, cells parted by " | ", each at most 500 characters, and 50,000 in all.
+        A header and a line for each row, cells parted by " | ", each at most 500 characters, and 50,000 in all. A
+        result of one value is that value alone.
 
     Raises:
         ValueError: The statement is wrong, wants to change something, or takes too much time or memory, or the database
@@ -75,7 +76,7 @@ def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> Base
     path = Path(database)
     description = f"Ask the SQLite database with one SELECT statement. Its tables:\n{schema(path)}"
 
-    @make_tool(description=description, rest=_REST)
+    @make_tool(description=description, rest=_REST, read_only=True)
     def sql(statement: str) -> str:
         return query(path, statement, limits)
 

@@ -77,7 +77,7 @@ def error_text(error: BaseException) -> str:
 
 
 def make_tool(
-    *, rest: str, description: str | None = None
+    *, rest: str, description: str | None = None, read_only: bool | None = None
 ) -> Callable[[Callable[Given, str] | Callable[Given, Awaitable[str]]], BaseTool]:
     """A decorator like LangChain's `tool`, for tools that never raise and never return too much.
 
@@ -87,6 +87,8 @@ def make_tool(
     Args:
         rest: How a model gets what is left out of a long result.
         description: For the model; None: the function's docstring.
+        read_only: Whether calls change nothing, so that they may be made in any order and at once; kept as MCP's
+            `readOnlyHint` in the tool's metadata. None: nothing is said.
     """
 
     def decorated(function: Callable[Given, str] | Callable[Given, Awaitable[str]]) -> BaseTool:
@@ -103,6 +105,8 @@ def make_tool(
         made = tool(description=description)(abounded if iscoroutinefunction(function) else bounded)
         made.handle_tool_error = True
         made.handle_validation_error = error_text
+        if read_only is not None:
+            made.metadata = {"readOnlyHint": read_only}
         return made
 
     return decorated

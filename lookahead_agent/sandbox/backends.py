@@ -11,6 +11,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,10 +24,13 @@ from lookahead_agent.sandbox.cgroup import memory_cgroup
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
 from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, may_change_user
+from lookahead_agent.sandbox.working_folder import copies, packed, save_changes, space
 
 _INSIDE = "/own"
 _LARGEST_FILE = 16 << 20
 _THREADS = 64
+_INODES = 4096
+_REPORT = 1 << 20
 _KERNEL_MEMORY = 64 << 20
 """Bytes that the kernel may need for a run, where a cgroup counts them."""
 # Beside Python's own: what its extension modules are linked with, and the time zones.
@@ -76,7 +80,11 @@ class PythonLimits:
 
 
 def run_isolated(
-    code: str, limits: PythonLimits | None = None, isolation: Isolation = "auto", scratch: Path | None = None
+    code: str,
+    limits: PythonLimits | None = None,
+    isolation: Isolation = "auto",
+    scratch: Path | None = None,
+    folder: Path | None = None,
 ) -> str:
     """Run code, and return what it prints on both streams.
 
@@ -92,7 +100,9 @@ def run_isolated(
         IsolationError: There is no such backend here, or no process could be started.
     """
     limits = limits or PythonLimits()
-    finished = start(code, limits, choose(isolation), scratch)
+    isolation = choose(isolation)
+    copied = None if folder is None or isolation == "landlock" else copies(folder, limits.files)
+    finished = start(code, limits, isolation, scratch, folder, copied)
     output = finished.output.decode(errors="replace")
     problem = {
         "time": f"the code took more than {limits.seconds:g} s",
@@ -106,8 +116,16 @@ def run_isolated(
         if finished.status == NO_SANDBOX:
             problem = "the sandbox could not be made"
     if problem is not None:
+        if copied is not None:
+            problem += ", and changed no file"
         raise ValueError(f"{problem}:\n{output}" if output else problem)
-    return output
+    if folder is None or copied is None:
+        return output
+    try:
+        said = save_changes(folder, copied, finished.changes)
+    except ValueError as error:
+        raise ValueError(f"a file cannot be saved: {error}:\n{output}" if output else str(error)) from None
+    return f"{output.rstrip()}\n{said}".lstrip() if said else output
 
 
 def available() -> dict[Isolation, str | None]:
@@ -167,21 +185,37 @@ def _problem(name: Isolation) -> str | None:
     return said.removeprefix("no sandbox: ")[-300:] or f"it ended with {tried.stopped or tried.status}"
 
 
-def start(code: str, limits: PythonLimits, isolation: Isolation, scratch: Path | None = None) -> ChildResult:
+def start(
+    code: str,
+    limits: PythonLimits,
+    isolation: Isolation,
+    scratch: Path | None = None,
+    folder: Path | None = None,
+    copied: Mapping[str, bytes] | None = None,
+) -> ChildResult:
     """As `run_isolated`, behind a backend that is known to work (not "auto").
+
+    Args:
+        code: Python.
+        limits: What it may use.
+        isolation: The backend.
+        scratch: Where a folder is made for the time of the run.
+        folder: The user's folder; "landlock" alone shows it to the code.
+        copied: The copies of the folder's files; None: the code has no copies, and its changes are not reported.
 
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
     try:
         with ExitStack() as stack:
-            folder, cgroup = "/", None
+            home, cgroup = {"landlock": "/"}.get(isolation, _INSIDE), None
+            room = limits.files + space(copied or {})
             if isolation == "none":
-                folder = os.path.realpath(tempfile.mkdtemp(prefix="isolated-", dir=scratch))
-                stack.callback(_remove, Path(folder))
+                home = os.path.realpath(tempfile.mkdtemp(prefix="isolated-", dir=scratch))
+                stack.callback(_remove, Path(home))
             else:
-                cgroup = stack.enter_context(memory_cgroup(limits.memory + limits.files + _KERNEL_MEMORY))
-            return _run(code, limits, isolation, folder, cgroup)
+                cgroup = stack.enter_context(memory_cgroup(limits.memory + room + _KERNEL_MEMORY))
+            return _run(code, limits, isolation, home, cgroup, room, folder, copied)
     except OSError as error:
         raise IsolationError(f"the code could not be run: {error}") from error
 
@@ -191,8 +225,18 @@ def _remove(folder: Path) -> None:
         folders.remove(folder)
 
 
-def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgroup: int | None) -> ChildResult:
-    home = {"none": folder, "landlock": "/"}.get(isolation, _INSIDE)
+def _run(
+    code: str,
+    limits: PythonLimits,
+    isolation: Isolation,
+    home: str,
+    cgroup: int | None,
+    room: int,
+    folder: Path | None,
+    copied: Mapping[str, bytes] | None,
+) -> ChildResult:
+    largest = max((len(data) for data in (copied or {}).values()), default=0)
+    shown = str(folder.resolve()) if folder is not None and isolation == "landlock" else None
     plan = {
         "isolation": isolation,
         "agent": os.getpid(),
@@ -201,19 +245,24 @@ def _run(code: str, limits: PythonLimits, isolation: Isolation, folder: str, cgr
         "inside": home,
         "seconds": limits.seconds,
         "memory": limits.memory,
-        "file": min(_LARGEST_FILE, limits.files),
-        "files": limits.files,
+        "file": max(largest, min(_LARGEST_FILE, limits.files)),
+        "files": room,
+        "inodes": _INODES + 2 * len(copied or {}),
+        "folder": shown,
+        "importable": shown if copied is None else home,
         "threads": _threads(isolation),
         "filter": _filter(isolation),
     }
     finished = run_child(
         [*_bubblewrap(isolation), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
-        code.encode(errors="replace"),
+        packed(code.encode(errors="replace"), copied or {}),
         seconds=limits.seconds,
         output=len(BEGUN) + limits.output,
         environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
-        folder=Path(folder),
-        files=limits.files if isolation == "none" else None,
+        folder=Path(home if isolation == "none" else "/"),
+        files=room if isolation == "none" else None,
+        # With the line of each file.
+        changes=None if copied is None else 2 * room + _REPORT,
         descriptors=() if cgroup is None else (cgroup,),
     )
     if not finished.output.startswith(BEGUN):

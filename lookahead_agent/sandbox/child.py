@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
@@ -31,11 +31,13 @@ class ChildResult:
         output: What it printed on both streams, or its results; cut where it was too much.
         status: Its exit status; negative: the signal that killed it.
         stopped: Why it was stopped: "time", "output" or "files"; None if it ended alone.
+        changes: What it wrote to its second descriptor; empty where it was stopped.
     """
 
     output: bytes
     status: int
     stopped: str | None = None
+    changes: bytes = b""
 
     def json_lines(self) -> Iterator[Any]:
         """The results of a program of ours: a JSON value on each line. A line that the program did not end is none."""
@@ -66,6 +68,7 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     files: int | None = None,
+    changes: int | None = None,
     descriptors: Sequence[int] = (),
 ) -> ChildResult:
     """Run a program, and end it and all that it started when its time is over.
@@ -83,16 +86,22 @@ def run_child(
         folder: Where it runs.
         files: Bytes that `folder` may come to; None: no limit. The folder is measured twenty times a second, so a
             program can have written some more by then.
+        changes: Bytes that it may write to a second descriptor, whose number is its last argument; None: it has none.
         descriptors: Descriptors that it inherits.
 
     Raises:
         OSError: The program is not there.
     """
     end = time.monotonic() + seconds
-    reader, writer = os.pipe()
-    with open(reader, "rb", buffering=0) as source, open(writer, "wb", buffering=0) as sink:
+    with ExitStack() as stack:
+        source, sink = _pipe(stack)
+        limits, told = {source: (output, "output")}, [sink] if results else []
+        if changes is not None:
+            second, writer = _pipe(stack)
+            limits[second] = (changes, "files")
+            told.append(writer)
         process = subprocess.Popen(
-            [*command, str(writer)] if results else command,
+            [*command, *(str(writer.fileno()) for writer in told)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL if results else sink,
             stderr=subprocess.DEVNULL if results else subprocess.STDOUT,
@@ -100,53 +109,68 @@ def run_child(
             cwd=folder,
             env={"PATH": ""} if environment is None else environment,
             start_new_session=True,
-            pass_fds=[*descriptors, writer] if results else descriptors,
+            pass_fds=[*descriptors, *(writer.fileno() for writer in told)],
         )
-        sink.close()
+        for writer in [sink, *told]:
+            writer.close()
         try:
-            written, stopped = _read(
-                process, source, given, end, output, folder if files is not None else None, files or 0
-            )
+            written, stopped = _read(process, limits, given, end, folder if files is not None else None, files or 0)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-    return ChildResult(written[:output], process.returncode, stopped)
+    returned = b"" if stopped or changes is None else written[1]
+    return ChildResult(written[0][:output], process.returncode, stopped, returned)
+
+
+def _pipe(stack: ExitStack) -> tuple[FileIO, FileIO]:
+    reader, writer = os.pipe()
+    return (
+        stack.enter_context(open(reader, "rb", buffering=0)),
+        stack.enter_context(open(writer, "wb", buffering=0)),
+    )
 
 
 def _read(
     process: subprocess.Popen[bytes],
-    source: FileIO,
+    limits: Mapping[FileIO, tuple[int, str]],
     given: bytes,
     end: float,
-    most: int,
     folder: Path | None,
     files: int,
-) -> tuple[bytes, str | None]:
+) -> tuple[list[bytes], str | None]:
     """Write to the program and read from it until it ends or has to be stopped. Returns what it wrote, and why."""
     assert process.stdin is not None
-    written = bytearray()
+    written = {source: bytearray() for source in limits}
+
+    def ended(stopped: str | None) -> tuple[list[bytes], str | None]:
+        return [bytes(text) for text in written.values()], stopped
+
     left = memoryview(given)
-    closed = False
+    opened = len(limits)
     os.set_blocking(process.stdin.fileno(), False)
     with selectors.DefaultSelector() as selector:
-        selector.register(source, selectors.EVENT_READ)
+        for source in limits:
+            selector.register(source, selectors.EVENT_READ)
         selector.register(process.stdin, selectors.EVENT_WRITE)
         while (remaining := end - time.monotonic()) > 0:
             wait = remaining if folder is None else min(remaining, _OFTEN)
-            if closed:  # which is not yet its end
+            if not opened:  # which is not yet its end
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(wait)
-                    return bytes(written), None
-            for key, _ in () if closed else selector.select(wait):
-                if key.fileobj is source:
-                    piece = os.read(source.fileno(), 65536)
-                    closed = not piece
-                    written += piece
-                    if len(written) > most:
-                        return bytes(written), "output"
+                    return ended(None)
+            for key, _ in selector.select(wait) if opened else ():
+                if isinstance(key.fileobj, FileIO) and key.fileobj in limits:
+                    piece = os.read(key.fd, 65536)
+                    if not piece:
+                        selector.unregister(key.fileobj)
+                        opened -= 1
+                    written[key.fileobj] += piece
+                    most, stopped = limits[key.fileobj]
+                    if len(written[key.fileobj]) > most:
+                        return ended(stopped)
                     continue
                 with suppress(BlockingIOError):
                     try:
@@ -157,5 +181,5 @@ def _read(
                     selector.unregister(process.stdin)
                     process.stdin.close()
             if folder is not None and folders.size(folder, files) > files:
-                return bytes(written), "files"
-    return bytes(written), "time"
+                return ended("files")
+    return ended("time")

@@ -89,7 +89,9 @@ def explained(error: Exception, seconds: float) -> str:
 
 
 def cell(value: object) -> str:
-    """A value in one line."""
+    """A value in one line, numbers to 15 digits as SQLite's own shell shows them."""
+    if isinstance(value, float):
+        value = float(f"{value:.15g}")
     text = "NULL" if value is None else f"({len(value)} bytes)" if isinstance(value, bytes) else str(value)
     shown = " ".join(text[:LONGEST_CELL].splitlines())
     return shown if len(text) <= LONGEST_CELL else f"{shown}… (cut: {LONGEST_CELL} of {len(text):,} characters)"
@@ -175,6 +177,8 @@ def answer(given: dict[str, Any]) -> str:
             if number == given["rows"] or (number and size > given["characters"]):
                 return "\n".join([*lines, f"(more than {number} rows: ask for fewer, or count and sum them in SQL)"])
             lines.append(line)
+    if len(lines) == 2 and len(cursor.description) == 1:
+        return lines[1]  # one value stands for itself, so that another call can take it as it is
     return "\n".join(lines if len(lines) > 1 else [*lines, "(no rows)"])
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import hashlib
 import json
 import math
 import os
 import resource
 import struct
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 MS_NOSUID, MS_NODEV = 2, 4
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
@@ -67,7 +69,7 @@ def become_unprivileged(kept: int = 0) -> None:
 def mount_own_folder(plan: dict[str, Any], path: str) -> None:
     """The code's own folder, in memory: the kernel counts all that it holds, with and without names."""
     # Without a size there would be no limit.
-    options = f"size={max(1, plan['files'])},nr_inodes=4096,huge=never,mode=777"
+    options = f"size={max(1, plan['files'])},nr_inodes={plan['inodes']},huge=never,mode=777"
     call("mount", b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options.encode())
 
 
@@ -108,6 +110,8 @@ def landlock(plan: dict[str, Any]) -> None:
     execute, write, read, listing = 1, 2, 4, 8
     rules = [(path, execute | read | (listing if os.path.isdir(path) else 0)) for path in plan["readable"]]
     rules += [("/dev/null", read | write), ("/dev/urandom", read)]
+    if plan["folder"] is not None:
+        rules.append((plan["folder"], read | listing))
     for path, allowed in rules:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if libc.syscall(add, ruleset, 1, struct.pack("<Qi", allowed, descriptor), 0) != 0:
@@ -172,6 +176,8 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
         os.write(plan["cgroup"], b"0")
         os.close(plan["cgroup"])
     if kind == "landlock":
+        if plan["folder"] is not None:
+            os.chdir(plan["folder"])
         # Folders above Python's library may be closed to others; what it may read is Landlock's to say.
         drop_privileges(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
         landlock(plan)
@@ -192,8 +198,9 @@ def run(code: str) -> None:
     """Run it as a script, and say in one line what failed."""
     import traceback
 
+    names: dict[str, Any] = {"__name__": "__main__"}
     try:
-        exec(compile(code, "code.py", "exec"), {"__name__": "__main__"})
+        exec(compile(code, "code.py", "exec"), names)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
@@ -202,18 +209,64 @@ def run(code: str) -> None:
         where = f" in line {lines[-1]}" if lines else ""
         print(f"{type(error).__name__}{where}: {error}", file=sys.stderr)
         sys.exit(1)
+    names.clear()  # which closes, and so writes, files that the code left open
+
+
+def write_copies(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Write copies of the user's files into the code's own folder. Returns their digests by name."""
+    digests = {}
+    for name, data in files:
+        if folder := os.path.dirname(name):
+            os.makedirs(folder, exist_ok=True)
+        with open(name, "wb") as file:
+            file.write(data)
+        digests[name] = hashlib.sha256(data).digest()
+    return digests
+
+
+def report_changes(before: dict[str, bytes], changes: BinaryIO) -> None:
+    """Write the files of the code's own folder that are new or changed, and the names of those that are gone."""
+    left, there = [""], set()
+    while left:
+        with os.scandir(left.pop() or ".") as entries:
+            for entry in entries:
+                name = os.path.relpath(entry.path)
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(name)
+                if not entry.is_file(follow_symlinks=False):
+                    continue
+                there.add(name)
+                with open(name, "rb") as file:
+                    data = file.read()
+                if before.get(name) != hashlib.sha256(data).digest():
+                    changes.write(json.dumps({"name": name, "size": len(data)}).encode() + b"\n" + data)
+    changes.write(json.dumps({"removed": sorted(before.keys() - there)}).encode() + b"\n")
 
 
 def main() -> None:
     """Go into the sandbox, and run what comes by standard input there."""
+    plan = json.loads(sys.argv[1])
     try:
-        enter_sandbox(json.loads(sys.argv[1]))
+        enter_sandbox(plan)
     except OSError as error:
         print(f"no sandbox: {error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(NO_SANDBOX)
+    with os.fdopen(0, "rb", closefd=False) as given:
+        header = json.loads(given.readline())
+        code = given.read(header["code"]).decode()
+        before = write_copies((name, given.read(size)) for name, size in header["files"])
+    if plan["importable"] is not None:
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, plan["importable"])
     os.write(1, BEGUN)
-    run(sys.stdin.read())
+    run(code)
+    if len(sys.argv) > 2:
+        os.chdir(plan["inside"])
+        with open(int(sys.argv[2]), "wb") as changes:
+            report_changes(before, changes)
 
 
 if __name__ == "__main__":

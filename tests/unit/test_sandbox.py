@@ -180,10 +180,26 @@ def test_nothing_gets_out(name: str, isolation: Isolation, outside: Outside, mon
     assert shared_objects() == []
 
 
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_nothing_gets_out_of_code_with_a_working_folder(isolation: Isolation, outside: Outside, tmp_path: Path) -> None:
+    """Neither the copies nor the descriptor of the changes open a way."""
+    (tmp_path / "a.txt").write_text("x")
+    for name in REAL:
+        code = ESCAPES[name].format(**outside.places())
+        with contextlib.suppress(ValueError):
+            assert "ESCAPED" not in run_isolated(code, SHORT, isolation, folder=tmp_path), name
+    assert outside.secret.read_text() == "hidden"
+    assert os.listdir(outside.open) == []
+    assert outside.victim.status() == psutil.STATUS_SLEEPING
+    with pytest.raises(BlockingIOError):
+        outside.datagrams.recv(1)
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_the_attempts_are_real(name: str, outside: Outside) -> None:
     """Without a boundary these get what they want: what the test above sees is the boundary."""
-    assert "ESCAPED" in attempt(ESCAPES[name].format(**outside.places()), "none")
+    assert "ESCAPED" in attempt(ESCAPES[name].format(**outside.places()), "none", replace(SHORT, seconds=30))
     with contextlib.suppress(BlockingIOError):
         outside.datagrams.recv(1)  # not to be found by other tests
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tools.calculator import calculator
 from tools.files import make_file_tools, read_text, write_text
 from tools.http_get import HttpLimits, fetch, make_http_tool
+from tools.python_code import make_python_tool
+from tools.search_documents import make_search_tool
 from tools.sql import SqlLimits, make_sql_tool, query, schema
 
 
@@ -29,6 +32,8 @@ def database(tmp_path: Path) -> Path:
 
 def test_sql_answers(database: Path) -> None:
     assert query(database, "SELECT count(*) AS n, sum(price) FROM items") == "n | sum(price)\n100 | 7425.0"
+    assert query(database, "SELECT 0.1 + 0.2, 1e300") == "0.1 + 0.2 | 1e300\n0.3 | 1e+300"
+    assert query(database, "SELECT name FROM items LIMIT 2") == "name\nitem 0\nitem 1"
     assert query(database, "SELECT picture, NULL FROM items LIMIT 1") == "picture | NULL\n(9 bytes) | NULL"
     assert query(database, "SELECT name FROM items WHERE price < 0") == "name\n(no rows)"
     assert query(database, "SELECT name FROM items", SqlLimits(rows=2)).splitlines()[-1].startswith("(more than 2 rows")
@@ -37,7 +42,7 @@ def test_sql_answers(database: Path) -> None:
     )
     sql = make_sql_tool(database)
     assert sql.description.endswith("Its tables:\nitems(name TEXT, price REAL, picture BLOB)")
-    assert sql.invoke({"statement": "SELECT max(price) FROM items"}) == "max(price)\n148.5"
+    assert sql.invoke({"statement": "SELECT max(price) FROM items"}) == "148.5"
     assert "no such column" in sql.invoke({"statement": "SELECT colour FROM items"})
 
 
@@ -107,7 +112,7 @@ def test_sql_changes_nothing(database: Path, statement: str, monkeypatch: pytest
     monkeypatch.chdir(database.parent)
     with pytest.raises(ValueError, match=r"only SELECT|one statement|SQLite says"):
         query(database, statement)
-    assert query(database, "SELECT count(*) FROM items").endswith("100")
+    assert query(database, "SELECT count(*) FROM items") == "100"
     assert os.listdir(database.parent) == ["shop.sqlite"]
 
 
@@ -123,6 +128,16 @@ def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("hello " * 100)
     with pytest.raises(ValueError, match="not a SQLite database"):
         make_sql_tool(tmp_path / "text.sqlite")
+
+
+def test_tools_say_whether_they_change_anything(tmp_path: Path, database: Path) -> None:
+    (tmp_path / "a.md").write_text("tea")
+    made = [
+        calculator, make_sql_tool(database), make_search_tool(tmp_path), make_http_tool(["example.org"]),
+        *make_file_tools(tmp_path), make_python_tool(isolation="none"),
+    ]  # fmt: skip
+    said = {tool.name: (tool.metadata or {})["readOnlyHint"] for tool in made}
+    assert [name for name, read_only in said.items() if not read_only] == ["write_file", "python"]
 
 
 def test_files(tmp_path: Path) -> None:
