@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookahead_agent.bench.summary import ConfigurationSummary, Estimate, NodeSummary
 from lookahead_agent.errors import MissingExtraError
-from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
 
 if TYPE_CHECKING:
@@ -55,16 +53,6 @@ def as_svg(figure: Figure) -> str:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
     svg = file.getvalue()
     return svg[svg.index("<svg") :]
-
-
-def save_svg(file: Path, figure: Figure) -> None:
-    """Write a figure.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
-    with writable(file):
-        write_whole(file, as_svg(figure))
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:

@@ -13,12 +13,12 @@ from lookahead_agent.bench.report import check_report_name
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
-from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
+from lookahead_agent.cost_model.costs import read_costs, write_costs
 from lookahead_agent.cost_model.estimator import ModeName
-from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT
-from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticResult, SyntheticSettings, results
+from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
+from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticSettings
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
-from lookahead_agent.cost_model.synthetic_report import result_table, write_synthetic_report
+from lookahead_agent.cost_model.synthetic_report import result_table, results, write_synthetic_report
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.choice import Kernel
@@ -62,12 +62,6 @@ def synthetic(
         float | None,
         typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command continues."),
     ] = None,
-    apart: Annotated[
-        bool,
-        typer.Option(
-            "--apart", help="Load the target alone after the pair, not beside it: half the memory, and no turns (CPU)."
-        ),
-    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/synthetic.jsonl"),
@@ -93,7 +87,6 @@ def synthetic(
         draft_tokens=draft_tokens,
         repeats=repeats,
         seed=seed,
-        apart=apart,
     )
     if report is not None:
         check_report_name(report)
@@ -107,7 +100,6 @@ def synthetic(
         draft,
         dummy_weights=dummy_weights,
         engine_args=arguments,
-        draft_engine_args=arguments,
         precision=precision,
         draft_precision=draft_precision,
         progress=ProgressBars(),
@@ -132,18 +124,12 @@ def synthetic(
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in found]))
     else:
-        _show(found, known)
+        show = Terminal(width=WIDE)
+        if known is not None:
+            show.print(f"{known.describe()}.\n")
+        show.print(as_rich(result_table(found)))
     if failure is not None:
         raise failure
     if not whole:
         Terminal(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
         raise typer.Exit(_UNFINISHED)
-
-
-def _show(found: list[SyntheticResult], costs: MachineCosts | None) -> None:
-    show = Terminal(width=WIDE)
-    if costs is not None:
-        show.print(
-            f"c = {costs.c:.2f}; {costs.beside.free_batch()} steps at once cost at most a quarter more than one.\n"
-        )
-    show.print(as_rich(result_table(found)))

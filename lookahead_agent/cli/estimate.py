@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
-from lookahead_agent.bench.plots import save_svg
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
-from lookahead_agent.cost_model.break_even_map import RATIOS, picture
-from lookahead_agent.cost_model.break_even_map import break_even_map as find_break_even_map
 from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
 from lookahead_agent.cost_model.estimator import Acceptance, Setting, TokenMethod, best_settings
-from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
 
 
 def estimate(
@@ -40,8 +35,8 @@ def estimate(
     policy: options.Policy = options.DEFAULT_POLICY,
     dataset: options.Dataset = OWN,
     limit: options.Limit = 4,
-    tokens_by: Annotated[
-        str, typer.Option("--token-speculation", help="Method of token speculation: draft_model or ngram.")
+    method: Annotated[
+        TokenMethod, typer.Option("--token-speculation", help="Method of token speculation.")
     ] = "draft_model",
     dummy_weights: Annotated[
         bool,
@@ -50,26 +45,6 @@ def estimate(
         ),
     ] = False,
     costs: options.Costs = None,
-    break_even_map: Annotated[
-        Path | None,
-        typer.Option(
-            "--break-even-map",
-            dir_okay=False,
-            help="Draw the fastest mode by acceptance of steps and tokens, at three cost ratios (.svg; minutes).",
-        ),
-    ] = None,
-    point: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--point",
-            metavar="NAME=STEPS,TOKENS",
-            help="For --break-even-map: acceptance of steps and tokens measured elsewhere, as in sampled=0.4,0.7. "
-            "Repeatable.",
-        ),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="For the measurement of acceptance; 0 is greedy.")
-    ] = 0.0,
     precision: options.TargetPrecision = "auto",
     draft_precision: options.DraftPrecision = "auto",
     engine_arg: options.EngineArgument = None,
@@ -79,14 +54,6 @@ def estimate(
 
     Dummy weights let a pair be sized before it is downloaded: a token costs the same, whatever it says.
     """
-    if tokens_by not in ("draft_model", "ngram"):
-        raise typer.BadParameter(f"{tokens_by!r} is neither draft_model nor ngram", param_hint="--token-speculation")
-    method = cast(TokenMethod, tokens_by)
-    if break_even_map is not None and break_even_map.suffix != ".svg":
-        raise typer.BadParameter(f"{break_even_map.name} is not .svg", param_hint="--break-even-map")
-    points = dict(_point(given) for given in point or ())
-    if points and break_even_map is None:
-        raise typer.BadParameter("there is no picture to show it in: give --break-even-map", param_hint="--point")
     known = alpha is not None and token_alpha is not None
     if dummy_weights and not known:
         raise typer.BadParameter("made-up weights accept nothing: give --alpha and --token-alpha")
@@ -103,7 +70,6 @@ def estimate(
             draft,
             dummy_weights=dummy_weights,
             engine_args=arguments,
-            draft_engine_args=arguments,
             precision=precision,
             draft_precision=draft_precision,
             progress=ProgressBars(),
@@ -116,7 +82,7 @@ def estimate(
         fields: dict[str, Any] = {
             # A depth forces step speculation: the draft needs an engine.
             "policy": chosen.model_copy(update={"depth": chosen.steps_ahead}),
-            "temperature": temperature,
+            "temperature": 0.0,
             "max_tokens": 256,
             "precision": precision,
             "draft_precision": draft_precision,
@@ -133,12 +99,6 @@ def estimate(
         found.verifier if verifier_seconds is None else verifier_seconds,
     )
     settings = best_settings(measured, acceptance, tokens_by=method, grid=measurement.grid)
-    if break_even_map is not None:
-        # The pair's own cost ratio in place of the nearest, so that its points lie where they belong.
-        nearest = min(RATIOS, key=lambda ratio: abs(ratio - measured.c))
-        ratios = [measured.c if ratio == nearest else ratio for ratio in RATIOS]
-        cells = find_break_even_map(measured, ratios, measurement.rates, measurement.grid)
-        save_svg(break_even_map, picture(cells, measured.c, {f"this pair, c = {measured.c:.2f}": acceptance} | points))
     if as_json:
         result = {
             "settings": [asdict(setting) for setting in settings],
@@ -152,18 +112,6 @@ def estimate(
         _show(measured, acceptance, settings, method)
 
 
-def _point(given: str) -> tuple[str, Acceptance]:
-    name, separator, rates = given.rpartition("=")
-    try:
-        steps, tokens = map(float, rates.split(","))
-        found = Acceptance(steps, tokens)
-    except (ValueError, ConfigurationError) as error:
-        raise typer.BadParameter(f"{given!r} is not NAME=STEPS,TOKENS", param_hint="--point") from error
-    if not separator or not name:
-        raise typer.BadParameter(f"{given!r} has no name", param_hint="--point")
-    return name, found
-
-
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: TokenMethod) -> None:
     show = Terminal(width=WIDE)
     show.print(as_rich(measured.table()))
@@ -174,9 +122,8 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
     if models:
         show.print(f"{' with '.join(models)}.")
     show.print(
-        f"c = {measured.c:.2f}; {measured.beside.free_batch()} steps at once cost at most a quarter more than one; "
-        f"α = {acceptance.steps:.2f}, of tokens {acceptance.tokens:.2f}; {acceptance.step_tokens:.0f} tokens a step, "
-        f"{acceptance.verifier:.2f} s a verdict.\n",
+        f"{measured.describe()}; α = {acceptance.steps:.2f}, of tokens {acceptance.tokens:.2f}; "
+        f"{acceptance.step_tokens:.0f} tokens a step, {acceptance.verifier:.2f} s a verdict.\n",
     )
     headings = ["mode", "predicted speed", "depth", "width", "tokens at once", "as options"]
     rows = [

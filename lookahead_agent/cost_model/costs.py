@@ -75,6 +75,10 @@ class MachineCosts(BaseModel):
         """The cost ratio: time of a draft step over that of a target step, side by side."""
         return self.draft.at(1) / self.beside.at(1)
 
+    def describe(self) -> str:
+        """The cost ratio, and the steps at once that cost little."""
+        return f"c = {self.c:.2f}; {self.beside.free_batch()} steps at once cost at most a quarter more than one"
+
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows: milliseconds per token by the number of replies at once."""
         rows = {
@@ -89,8 +93,8 @@ class MachineCosts(BaseModel):
 
     def shared_by(self, replies: int) -> MachineCosts:
         """The same for one of so many replies that are written at once."""
-        both = ("target", "beside", "draft", "draft_alone")
-        return self.model_copy(update={name: getattr(self, name).shared_by(replies) for name in both})
+        names = ("target", "beside", "draft", "draft_alone")
+        return self.model_copy(update={name: getattr(self, name).shared_by(replies) for name in names})
 
 
 async def measure(

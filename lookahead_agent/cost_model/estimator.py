@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Literal
+from functools import cache
+from itertools import product
+from typing import Literal, get_args
 
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.errors import ConfigurationError
@@ -15,6 +16,8 @@ _STEPS = 200
 _TOKENS = 3000
 
 ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
+LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
+"""Modes with step speculation."""
 TokenMethod = Literal["draft_model", "ngram"]
 Speed = Callable[[int], float]
 """Tokens per second of each of so many target steps at once, over those of the target alone."""
@@ -78,20 +81,12 @@ def best_settings(
     Args:
         tokens_by: The draft model on the target's cores writes draft tokens, or n-grams of the text, at no cost.
     """
-    speed = partial(_token_speed, costs, acceptance, tokens_by)
-    shared = partial(_shared_draft_speed, costs, acceptance)
-    ahead = partial(_lookahead, costs, acceptance, grid)
-    modes: list[Iterable[Setting]] = [
-        [Setting("off", 1.0)],
-        (Setting("sd", speed(alone=True, depth=depth)(1), token_depth=depth) for depth in grid.token_depths),
-        ahead(speed(alone=False, depth=1), "lr", 1),
-        (each for depth in grid.token_depths for each in ahead(speed(alone=False, depth=depth), "lr+sd", depth)),
-        (Setting("shared_draft", shared(depth)(1), token_depth=depth) for depth in grid.shared_draft_depths),
-        (each for depth in grid.shared_draft_depths for each in ahead(shared(depth), "lr+shared_draft", depth)),
-    ]
     best = [
-        max(settings, key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width))
-        for settings in modes
+        max(
+            _settings(costs, acceptance, mode, tokens_by, grid),
+            key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width),
+        )
+        for mode in get_args(ModeName)
     ]
     return sorted(best, key=lambda setting: -setting.speedup)
 
@@ -106,29 +101,30 @@ def predicted_speed(
         token_depth: γ₂, where tokens are.
         replies: At once; each has a share of every batch.
     """
-    if mode == "off":
-        return 1.0
     if replies > 1:
         costs = costs.shared_by(replies)
-    if mode in ("shared_draft", "lr+shared_draft"):
-        speed = _shared_draft_speed(costs, acceptance, token_depth)
-    else:
-        by_tokens = token_depth if mode != "lr" else 1
-        speed = _token_speed(costs, acceptance, "draft_model", alone=mode == "sd", depth=by_tokens)
-    return speed(1) if mode in ("sd", "shared_draft") else _steps_speed(costs, acceptance, speed, depth, 1)
+    speed = _target_speed(costs, acceptance, mode, token_depth, "draft_model")
+    return _reply_speed(costs, acceptance, speed, depth if mode in LOOKAHEAD else 0, 1)
 
 
-def _lookahead(
-    costs: MachineCosts, acceptance: Acceptance, grid: Grid, speed: Speed, mode: ModeName, token_depth: int
-) -> Iterable[Setting]:
-    """Every depth and width of a mode."""
-    for depth in grid.depths:
-        # A second candidate and draft tokens want the same room in a batch.
-        for width in grid.widths if token_depth == 1 else (1,):
-            yield Setting(mode, _steps_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)
+def _settings(
+    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, tokens_by: TokenMethod, grid: Grid
+) -> Iterator[Setting]:
+    """Every setting of a mode."""
+    tokens = {"off": (1,), "lr": (1,), "sd": grid.token_depths, "lr+sd": grid.token_depths}
+    # A second candidate and draft tokens want the same room in a batch.
+    widths = grid.widths if mode == "lr" else (1,)
+    shapes = list(product(grid.depths, widths)) if mode in LOOKAHEAD else [(0, 0)]
+    for token_depth in tokens.get(mode, grid.shared_draft_depths):
+        speed = _target_speed(costs, acceptance, mode, token_depth, tokens_by)
+        for depth, width in shapes:
+            yield Setting(mode, _reply_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)
 
 
-def _steps_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, depth: int, width: int) -> float:
+def _reply_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, depth: int, width: int) -> float:
+    """Speed of a reply by that of its target steps; a depth of 0 is without lookahead."""
+    if depth == 0:
+        return speed(1)
     alone = costs.target.at(1) * acceptance.step_tokens
     durations = Durations(
         always(alone / speed(1)),
@@ -140,35 +136,28 @@ def _steps_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, dept
     return found.steps * alone / found.seconds
 
 
-def _token_speed(
-    costs: MachineCosts, acceptance: Acceptance, tokens_by: TokenMethod, *, alone: bool, depth: int
+def _target_speed(
+    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, token_depth: int, tokens_by: TokenMethod
 ) -> Speed:
-    target = costs.target if alone else costs.beside
-    share = costs.target.at(1) / target.at(1)  # the draft model runs where the target does
+    target = costs.target if mode in ("off", "sd") else costs.beside
+    alone = costs.target.at(1)
+    by_tokens = token_depth if mode in ("sd", "lr+sd") else 1
+    share = alone / target.at(1)  # the draft model runs where the target does
     draft_token = costs.draft_alone.at(1) / share if tokens_by == "draft_model" else 0.0
-    committed = sum(acceptance.tokens**position for position in range(depth))
+    committed = sum(acceptance.tokens**position for position in range(by_tokens))
 
     @cache
     def speed(steps: int) -> float:
-        seconds = target.at(steps * depth) + draft_token * (depth - 1)
-        return committed * costs.target.at(1) / seconds
-
-    return speed
-
-
-def _shared_draft_speed(costs: MachineCosts, acceptance: Acceptance, depth: int) -> Speed:
-    @cache
-    def speed(steps: int) -> float:
-        alone = costs.beside.at(steps)
-        # With steps ahead the draft writes one while the target writes its copies of those before.
-        ratio = min(1.0, costs.draft.at(1) / alone)
+        if mode not in ("shared_draft", "lr+shared_draft"):
+            return committed * alone / (target.at(steps * by_tokens) + draft_token * (by_tokens - 1))
+        one = target.at(steps)
         found = simulate_shared_draft(
             acceptance.tokens,
-            ratio,
-            depth - 1,
-            lambda tokens: costs.beside.at(steps * tokens) / alone,
+            min(1.0, costs.draft.at(1) / one),  # with steps ahead the draft writes beside copies of those before
+            token_depth - 1,
+            lambda tokens: target.at(steps * tokens) / one,
             tokens=_TOKENS,
         )
-        return found.speedup * costs.target.at(1) / alone
+        return found.speedup * alone / one
 
     return speed

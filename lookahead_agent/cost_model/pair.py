@@ -1,21 +1,40 @@
-"""A pair of models whose engines are started one by one, to be measured."""
+"""A pair of models whose engines are started one by one, and the measurement of its costs and acceptance rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
+from langchain_core.messages import HumanMessage
+
+from lookahead_agent.bench.problems import Problem
+from lookahead_agent.bench.recorder import CallRecorder
+from lookahead_agent.bench.resources import environment
+from lookahead_agent.bench.samples import acceptance_of
+from lookahead_agent.bench.tasks import ask
+from lookahead_agent.chat.messages import template_messages
+from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
+from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid
+from lookahead_agent.engines import background
 from lookahead_agent.engines.engine_pool import POOL
+from lookahead_agent.engines.logprobs import sequence_logprobs
 from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
-from lookahead_agent.progress import Progress
+from lookahead_agent.policy import as_policy
+from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, select_engines
 from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares
 from lookahead_agent.runtime.weights import Platform, weights_in
@@ -30,23 +49,11 @@ class Pair:
         model: Target: a catalogue name, a folder, or a Hub id.
         draft_model: Draft; None: the catalogue's.
         dummy_weights: Make weights up from the models' configurations, so that only these need to be there.
-        engine_args: Arguments of the target's engine.
-        draft_engine_args: Arguments of the draft's engine.
+        engine_args: Arguments of both engines.
         precision: Of the target's weights: see `chosen_kernels`.
         draft_precision: Of the draft's.
         progress: Shows downloads and starts.
         kv_cache_tokens: Tokens for which each engine on a GPU keeps a KV cache; None: a share of the GPU's memory.
-
-    Attributes:
-        names: Of the models.
-        arguments: Of the models' engines.
-        precision: Of the models' weights, where it is given or chosen.
-        draft_folder: The folder of the draft.
-        draft_quantization: The draft's `quantization`, if its engine is given one.
-        divided: Whether target and draft have cores of their own: a GPU is shared.
-        draws_tokens: Whether vLLM can accept draft tokens by chance: its CPU build cannot.
-        every_core: All cores; None on a GPU.
-        shares: Each model's share of the cores; None on a GPU.
 
     Raises:
         ModelError: A model could not be fetched.
@@ -61,7 +68,6 @@ class Pair:
         *,
         dummy_weights: bool,
         engine_args: Mapping[str, Any],
-        draft_engine_args: Mapping[str, Any],
         precision: Precision | None,
         draft_precision: Precision | None,
         progress: Progress,
@@ -75,16 +81,16 @@ class Pair:
         models = choose_models(model, draft_model)
         assert models.draft is not None  # one was asked for
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
-        given: dict[Role, Mapping[str, Any]] = {"target": engine_args, "draft": draft_engine_args}
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
-        kernels = chosen_kernels({"target": precision, "draft": draft_precision}, given, fetched, dummy_weights)
+        kernels = chosen_kernels({"target": precision, "draft": draft_precision}, engine_args, fetched, dummy_weights)
         self.names = {str(role): each.name for role, each in facts.items()}
         self.dummy_weights = dummy_weights
         self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         self.divided = runs_on_cpu()
-        self.draws_tokens = not self.divided
+        """Whether target and draft have cores of their own: a GPU is shared."""
         self.every_core: str | None = None
         self.shares: dict[Role, str | None] = {"target": None, "draft": None}
+        """Each model's share of the cores; None on a GPU."""
         if self.divided:
             from lookahead_agent.cpu.cores import binding, share_cores
 
@@ -93,11 +99,11 @@ class Pair:
             self.shares = {"target": binding(target), "draft": binding(draft)}
         self.arguments: dict[str, dict[str, Any]] = {}
         self._folders: dict[Role, Path] = {}
+        made_up = {"load_format": "dummy"} if dummy_weights else {}
         for role, folder in fetched.items():
             weights = weights_in(folder, kernels[role], Platform.detect())
             self._folders[role] = folder if dummy_weights else weights.write(progress)
-            made_up = {"load_format": "dummy"} if dummy_weights else {}
-            self.arguments[role] = {**weights.arguments, **given[role], **made_up}
+            self.arguments[role] = {**weights.arguments, **engine_args, **made_up}
         self._progress = progress
         self._kv_cache_tokens = kv_cache_tokens
         if kv_cache_tokens is None and not self.divided:
@@ -130,7 +136,7 @@ class Pair:
 
 def chosen_kernels(
     precisions: Mapping[Role, Precision | None],
-    arguments: Mapping[Role, Mapping[str, Any]],
+    engine_args: Mapping[str, Any],
     folders: Mapping[Role, Path],
     dummy_weights: bool,
     select: Callable[[EngineRequest, Path, Path], EngineSetup] = select_engines,
@@ -139,9 +145,6 @@ def chosen_kernels(
 
     Args:
         precisions: "auto" is what a chat model would choose; for made-up weights it is None.
-        arguments: Of the engines.
-        folders: Of the models.
-        dummy_weights: Whether weights are made up.
         select: As `select_engines`.
     """
     chosen: Mapping[str, Kernel] = {}
@@ -149,8 +152,99 @@ def chosen_kernels(
         request = EngineRequest(
             precision=precisions["target"] or "auto",
             draft_precision=precisions["draft"] or "auto",
-            target_arguments=arguments["target"],
-            draft_arguments=arguments["draft"],
+            target_arguments=engine_args,
+            draft_arguments=engine_args,
         )
         chosen = select(request, folders["target"], folders["draft"]).precision
     return {role: chosen.get(role) if each == "auto" else each for role, each in precisions.items()}
+
+
+def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
+    """Measure the costs of a pair on this machine; engines that are loaded already are not loaded again.
+
+    Raises:
+        EngineError: An engine could not start, or failed.
+    """
+    progress = progress or LogProgress()
+
+    def measured(title: str, writing: Engine, beside: Engine | None = None) -> BatchCosts:
+        with progress.task(f"Measuring {title}"):
+            # A GPU's passes take milliseconds: more of them make a measurement.
+            return background.run(measure(writing, batches, beside=beside, tokens=16 if pair.divided else 48))
+
+    with (
+        pair.engine("target", pair.shares["target"]) as target,
+        pair.engine("draft", pair.shares["draft"]) as draft,
+    ):
+        target_beside = measured("the target beside the draft", target, draft)
+        draft_beside = measured("the draft beside the target", draft, target)
+        # A GPU is shared: the engines are the same. Cores are divided: others have all of them.
+        engines: dict[Role, Engine] = {"target": target, "draft": draft}
+        alone = {} if pair.divided else {role: measured(f"the {role} alone", of) for role, of in engines.items()}
+    for role in engines if pair.divided else ():
+        with pair.engine(role, pair.every_core) as only:
+            alone[role] = measured(f"the {role} alone", only)
+    return MachineCosts(
+        target=alone["target"],
+        beside=target_beside,
+        draft=draft_beside,
+        draft_alone=alone["draft"],
+        environment=environment(),
+        models=dict(pair.names),
+        precision=pair.precision,
+        dummy_weights=pair.dummy_weights,
+    )
+
+
+def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress: Progress | None = None) -> Acceptance:
+    """Measure acceptance rates on a few problems.
+
+    A token counts as accepted if the draft gives it more than half of its probability: a lower bound, since the
+    likeliest token may have less.
+
+    Args:
+        llm: Streams, returns token ids, and has the policy to estimate for.
+
+    Raises:
+        ConfigurationError: The draft has another tokenizer, or no step could be compared.
+        EngineError: The target failed.
+    """
+    recorder = CallRecorder()
+    likely: list[bool] = []
+    with (progress or LogProgress()).task(f"Measuring acceptance on {len(problems)} problems"):
+        for problem in problems:
+            ask(llm, problem.question, llm.seed or 0, {"callbacks": [recorder]})
+            likely += background.run(_likely_tokens(llm, problem.question, recorder.calls[-1].token_ids or []))
+    steps = sum(call.steps for call in recorder.calls)
+    if not steps or not likely:
+        raise ConfigurationError("no reply had a step to compare: give --alpha and --token-alpha")
+    verdicts = [seconds for call in recorder.calls for seconds in call.times.verifier]
+    return Acceptance(
+        steps=acceptance_of(recorder.calls),
+        tokens=sum(likely) / len(likely),
+        step_tokens=sum(call.output_tokens for call in recorder.calls) / steps,
+        verifier=mean(verdicts) if verdicts else 0.0,
+    )
+
+
+async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]) -> list[bool]:
+    async with llm.backend.engines(as_policy(llm.policy)) as engines:
+        draft = engines.draft
+        if draft is None or draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint:
+            raise ConfigurationError("target and draft have different tokenizers: give --token-alpha")
+        prompt = draft.tokenizer.chat_prompt(template_messages([HumanMessage(question)]))
+        return [value > math.log(0.5) for value in await sequence_logprobs(draft, prompt, reply)]
+
+
+@dataclass(frozen=True)
+class PairMeasurement:
+    """The measurement of a pair of models by a command; tests measure otherwise."""
+
+    pair: Callable[..., Pair] = Pair
+    costs: Callable[..., MachineCosts] = measure_pair
+    acceptance: Callable[..., Acceptance] = measure_acceptance
+    grid: Grid = EVERY  # the settings that `estimate` tries
+
+
+_DEFAULT = PairMeasurement()
+PAIR_MEASUREMENT: ContextVar[PairMeasurement] = ContextVar("pair_measurement", default=_DEFAULT)

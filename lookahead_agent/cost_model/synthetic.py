@@ -1,4 +1,4 @@
-"""Measured and predicted speed of every mode at exact acceptance rates.
+"""The measurement of every mode at exact acceptance rates: its settings and its rows.
 
 The speed of a pair does not depend on its words. Steps end by their number of tokens, the verifier draws the acceptance
 of each draft step, and vLLM that of draft tokens: α and α₂ are exact, and the result can be compared with theory. All
@@ -7,16 +7,13 @@ replies have the same length.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lookahead_agent.cost_model.costs import MachineCosts
-from lookahead_agent.cost_model.estimator import Acceptance, ModeName, predicted_speed
+from lookahead_agent.cost_model.estimator import LOOKAHEAD, ModeName
 from lookahead_agent.errors import ConfigurationError
 
 Speculation = Literal["none", "draft_model", "shared_draft"]
@@ -32,7 +29,6 @@ SPECULATION: dict[ModeName, Speculation] = {
 }
 STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")
 """Modes without token-level speculation."""
-_LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
 PROMPT_TOKENS = 128
 _BLOCK = 16
 """Tokens of a block of vLLM's cache on a GPU."""
@@ -43,7 +39,7 @@ _MOST_AT_ONCE = 64
 class Configuration:
     """A mode and its settings."""
 
-    mode: ModeName  # as of the benchmark
+    mode: ModeName
     depth: int  # steps ahead (γ₁); 0 without step speculation
     alpha: float  # probability that a draft step is accepted; 0 without step speculation
     replies: int  # at once
@@ -96,8 +92,6 @@ class SyntheticSettings:
     draft_tokens: int = 4  # draft tokens for each forward pass
     repeats: int = 3  # measurements of each configuration
     seed: int = 0  # of the draws
-    # Whether the target alone is loaded after the pair instead of beside it, where cores are divided
-    apart: bool = False
 
     def __post_init__(self) -> None:
         if not self.modes or set(self.modes) - set(SPECULATION):
@@ -123,18 +117,12 @@ class SyntheticSettings:
     @property
     def batches(self) -> list[int]:
         """Sizes of batches whose costs a prediction needs, up to the most tokens of a forward pass."""
-        ahead = max(self.depths) if set(self.modes) & set(_LOOKAHEAD) else 1
+        ahead = max(self.depths) if set(self.modes) & set(LOOKAHEAD) else 1
         tokens = self.draft_tokens + 1 if set(self.modes) - set(STEPS_ONLY) else 1
         sizes = [1]
         while sizes[-1] < min(max(self.replies) * max(ahead, tokens), _MOST_AT_ONCE):
             sizes.append(4 * sizes[-1])
         return sizes
-
-    def configurations(self, mode: ModeName) -> list[Configuration]:
-        """All configurations of a mode."""
-        if mode in _LOOKAHEAD:
-            return [Configuration(mode, *rest) for rest in product(self.depths, self.alphas, self.replies)]
-        return [Configuration(mode, 0, 0.0, replies) for replies in self.replies]
 
     @property
     def context(self) -> int:
@@ -144,78 +132,14 @@ class SyntheticSettings:
     @property
     def cached_tokens(self) -> int:
         """Tokens in an engine's cache at most: every reply, and what is written ahead of it."""
-        ahead = max(self.depths) * (self.step_tokens + _BLOCK) if set(self.modes) & set(_LOOKAHEAD) else 0
+        ahead = max(self.depths) * (self.step_tokens + _BLOCK) if set(self.modes) & set(LOOKAHEAD) else 0
         return max(max(self.replies) * (self.context + ahead), _MOST_AT_ONCE * 2 * PROMPT_TOKENS)
 
     @property
-    def turns(self) -> list[list[tuple[Configuration, int]]]:
-        """Measurements by the engines that are loaded together, all configurations in turns."""
-        off: list[ModeName] = ["off"]
-        others: list[ModeName] = [mode for mode in dict.fromkeys(self.modes) if mode != "off"]
-        groups = [off, others] if self.apart else [off + others]
-        return [
-            [
-                (config, repeat)
-                for repeat in range(self.repeats)
-                for mode in modes
-                for config in self.configurations(mode)
-            ]
-            for modes in groups
-        ]
-
-
-@dataclass(frozen=True)
-class SyntheticResult:
-    """Measured and predicted speed of a configuration."""
-
-    config: Configuration  # the configuration
-    measured: int  # number of measurements
-    speed: float  # against the target alone with as many replies at once: median over repeats
-    least: float  # the least of them
-    most: float  # the largest
-    predicted: float | None  # by simulation with the measured costs and the drawn acceptance; None: no costs
-    alpha: float | None  # share of the draws that accepted; None: no draw
-    late: float  # share of the steps that the target wrote before the draft did
-    tokens_per_pass: float  # of the target
-    idle: float  # share of the time in which nothing had work
-
-
-def results(
-    rows: Sequence[SyntheticRow], settings: SyntheticSettings, costs: MachineCosts | None
-) -> Iterator[SyntheticResult]:
-    """Each configuration against the target alone, in the same repeat.
-
-    Args:
-        rows: The measured rows.
-        settings: The settings of the measurement.
-        costs: Costs of the pair, for the prediction.
-    """
-    alone = {(row.replies, row.repeat): row.seconds_per_token for row in rows if row.mode == "off"}
-    by_configuration: dict[Configuration, list[SyntheticRow]] = {}
-    for row in rows:
-        if row.mode != "off":
-            by_configuration.setdefault(row.key[0], []).append(row)
-    for config, measured in by_configuration.items():
-        bases = [alone.get((row.replies, row.repeat)) for row in measured]
-        speeds = [base / row.seconds_per_token for row, base in zip(measured, bases, strict=True) if base is not None]
-        if not speeds:
-            continue
-        judged, steps = sum(row.judged for row in measured), sum(row.steps for row in measured)
-        generated = sum(sum(row.tokens["target"].values()) for row in measured)
-        # The drawn share differs from the probability by chance: the prediction takes the drawn one.
-        drawn = sum(row.accepted for row in measured) / judged if judged else None
-        acceptance = Acceptance(config.alpha if drawn is None else drawn, settings.token_alpha, settings.step_tokens)
-        yield SyntheticResult(
-            config,
-            len(speeds),
-            statistics.median(speeds),
-            min(speeds),
-            max(speeds),
-            predicted_speed(costs, acceptance, config.mode, config.depth, settings.draft_tokens + 1, config.replies)
-            if costs
-            else None,
-            drawn,
-            sum(row.late for row in measured) / steps if steps else 0.0,
-            generated / max(sum(row.passes for row in measured), 1),
-            statistics.mean(row.idle for row in measured),
-        )
+    def measurements(self) -> list[tuple[Configuration, int]]:
+        """Every configuration and number of its measurement, all configurations in turns."""
+        found = []
+        for mode in dict.fromkeys(("off", *self.modes)):
+            depths = product(self.depths, self.alphas) if mode in LOOKAHEAD else [(0, 0.0)]
+            found += [Configuration(mode, *shape, replies) for shape in depths for replies in self.replies]
+        return [(config, repeat) for repeat in range(self.repeats) for config in found]

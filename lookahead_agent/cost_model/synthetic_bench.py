@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from lookahead_agent.cost_model.synthetic import (
     SyntheticRow,
     SyntheticSettings,
 )
-from lookahead_agent.decoding import DecodingSettings, ReplyRequest, StepEvent, lookahead
+from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
@@ -59,14 +60,11 @@ class ChanceByPosition:
 
 
 def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any]:
-    """vLLM settings that accept draft tokens by chance, each with this probability if those before it are accepted.
+    """Entries of vLLM's `speculative_config` that accept draft tokens by chance.
 
     Args:
-        token_alpha: The probability (α₂), in [0, 1].
+        token_alpha: Probability (α₂) that a draft token is accepted if those before it are, in [0, 1].
         draft_tokens: Draft tokens for each forward pass, at most.
-
-    Returns:
-        Entries of `speculative_config`.
     """
     rates = [token_alpha**position for position in range(1, draft_tokens + 1)]
     return {
@@ -104,7 +102,7 @@ class SyntheticBench:
             "seed": settings.seed,
         }
         tokens = [mode for mode in settings.modes if mode not in STEPS_ONLY]
-        if tokens and not pair.draws_tokens:
+        if tokens and pair.divided:
             raise ConfigurationError(
                 f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would "
                 f"need: choose the modes {','.join(STEPS_ONLY)}"
@@ -126,13 +124,7 @@ class SyntheticBench:
     @property
     def total(self) -> int:
         """Number of rows of the whole measurement."""
-        return sum(map(len, self._settings.turns))
-
-    def missing(self) -> list[list[tuple[Configuration, int]]]:
-        """Measurements that are left, by the engines that are loaded together."""
-        known = {row.key for row in self.rows()}
-        left = [[each for each in turn if each not in known] for turn in self._settings.turns]
-        return [turn for turn in left if turn]
+        return len(self._settings.measurements)
 
     def run(
         self, progress: Progress, seconds: float | None = None, measure_costs: Callable[[], None] | None = None
@@ -152,29 +144,29 @@ class SyntheticBench:
         """
         end = float("inf") if seconds is None else time.monotonic() + seconds
         failures: dict[str, EngineError] = {}
-        with self._file.writing():
-            for turn in self.missing():
+        known = {row.key for row in self.rows()}
+        missing = [each for each in self._settings.measurements if each not in known]
+        with self._file.writing(), ExitStack() as stack:
+            if missing:
                 if time.monotonic() >= end:
                     return False
-                with ExitStack() as stack:
-                    engines = _Engines(self._pair, {config.mode for config, _ in turn}, self._settings, stack)
-                    failures |= engines.failures
-                    beside = engines.draft is not None and "none" in engines.targets and not self._settings.apart
-                    if measure_costs is not None and beside:
-                        measure_costs()
-                        measure_costs = None
-                    with progress.task("Measuring", len(turn)) as task:
-                        for done, (config, repeat) in enumerate(turn, 1):
-                            if time.monotonic() >= end:
-                                return False
-                            if engines.has(config.mode) and config.mode not in failures:
-                                try:
-                                    row = background.run(self._measure(engines, config, repeat))
-                                except EngineError as error:
-                                    failures[config.mode] = error
-                                else:
-                                    self._file.append(row.model_dump(mode="json"))
-                            task.advance(done)
+                engines = _Engines(self._pair, {config.mode for config, _ in missing}, self._settings, stack)
+                failures |= engines.failures
+                if measure_costs is not None and engines.draft is not None and "none" in engines.targets:
+                    measure_costs()
+                    measure_costs = None
+                with progress.task("Measuring", len(missing)) as task:
+                    for done, (config, repeat) in enumerate(missing, 1):
+                        if time.monotonic() >= end:
+                            return False
+                        if engines.has(config.mode) and config.mode not in failures:
+                            try:
+                                row = background.run(self._measure(engines, config, repeat))
+                            except EngineError as error:
+                                failures[config.mode] = error
+                            else:
+                                self._file.append(row.model_dump(mode="json"))
+                        task.advance(done)
         if failures:
             raise EngineError("; ".join(f"{name}: {error}" for name, error in failures.items()))
         if measure_costs is not None:
@@ -191,7 +183,7 @@ class SyntheticBench:
         )
         positions: list[dict[str, set[int]]] = [defaultdict(set) for _ in range(config.replies)]  # by kind of event
 
-        async def write(number: int) -> Any:
+        async def write(number: int) -> Reply:
             name = f"{repeat}.{number}"
             # Different prompts, or the prefix cache would make all but one for nothing.
             prompt = meaningless_prompt(target, PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
@@ -214,21 +206,18 @@ class SyntheticBench:
             [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
         )
         return SyntheticRow(
-            mode=config.mode,
-            depth=config.depth,
-            alpha=config.alpha,
-            replies=config.replies,
+            **asdict(config),
             repeat=repeat,
-            seconds_per_token=statistics.mean(r.seconds["writing"] / (self._settings.tokens - 1) for r in reports),
+            seconds_per_token=statistics.mean(report.pace(self._settings.tokens) for report in reports),
             steps=sum(len(d) + len(t) for d, t in zip(drafts, targets, strict=True)),
             accepted=sum(map(len, drafts)),
             judged=sum(len(j & (d | t)) for j, d, t in zip(judged, drafts, targets, strict=True)),
             late=sum(len(t - j) for t, j in zip(targets, judged, strict=True)) if config.depth else 0,
-            passes=sum(r.target_forward_passes for r in reports),
-            idle=statistics.mean(r.seconds["waiting"] / r.seconds["total"] for r in reports),
+            passes=sum(report.target_forward_passes for report in reports),
+            idle=statistics.mean(report.seconds["waiting"] / report.seconds["total"] for report in reports),
             tokens={
                 role: {
-                    fate: sum(getattr(getattr(r, f"{role}_tokens"), fate) for r in reports)
+                    fate: sum(getattr(getattr(report, f"{role}_tokens"), fate) for report in reports)
                     for fate in ("committed", "rejected", "aborted", "speculative")
                 }
                 for role in ("target", "draft")

@@ -1,19 +1,73 @@
-"""A report of `bench synthetic`: measured and predicted speed, as tables and a picture."""
+"""Results of `bench synthetic`: measured and predicted speed, as tables and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookahead_agent.bench.plots import as_svg, new_figure
 from lookahead_agent.bench.report import Table, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
-from lookahead_agent.cost_model.synthetic import SyntheticResult, SyntheticRow
+from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
+from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings
 from lookahead_agent.models.cache import writable, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class SyntheticResult:
+    """Measured and predicted speed of a configuration."""
+
+    config: Configuration
+    measured: int  # number of measurements
+    speed: float  # against the target alone with as many replies at once: median over repeats
+    least: float  # the least of them
+    most: float  # the largest
+    predicted: float | None  # by simulation with the measured costs and the drawn acceptance; None: no costs
+    alpha: float | None  # share of the draws that accepted; None: no draw
+    late: float  # share of the steps that the target wrote before the draft did
+    tokens_per_pass: float  # of the target
+    idle: float  # share of the time in which nothing had work
+
+
+def results(
+    rows: Sequence[SyntheticRow], settings: SyntheticSettings, costs: MachineCosts | None
+) -> Iterator[SyntheticResult]:
+    """Each configuration against the target alone, in the same repeat; `costs` are for the prediction."""
+    alone = {(row.replies, row.repeat): row.seconds_per_token for row in rows if row.mode == "off"}
+    by_configuration: dict[Configuration, list[SyntheticRow]] = {}
+    for row in rows:
+        if row.mode != "off":
+            by_configuration.setdefault(row.key[0], []).append(row)
+    for config, measured in by_configuration.items():
+        bases = [alone.get((row.replies, row.repeat)) for row in measured]
+        speeds = [base / row.seconds_per_token for row, base in zip(measured, bases, strict=True) if base is not None]
+        if not speeds:
+            continue
+        judged, steps = sum(row.judged for row in measured), sum(row.steps for row in measured)
+        generated = sum(sum(row.tokens["target"].values()) for row in measured)
+        # The drawn share differs from the probability by chance: the prediction takes the drawn one.
+        drawn = sum(row.accepted for row in measured) / judged if judged else None
+        acceptance = Acceptance(config.alpha if drawn is None else drawn, settings.token_alpha, settings.step_tokens)
+        yield SyntheticResult(
+            config,
+            len(speeds),
+            statistics.median(speeds),
+            min(speeds),
+            max(speeds),
+            predicted_speed(costs, acceptance, config.mode, config.depth, settings.draft_tokens + 1, config.replies)
+            if costs
+            else None,
+            drawn,
+            sum(row.late for row in measured) / steps if steps else 0.0,
+            generated / max(sum(row.passes for row in measured), 1),
+            statistics.mean(row.idle for row in measured),
+        )
 
 
 def result_table(found: Sequence[SyntheticResult]) -> Table:
@@ -48,8 +102,6 @@ def write_synthetic_report(
 
     Args:
         file: Ends with .md.
-        rows: The measured rows.
-        found: Their results.
         costs: Of the pair; None: not measured.
 
     Raises:

@@ -10,8 +10,9 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cost_model.pair import Pair
-from lookahead_agent.cost_model.synthetic import SyntheticSettings, results
+from lookahead_agent.cost_model.synthetic import SyntheticSettings
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench
+from lookahead_agent.cost_model.synthetic_report import results
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines import background
@@ -45,7 +46,6 @@ def test_the_steps_that_are_drawn_are_accepted(
         str(tiny_pair[1]),
         dummy_weights=True,
         engine_args=TINY_ENGINE,
-        draft_engine_args=TINY_ENGINE,
         precision=None,
         draft_precision=None,
         progress=LogProgress(),

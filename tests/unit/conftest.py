@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lookahead_agent
-from lookahead_agent.cost_model.measuring import PAIR_MEASUREMENT, PairMeasurement
+from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT, PairMeasurement
 
 MeasureWith = Callable[[PairMeasurement], object]
 ReplaceChat = Callable[[Callable[..., Any]], None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import re
@@ -20,9 +19,10 @@ from typer.testing import CliRunner
 from lookahead_agent.cli.app import app
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
-from lookahead_agent.cost_model.measuring import PairMeasurement
-from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings, results
+from lookahead_agent.cost_model.pair import PairMeasurement
+from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench, synthetic_acceptance
+from lookahead_agent.cost_model.synthetic_report import results
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines.protocol import Delta, Sampling
@@ -83,7 +83,6 @@ class ScriptedPair:
 
     def __init__(self, divided: bool = True) -> None:
         self.divided = divided
-        self.draws_tokens = True
         self.names = {"target": "big", "draft": "small"}
         self.arguments: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
         self.shares = {"target": "0", "draft": "1"}
@@ -169,21 +168,18 @@ def test_all_engines_are_loaded_together(tmp_path: Path) -> None:
     every = SyntheticSettings(
         alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=2, token_alpha=0.5, draft_tokens=3
     )
-    pair = ScriptedPair()
-    assert bench(pair, every, tmp_path / "cpu.jsonl").run(LogProgress())
+    gpu = ScriptedPair(divided=False)
+    measured = bench(gpu, every, tmp_path / "gpu.jsonl")
+    assert measured.run(LogProgress())
     targets = {("target", "0", method) for method in (None, "draft_model", "custom_class")}
-    assert _started(pair) == targets | {("draft", "1", None), ("target", "0-1", None)}
+    assert _started(gpu) == targets | {("draft", "1", None)}, "the target alone is the one of lr"
     (shared_draft,) = (
         given["speculative_config"]
-        for *_, given in pair.started
+        for *_, given in gpu.started
         if given.get("speculative_config", {}).get("method") == "custom_class"
     )
     assert shared_draft["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
     assert shared_draft["num_speculative_tokens"] == 3
-    gpu = ScriptedPair(divided=False)
-    measured = bench(gpu, every, tmp_path / "gpu.jsonl")
-    assert measured.run(LogProgress())
-    assert _started(gpu) == targets | {("draft", "1", None)}, "the target alone is the one of lr"
     modes = ["off", "sd", "lr", "lr+sd", "shared_draft", "lr+shared_draft"]
     assert [(row.mode, row.repeat) for row in measured.rows()] == [(mode, n) for n in (0, 1) for mode in modes]
     assert [one.config.mode for one in results(measured.rows(), every, None)] == modes[1:]
@@ -211,23 +207,10 @@ def test_an_engine_that_hangs_ends_its_mode(tmp_path: Path) -> None:
     assert measured.rows() == []
 
 
-def test_one_target_at_a_time(tmp_path: Path) -> None:
-    pair = ScriptedPair()
-    what = dataclasses.replace(SMALL, apart=True)
-    measured = bench(pair, what, tmp_path / "rows.jsonl")
-    open_then: list[int] = []
-    assert measured.run(LogProgress(), None, lambda: open_then.append(pair.open))
-    assert pair.started[0] == ("target", "0-1", {})
-    assert _started(pair) == {("target", "0-1", None), ("target", "0", None), ("draft", "1", None)}
-    assert open_then == [0], "the costs have no room beside it either"
-    (found,) = results(measured.rows(), what, None)
-    assert found.measured == what.repeats
-
-
 def test_costs_are_measured_with_the_engines_that_are_there(tmp_path: Path) -> None:
     open_then: list[int] = []
     for modes in (("off", "lr"), ("sd",)):
-        pair = ScriptedPair()
+        pair = ScriptedPair(divided="lr" in modes)
         what = SyntheticSettings(modes=modes, alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
         out = tmp_path / f"{modes[-1]}.jsonl"
         assert not bench(pair, what, out).run(LogProgress(), 1e-9, lambda: open_then.append(-1))
@@ -245,13 +228,12 @@ def test_batches_whose_costs_are_needed() -> None:
 
 def test_tokens_are_not_drawn_where_vllm_cannot(tmp_path: Path) -> None:
     pair = ScriptedPair()
-    pair.draws_tokens = False
     with pytest.raises(ConfigurationError, match=r"which sd, shared_draft would need: choose the modes off,lr"):
         bench(pair, SyntheticSettings(modes=("sd", "lr", "shared_draft")), tmp_path / "rows.jsonl")
 
 
 def test_the_draft_is_loaded_as_it_is_quantized(tmp_path: Path) -> None:
-    pair = ScriptedPair()
+    pair = ScriptedPair(divided=False)
     pair.draft_quantization = "some"
     only = SyntheticSettings(modes=("sd",), alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
     assert bench(pair, only, tmp_path / "rows.jsonl").run(LogProgress())

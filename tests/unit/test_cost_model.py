@@ -13,11 +13,9 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import Problem
-from lookahead_agent.cost_model.break_even_map import break_even_map, picture
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, Setting, best_settings
-from lookahead_agent.cost_model.measuring import PairMeasurement, measure_acceptance
-from lookahead_agent.cost_model.pair import chosen_kernels
+from lookahead_agent.cost_model.pair import PairMeasurement, chosen_kernels, measure_acceptance
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
@@ -150,20 +148,6 @@ def test_a_shared_draft_pays_where_the_draft_costs_it_nothing() -> None:
     assert paraphrased["lr+shared_draft"] > 1.5 * paraphrased["shared_draft"]
 
 
-def test_the_break_even_map_has_the_fastest_mode_of_each_place() -> None:
-    cells = {(cell.steps, cell.tokens): cell for cell in break_even_map(FREE, [0.2], [0.0, 1.0], COARSE)}
-    assert cells[0.0, 0.0].mode == "off"
-    assert cells[0.0, 1.0].mode == "shared_draft"
-    assert cells[1.0, 0.0].mode == "lr"
-    assert cells[0.0, 0.0].speedup == 1
-    assert cells[0.0, 1.0].speedup == pytest.approx(5, rel=0.05), "no target is faster than its shared draft"
-    figure = picture(list(cells.values()), 0.25, {"a pair": Acceptance(0.5, 0.5)})
-    (axes,) = figure.axes
-    assert {text.get_text() for text in axes.texts} >= {"1.0", "a pair"}
-    assert axes.images[0].get_array().tolist() == [[0, 3], [2, axes.images[0].get_array()[1, 1]]]
-    assert axes.images[0].get_extent() == [-0.5, 1.5, -0.5, 1.5]
-
-
 def test_draft_tokens_that_cost_nothing_are_worth_more() -> None:
     acceptance = Acceptance(0.6, 0.6)
     assert speeds(SMALL, acceptance, tokens_by="ngram")["sd"] > speeds(SMALL, acceptance)["sd"]
@@ -266,7 +250,7 @@ def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
 
     found = chosen_kernels(
         {"target": given[0], "draft": given[1]},
-        {"target": {"max_model_len": 99}, "draft": {}},
+        {"max_model_len": 99},
         {"target": Path("big"), "draft": Path("small")},
         dummy,
         select,
@@ -276,23 +260,7 @@ def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
     assert all(request.target_arguments == {"max_model_len": 99} for request in requests)
 
 
-def test_points_measured_elsewhere_are_in_the_picture(
-    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
-) -> None:
-    costs, file = tmp_path / "costs.json", tmp_path / "map.svg"
-    costs.write_text(SMALL.model_dump_json())
-    arguments = ["estimate", "--costs", str(costs), "--alpha", "0.6", "--token-alpha", "0.8"]
-    arguments += ["--break-even-map", str(file), "--point", "a=b=0.4,0.7"]
-    measure_with(PairMeasurement(grid=COARSE, rates=(0.5,)))
-    assert run(*arguments) == 0
-    drawn = file.read_text()
-    assert drawn.startswith("<svg")
-    assert "this pair, c = 0.33" in drawn
-    assert ">a=b<" in drawn
-    capsys.readouterr()
-
-
-def test_acceptance_is_measured_at_the_temperature_that_is_asked_for(
+def test_acceptance_is_measured_greedily_with_an_engine_for_the_draft(
     tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -304,8 +272,8 @@ def test_acceptance_is_measured_at_the_temperature_that_is_asked_for(
     costs = tmp_path / "costs.json"
     costs.write_text(SMALL.model_dump_json())
     measure_with(PairMeasurement(grid=COARSE))
-    assert run("estimate", "--costs", str(costs), "--temperature", "0.7", chat_class=chat) == 0
-    assert [fields["temperature"] for fields in asked] == [0.7]
+    assert run("estimate", "--costs", str(costs), chat_class=chat) == 0
+    assert [fields["temperature"] for fields in asked] == [0.0]
     assert all(fields["policy"].forces_speculation for fields in asked), "or the draft would have no engine to be asked"
     assert "α = 1.00, of tokens 0.22; 3 tokens a step" in capsys.readouterr().out.replace("\n", " ")
 
@@ -318,11 +286,6 @@ def test_acceptance_is_measured_at_the_temperature_that_is_asked_for(
         (["--alpha", "2"], "--alpha"),
         (["--token-speculation", "guess"], "draft_model"),
         (["--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--point", "sampled=0.4,0.7"], "--break-even-map"),
-        (["--break-even-map", "b.svg", "--point", "sampled=0.4"], "NAME=STEPS,TOKENS"),
-        (["--break-even-map", "b.svg", "--point", "sampled=0.4,1.7"], "NAME=STEPS,TOKENS"),
-        (["--break-even-map", "b.svg", "--point", "0.4,0.7"], "has no name"),
-        (["--temperature", "-1"], "--temperature"),
         (["--policy", "off"], "accepts no step"),
         (["--costs", __file__, "--alpha", "0.5", "--token-alpha", "0.5"], "no measured costs"),
     ],

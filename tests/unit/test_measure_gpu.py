@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cost_model.measuring import PairMeasurement
+from lookahead_agent.cost_model.pair import PairMeasurement
 from tests.unit.conftest import MeasureWith
 from tests.unit.test_bench_synthetic import COSTS, ScriptedPair
 from tests.unit.test_cli import run

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
 from lookahead_agent.cost_model.estimator import Acceptance
-from lookahead_agent.cost_model.measuring import PairMeasurement
+from lookahead_agent.cost_model.pair import PairMeasurement
 from lookahead_agent.hardware.diagnostics import Machine
 from lookahead_agent.jsonl import read_content
 from lookahead_agent.testing import scripted_chat
@@ -43,9 +43,9 @@ def lines(program: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: MeasureWith) -> None:
     def pair(*_: Any, **__: Any) -> Any:
-        return ScriptedPair()
+        return ScriptedPair(divided=False)
 
-    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8), COARSE, (0.5,)))
+    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8), COARSE))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
     monkeypatch.setattr("lookahead_agent.cli.daemon.start_daemon", lambda *_: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
