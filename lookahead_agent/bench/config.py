@@ -65,6 +65,7 @@ class TaskConfig(BaseModel):
     # Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`
     samples: int = Field(1, ge=1)
     concurrency: int = Field(1, ge=1)  # problems at once
+    parity: bool = False  # whether nodes that speculate do so under "exact" in the mode "auto", too
     max_tokens: int = Field(512, ge=1)
 
     def full_question(self, question: str) -> str:
@@ -147,6 +148,8 @@ class BenchConfig(BaseModel):
         wanted = {mode for task in self.tasks for mode in task.modes if mode != BASELINE}
         if self.blocks and (len(set(listed)) < len(listed) or wanted - set(listed)):
             raise ValueError("blocks name each mode that is measured once")
+        if self.temperature != 0 and any(task.parity for task in self.tasks):
+            raise ValueError("parity needs temperature 0: sampled replies differ by chance")
         names = [task.name for task in self.tasks]
         if len(set(names)) < len(names):
             raise ValueError("two tasks have one name: give each a name of its own")

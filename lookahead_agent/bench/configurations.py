@@ -82,7 +82,8 @@ def configurations_of(task: TaskConfig) -> list[Configuration]:
     found = []
     for mode in task.modes:
         if mode not in LOOKAHEAD:
-            found.append(Configuration(mode, _MODE_POLICIES.get(mode, "off")))
+            lossless = task.parity and mode == "auto"
+            found.append(Configuration(mode, "exact" if lossless else _MODE_POLICIES.get(mode, "off")))
             found += [each for each in map(_variant, dict.fromkeys(task.variants)) if each.mode == mode]
             continue
         for policy, depth in product(task.policies, task.depths or (None,)):

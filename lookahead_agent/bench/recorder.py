@@ -1,10 +1,11 @@
-"""Measures the model calls of one sample."""
+"""Measures the model calls and tool calls of one sample."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -12,23 +13,32 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import LLMResult
 
-from lookahead_agent.bench.samples import CallRecord, StepTimes
+from lookahead_agent.bench.samples import CallRecord, StepTimes, ToolRecord
+from lookahead_agent.chat.messages import THINKING_KEY
+from lookahead_agent.chat.requests import node_path
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.trace.recorder import replies
 
 
 class CallRecorder(BaseCallbackHandler):
-    """Collects a record of each model call of a sample.
+    """Collects a record of each model call and of each tool's run of a sample.
 
     Give it to the model or graph: `graph.invoke(..., {"callbacks": [recorder]})`. Cancelled calls leave no record:
     LangChain reports nothing of them.
+
+    Args:
+        decode: Text of a reply's tokens, for its actions as the model wrote them; None: these are not recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str] | None = None) -> None:
         self.calls: list[CallRecord] = []
+        self.tools: list[ToolRecord] = []
+        self._decode = decode
         self._origin = time.monotonic()
         self._lock = threading.Lock()
         self._started: dict[UUID, float] = {}
+        self._begun: dict[UUID, tuple[int | None, Sequence[str]]] = {}
+        self._running_tools: dict[UUID, ToolRecord] = {}
         self._first: dict[UUID, float] = {}
         self._steps: dict[str, list[tuple[float, dict[str, Any]]]] = {}
 
@@ -38,14 +48,54 @@ class CallRecorder(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note the begin of a call."""
+        step = (kwargs.get("metadata") or {}).get("langgraph_step")
+        markers = (kwargs.get("invocation_params") or {}).get("action_markers") or ()
         with self._lock:
             self._started[run_id] = time.monotonic()
+            self._begun[run_id] = step, markers
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note its first committed token."""
         if token:
             with self._lock:
                 self._first.setdefault(run_id, time.monotonic())
+
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Note the begin of a tool's run, and its arguments."""
+        where = metadata or {}
+        written = input_str if inputs is None else json.dumps(inputs, ensure_ascii=False, default=str)
+        record = ToolRecord(
+            path=node_path(where) or None,
+            step=where.get("langgraph_step"),
+            name=serialized.get("name") or kwargs.get("name") or "",
+            arguments=written,
+            started=self.elapsed(),
+        )
+        with self._lock:
+            self.tools.append(record)
+            self._running_tools[run_id] = record
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Complete a tool's run."""
+        self._end_tool(run_id, getattr(output, "status", None) == "error")
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Complete a tool's run that failed."""
+        self._end_tool(run_id, True)
+
+    def _end_tool(self, run_id: UUID, failed: bool) -> None:
+        with self._lock:
+            if (record := self._running_tools.pop(run_id, None)) is not None:
+                record.seconds, record.failed = self.elapsed() - record.started, failed
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note an event of a step."""
@@ -63,16 +113,21 @@ class CallRecorder(BaseCallbackHandler):
     def _add(self, message: AIMessage, figures: Mapping[str, Any], run_id: UUID, ended: float) -> None:
         started = self._started.pop(run_id, ended - figures["seconds"]["total"])
         first = self._first.pop(run_id, None)
+        step, markers = self._begun.pop(run_id, (None, ()))
         events = self._steps.pop(figures["call"], [])
         usage = message.usage_metadata
+        tokens = message.response_metadata.get("token_ids")
         self.calls.append(
             CallRecord(
                 node=figures["node"],
+                path=figures["path"],
+                step=step,
                 policy=figures["policy"],
                 started=started - self._origin,
                 seconds=ended - started,
                 first_token=first - started if first is not None else None,
                 prompt_tokens=usage["input_tokens"] if usage else 0,
+                cached_tokens=figures["prompt_tokens"]["target"]["cached"],
                 output_tokens=usage["output_tokens"] if usage else 0,
                 steps=figures["steps"],
                 accepted=figures["accepted"],
@@ -82,9 +137,29 @@ class CallRecorder(BaseCallbackHandler):
                 busy=figures["seconds"],
                 speculation_disabled=figures["speculation_disabled"],
                 times=_times(events, started),
-                token_ids=message.response_metadata.get("token_ids"),
+                token_ids=tokens,
+                action=action_of(self._decode(tokens), message, markers) if self._decode and tokens else None,
             )
         )
+
+
+def action_of(written: str, message: AIMessage, markers: Sequence[str] = ()) -> str | None:
+    """The part of a reply that acts, as the model wrote it; None: it has none.
+
+    Args:
+        written: All that the model wrote.
+        message: The reply that was read in it.
+        markers: Texts that begin an action, beside those of tool calls.
+    """
+    begins = [at for marker in markers if (at := written.find(marker)) >= 0]
+    if begins:
+        return written[min(begins) :]
+    if not (message.tool_calls or message.invalid_tool_calls):
+        return None
+    for passed in (message.additional_kwargs.get(THINKING_KEY), message.text):
+        if passed:
+            written = written.rpartition(passed)[2]
+    return written.lstrip()
 
 
 def _times(events: list[tuple[float, dict[str, Any]]], started: float) -> StepTimes:

@@ -152,7 +152,7 @@ class Bench:
         self.out.append(meter.record.model_dump(mode="json"))
 
     def _sample(self, job: Job, llm: ChatLookahead, turn: str, engines: dict[str, Any]) -> Sample:
-        recorder = CallRecorder()
+        recorder = CallRecorder(llm.backend.tokenizer().decode)
         config: RunnableConfig = {"callbacks": [recorder]}
         if job.configuration.policy_of_call is not None:
             config["configurable"] = {POLICY_KEY: job.configuration.policy_of_call}
@@ -187,6 +187,7 @@ class Bench:
             answer=answer,
             error=problem,
             calls=recorder.calls,
+            tools=recorder.tools,
             turn=turn,
             settings=self._settings[job.task.name],
             engines=engines,
@@ -243,7 +244,7 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
     """All that determines a sample, but its problem, configuration and seed."""
     fields = config.model_dump(mode="json", exclude={"tasks", "seed", "blocks"})
     chosen = {"dataset", "answer", "prompt", "concurrency", "max_tokens"}
-    of_task = task.model_dump(mode="json", include=chosen)
+    of_task = task.model_dump(mode="json", include=chosen) | ({"parity": True} if task.parity else {})
     return fields | of_task | {"dataset": Path(task.dataset).name, "seed": config.seed}
 
 

@@ -33,22 +33,38 @@ class CallRecord(_Row):
     """One model call."""
 
     node: str | None = None  # the graph's node; None outside a graph
+    path: str | None = None  # the node's path through subgraphs
+    step: int | None = None  # the graph's step, as LangGraph counts them
     policy: str
     started: float = 0.0  # seconds from the begin of the sample
     seconds: float
     first_token: float | None = None  # seconds to its first committed token; None: unknown
     prompt_tokens: int = 0
+    cached_tokens: int | None = None  # of these from the target's prefix cache; None: unknown
     output_tokens: int
     steps: int
     accepted: int  # draft steps among the committed ones
     verifier_calls: int = 0  # draft steps that the verifier judged
     judge_calls: int = 0  # prompts to a judge model
     tokens: dict[str, dict[str, int]]  # by "target" and "draft": how many were "committed", "rejected", "aborted"
-    # Seconds in which the draft, the target and the verifier had work
+    # `seconds` of the metadata: prompt, writing, and when the draft, the target and the verifier had work
     busy: dict[str, float] = Field(default_factory=dict)
     speculation_disabled: str | None = None  # the reason; None: speculation ran to the end
     times: StepTimes = Field(default_factory=StepTimes)
     token_ids: list[int] | None = None
+    action: str | None = None  # the calls, or what follows an action marker, as written; None: nothing
+
+
+class ToolRecord(_Row):
+    """One run of a tool."""
+
+    path: str | None = None  # as of a model call, as `step`, `started` and `seconds`
+    step: int | None = None
+    name: str
+    arguments: str  # as JSON
+    started: float
+    seconds: float = 0.0
+    failed: bool = False
 
 
 class TurnRecord(_Row):
@@ -84,6 +100,7 @@ class Sample(_Row):
     answer: str = ""  # the reply, or the graph's answer
     error: str | None = None
     calls: list[CallRecord]
+    tools: list[ToolRecord] = Field(default_factory=list)
     turn: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)  # all else that determines the result
     engines: dict[str, Any] = Field(default_factory=dict)  # models, cores and arguments of the engines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from lookahead_agent.bench.config import MODES, TASKS, BenchConfig, load_config, make_config, packaged_configs
 from lookahead_agent.bench.configurations import chat_model
+from lookahead_agent.bench.parity import Parity, parity
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample, read_results
@@ -62,7 +64,9 @@ def run(
     config: Annotated[
         str | None, typer.Option("--config", help=f"A TOML file, or one of: {', '.join(packaged_configs())}.")
     ] = None,
-    task: Annotated[list[str] | None, typer.Option("--task", help=f"{', '.join(TASKS)}. Repeatable.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", "--template", help=f"{', '.join(TASKS)}. Repeatable.")
+    ] = None,
     dataset: options.Dataset = "",
     answer: Annotated[
         str | None, typer.Option("--answer", help="How answers are compared: number, math or choice.")
@@ -108,6 +112,14 @@ def run(
         ),
     ] = None,
     engine_arg: options.EngineArgument = None,
+    with_parity: Annotated[
+        bool,
+        typer.Option(
+            "--parity",
+            help="Compare all tool calls with those of the target alone, byte for byte. Nodes that speculate do so "
+            'under "exact", unless --policies says otherwise.',
+        ),
+    ] = False,
     out: options.Out = Path("results/bench.jsonl"),
 ) -> None:
     """Run tasks in several configurations, in turns, and append each result to a file.
@@ -126,6 +138,7 @@ def run(
         "samples": samples,
         "concurrency": concurrency,
         "max_tokens": max_tokens,
+        "parity": True if with_parity and policies is None else None,
         **{name: options.words(given) for name, given in lists.items() if given is not None},
         "depths": options.numbers(depths, int, "--depths") if depths is not None else None,
     }
@@ -158,7 +171,30 @@ def run(
             f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
         )
 
-    _show(Report(measured.run(ProgressBars(), on_sample)))
+    results = measured.run(ProgressBars(), on_sample)
+    _show(Report(results))
+    if with_parity and not _show_parity(parity(results.samples)):
+        raise typer.Exit(1)
+
+
+def _show_parity(compared: Sequence[Parity]) -> bool:
+    """Show where speculation changed what agents did; whether all that policies promise was kept."""
+    show = Terminal(width=_WIDE)
+    headings = ["task", "configuration", "runs", "promised equal", "acts", "runs that differ"]
+    rows = [
+        [each.task, each.configuration, str(each.runs), str(each.promised), str(each.acts), str(len(each.differences))]
+        for each in compared
+    ]
+    show.print("\nparity", style="bold")
+    show.print(as_rich((headings, rows), words=("task", "configuration"), no_wrap=True))
+    for each in compared:
+        for difference in each.differences:
+            broken = "PROMISED, and " if difference.promised else ""
+            show.print(
+                f"{each.task} {difference.problem}, {each.configuration}: {broken}different in {difference.place}"
+            )
+            show.print(f"  off: {difference.off!r}\n  on:  {difference.on!r}", soft_wrap=True)
+    return all(each.holds for each in compared)
 
 
 def _merged(
