@@ -21,11 +21,6 @@ class HostCheck:
 
     A web page of any site may have its own name resolve to this machine's address (DNS rebinding): its requests come
     with that name as their `Host`. An IP address as `Host` cannot be such a page's, nor can none at all.
-
-    Args:
-        app: The application behind it.
-        allowed: Names; see `ServerSettings.allowed_hosts`.
-        errors: Answers the requests that it refuses.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], errors: ErrorReplies) -> None:
@@ -37,25 +32,19 @@ class HostCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if host is None or self._is_allowed(_host_name(host)):
+        if host is None or self._is_allowed(host):
             await self._app(scope, receive, send)
             return
         message = f"the server is not called {host[:100]!r}: its owner can allow the name with --allowed-host"
         await self._errors.response(RefusedError(400, message))(scope, receive, send)
 
-    def _is_allowed(self, name: str) -> bool:
+    def _is_allowed(self, host: str) -> bool:
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower().rstrip(".")
         try:
             ipaddress.ip_address(name)
         except ValueError:
             return name in self._allowed or name.endswith(self._endings)
         return True
-
-
-def _host_name(host: str) -> str:
-    """A `Host` header without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower().rstrip(".")
 
 
 def check_key(given: str | None, expected: str | None) -> None:
@@ -77,12 +66,7 @@ def check_key(given: str | None, expected: str | None) -> None:
 
 
 class Admission:
-    """Lets so many replies be generated at once, so many wait, and refuses the rest.
-
-    Args:
-        concurrent: Replies at once.
-        queue: Replies that may wait.
-    """
+    """Lets so many replies be generated at once, so many wait, and refuses the rest."""
 
     def __init__(self, concurrent: int, queue: int) -> None:
         self._concurrent = concurrent

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,41 +19,16 @@ from starlette.middleware.cors import CORSMiddleware
 
 from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.generation.server_backend import ENGINES_HEADER, STATUS_PATH
-from lookahead_agent.server import private_api
+from lookahead_agent.generation.backend import GenerateRequest, request_from_json
+from lookahead_agent.generation.server_backend import ENGINES_HEADER, STATUS_PATH, ServerStatus
+from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.admission import HostCheck, check_key
 from lookahead_agent.server.body import BodyReader
-from lookahead_agent.server.errors import ErrorReplies, ErrorReply
-from lookahead_agent.server.protocol import (
-    ChatReplyBody,
-    ChatRequestBody,
-    CompletionReplyBody,
-    CompletionRequestBody,
-    Health,
-    ModelEntry,
-    ModelList,
-)
-from lookahead_agent.server.replies import Replies
-from lookahead_agent.server.responses import EventStream, WholeReply
-from lookahead_agent.server.settings import ServerSettings
+from lookahead_agent.server.errors import ErrorReplies, RefusedError
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
+from lookahead_agent.server.replies import Replies, ReplyResponse
 from lookahead_agent.server.writer import ReplyWriter
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": description}
-    for status, description in {
-        400: "The request cannot be carried out.",
-        401: "The API key is wrong or missing.",
-        404: "There is no such model.",
-        408: "The body did not arrive in time.",
-        413: "The body is too long.",
-        415: "The body is not sent as JSON.",
-        429: "Too many requests wait; Retry-After says when to come again.",
-        500: "The model failed.",
-    }.items()
-}
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}}}
-}
 _BODIES = "#/components/schemas/Request."
 
 PolicyHeader = Annotated[
@@ -110,48 +87,51 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
             body.n,
             writer.model_name,
             chat=isinstance(body, ChatRequestBody),
-            with_usage=body.streams_usage,
+            with_usage=body.stream_options is not None and body.stream_options.include_usage,
         )
-        return EventStream(replies.chunks(), errors) if body.stream else WholeReply(replies.body())
+        if body.stream:
+            return ReplyResponse(replies.events(errors), "text/event-stream")
+        return ReplyResponse(replies.body(), "application/json")
 
-    @api.post("/chat/completions", response_model=ChatReplyBody, **_described(ChatRequestBody))
+    @api.post("/chat/completions", openapi_extra=_described(ChatRequestBody))
     async def chat(request: Request, policy: PolicyHeader = None, node: NodeHeader = None) -> Response:
         """Reply to a conversation."""
         if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
-            asked = await private_api.read_request(request, writer, bodies)
-            replies = Replies([writer.generate(asked)], 1, writer.model_name, chat=True, with_events=True)
-            return EventStream(replies.chunks(), errors)
+            streams = [writer.generate(await own_request(request))]
+            replies = Replies(streams, 1, writer.model_name, chat=True, with_events=True)
+            return ReplyResponse(replies.events(errors), "text/event-stream")
         return await respond(request, ChatRequestBody, policy, node)
 
-    @api.post("/completions", response_model=CompletionReplyBody, **_described(CompletionRequestBody))
+    @api.post("/completions", openapi_extra=_described(CompletionRequestBody))
     async def text(request: Request, policy: PolicyHeader = None, node: NodeHeader = None) -> Response:
         """Go on with a text."""
         return await respond(request, CompletionRequestBody, policy, node)
 
-    async def model_entry() -> ModelEntry:
-        return ModelEntry(id=writer.model_name, created=created, max_model_len=await writer.context_length())
+    async def model_entry() -> dict[str, Any]:
+        entry = {"id": writer.model_name, "object": "model", "created": created, "owned_by": "lookahead-agent"}
+        return entry | {"max_model_len": await writer.context_length()}
 
-    @api.get("/models", responses={401: _ERRORS[401]})
-    async def models() -> ModelList:
+    @api.get("/models")
+    async def models() -> dict[str, Any]:
         """The model that is served."""
-        return ModelList(data=[await model_entry()])
+        return {"object": "list", "data": [await model_entry()]}
 
-    @api.get("/models/{name:path}", responses={401: _ERRORS[401], 404: _ERRORS[404]})
-    async def model(name: str) -> ModelEntry:
+    @api.get("/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
         """The model that is served, by its name."""
         if name != writer.model_name:
             raise writer.unknown_model(name)
         return await model_entry()
 
-    async def health(response: Response) -> Health:
+    async def health(response: Response) -> dict[str, Any]:
         """Whether replies can be generated."""
         healthy = llm.backend.healthy()
         response.status_code = 200 if healthy else 503
         admission = writer.admission
-        return Health(status="ok" if healthy else "failing", running=admission.running, waiting=admission.waiting)
+        told = {"status": "ok" if healthy else "failing"}
+        return told | {"running": admission.running, "waiting": admission.waiting}
 
-    failing: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "The engines have failed."}}
-    app.add_api_route("/health", health, methods=["GET"], responses=failing)
+    app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -159,9 +139,38 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
         """Figures for Prometheus."""
         return Response(writer.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    # This user's own programs send whole requests, and get events with steps and the whole reply.
+
+    def engines() -> str:
+        names = llm.backend.runtime.spec.names if llm.backend.runtime is not None else {"target": writer.model_name}
+        return " with ".join(names[role] for role in ("target", "draft") if role in names)
+
+    async def own_request(request: Request) -> GenerateRequest:
+        if request.headers[ENGINES_HEADER] != settings.engines_digest:
+            raise RefusedError(409, f"the engines of this server are {engines()}")
+        data = await bodies.arrived(request, settings.body_limit(0))
+        try:
+            return await asyncio.to_thread(lambda: request_from_json(json.loads(data)["lookahead"]))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise RefusedError(400, f"the request cannot be read: {error!r}") from None
+
+    async def status() -> ServerStatus:
+        """Tell which engines run here, and what they do."""
+        return ServerStatus(
+            pid=os.getpid(),
+            engines=settings.engines_digest or "",
+            models=engines(),
+            reason=await asyncio.to_thread(llm.explain),
+            context_length=await writer.context_length(),
+            version=__version__,
+            seconds=time.time() - created,
+            replies=writer.replies,
+            running=writer.admission.running,
+        )
+
     app.include_router(api)
     if settings.engines_digest is not None:
-        app.add_api_route(STATUS_PATH, private_api.status_route(writer), methods=["GET"])
+        app.add_api_route(STATUS_PATH, status, methods=["GET"])
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
     return app
 
@@ -169,7 +178,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Fa
 def _described(model: type[BaseModel]) -> dict[str, Any]:
     """How OpenAPI describes a route whose body FastAPI does not read itself."""
     content = {"application/json": {"schema": {"$ref": _BODIES + model.__name__}}}
-    return {"responses": _ERRORS | _STREAM, "openapi_extra": {"requestBody": {"required": True, "content": content}}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _description(app: FastAPI) -> dict[str, Any]:

@@ -29,16 +29,13 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _MOST_HELD = 64 << 20
 """Bytes of all bodies that are on their way, of which any may come slowly."""
 
+_TOO_LONG = "the body is longer than {} bytes"
 _TOO_MANY = "the body has too many values: more than any prompt or schema of these models"
 _TOO_DEEP = f"the body is nested in more than {_DEEPEST} levels"
 
 
 class BodyReader:
-    """Reads the bodies of requests.
-
-    Args:
-        seconds: Time that a body has to arrive.
-    """
+    """Reads the bodies of requests, each of which has so many seconds to arrive."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -46,13 +43,7 @@ class BodyReader:
         self._checking = asyncio.Semaphore(1)
 
     async def read(self, request: Request, model: type[Body], longest: int, token_ids: int) -> Body:
-        """The body of a request.
-
-        Args:
-            request: The request.
-            model: The body's form.
-            longest: Most bytes.
-            token_ids: Most token ids that a prompt may have.
+        """The body of a request, of at most `longest` bytes, whose prompt may have `token_ids` of them.
 
         Raises:
             RefusedError: It is no JSON (400, 415), too long (413), too slow (408), something else than `model` (400),
@@ -64,7 +55,7 @@ class BodyReader:
             raise RefusedError(415, "the body must be JSON: send it with Content-Type: application/json")
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > longest:
-            raise _too_long(longest)
+            raise RefusedError(413, _TOO_LONG.format(longest))
         data = await self.arrived(request, longest)
         if len(data) <= _IN_PLACE:
             return _checked(data, model, token_ids)
@@ -87,7 +78,7 @@ class BodyReader:
                     length += len(piece)
                     self._held += len(piece)
                     if length > longest:
-                        raise _too_long(longest)
+                        raise RefusedError(413, _TOO_LONG.format(longest))
                     if self._held > max(_MOST_HELD, 4 * longest):
                         raise RefusedError(
                             429, "many long requests arrive: try again later", headers={"Retry-After": "1"}
@@ -103,10 +94,6 @@ class BodyReader:
         return b"".join(pieces)
 
 
-def _too_long(longest: int) -> RefusedError:
-    return RefusedError(413, f"the body is longer than {longest} bytes")
-
-
 def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
     document = _document(data, _MOST_VALUES + token_ids)
     try:
@@ -118,8 +105,7 @@ def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
 
 
 def _document(data: bytes, most_values: int) -> Any:
-    # Counted before they are made; the second count is exact, and seldom needed.
-    # The pattern is replaced by a function's result, so that other threads come between its calls.
+    # Counted before they are made, exactly where that is needed; a function lets other threads come between its calls.
     if _containers(data) > _MOST_CONTAINERS and _containers(_STRING.sub(lambda _: b"", data)) > _MOST_CONTAINERS:
         raise RefusedError(400, _TOO_MANY)
     try:

@@ -16,7 +16,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import leave_running
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, runtime_dir, server_status, socket_path
-from lookahead_agent.server.settings import ServerSettings
+from lookahead_agent.server import ServerSettings
 
 _MAX_PATH = 100
 """Bytes of a socket's path; the system takes 107."""

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, LookaheadError
@@ -27,28 +26,6 @@ _MAX_LENGTH = 1000
 """Characters of an error's text."""
 _FAILED = "the model failed; the server's log says why"
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
-
-class ErrorBody(BaseModel):
-    """An error of a request.
-
-    Attributes:
-        message: In words.
-        type: "invalid_request_error", "authentication_error", "rate_limit_error" or "server_error".
-        param: The field that it is about.
-        code: A word for programs.
-    """
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorReply(BaseModel):
-    """An error as OpenAI's API gives it."""
-
-    error: ErrorBody
 
 
 @dataclass(eq=False)
@@ -73,36 +50,31 @@ class RefusedError(Exception):
         return self.message
 
 
-def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """Status and body for an exception; the text has a bounded length, whatever a client has sent."""
+def refusal(error: Exception) -> RefusedError:
+    """How a client is told of an error."""
     match error:
         case RefusedError():
-            return error.status, _body(error.status, str(error), error.param, error.code)
+            return error
         case ConfigurationError():
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
-            return 400, _body(400, _INTERNAL.sub("…", str(error)[:_MAX_LENGTH]), code=code)
+            return RefusedError(400, _INTERNAL.sub("…", str(error)[:_MAX_LENGTH]), code=code)
         case RequestValidationError():
             problem = error.errors()[0]
             name = ".".join(str(part) for part in problem["loc"] if part != "body")
-            return 400, _body(400, f"{name}: {problem['msg']}", name or None)
+            return RefusedError(400, f"{name}: {problem['msg']}", name or None)
         case HTTPException():
             message = _ABSENT if error.status_code in (404, 405) else str(error.detail)
-            return error.status_code, _body(error.status_code, message)
+            return RefusedError(error.status_code, message, headers=dict(error.headers or {}))
     logger.error("a request failed: %s", error, exc_info=not isinstance(error, LookaheadError))
-    return 500, _body(500, _FAILED)
+    return RefusedError(500, _FAILED)
 
 
-def _body(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorBody:
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return ErrorBody(message=_shortened(message), type=kind, param=param and _shortened(param), code=code)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
+def _shortened(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
 
 
 class ErrorReplies:
-    """Answers requests that fail.
+    """Answers requests that fail; their texts have a bounded length, whatever a client has sent.
 
     Args:
         on_error: Told the status of each.
@@ -113,20 +85,21 @@ class ErrorReplies:
         self._on_error = on_error
         self._with_exceptions = with_exceptions
 
-    def describe(self, error: Exception) -> tuple[int, dict[str, Any]]:
-        """Status and content of the answer."""
-        status, body = error_body(error)
-        self._on_error(status)
-        content: dict[str, Any] = {"error": body.model_dump()}
+    def describe(self, error: Exception) -> tuple[RefusedError, dict[str, Any]]:
+        """The refusal, and the content of the answer."""
+        refused = refusal(error)
+        self._on_error(refused.status)
+        kind = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
+        body = {"message": _shortened(refused.message), "type": kind, "param": _shortened(refused.param)}
+        content: dict[str, Any] = {"error": body | {"code": refused.code}}
         if self._with_exceptions and isinstance(error, LookaheadError):
             content["lookahead"] = {"type": type(error).__name__, "text": str(error)}
-        return status, content
+        return refused, content
 
     def response(self, error: Exception) -> JSONResponse:
         """The answer."""
-        status, content = self.describe(error)
-        headers = dict(error.headers or {}) if isinstance(error, (RefusedError, HTTPException)) else {}
-        return JSONResponse(content, status, headers)
+        refused, content = self.describe(error)
+        return JSONResponse(content, refused.status, refused.headers)
 
     def install(self, app: FastAPI) -> None:
         """Have every error of an application answered so."""

@@ -22,17 +22,17 @@ class Metrics:
     def __init__(self, admission: Admission, nodes: frozenset[str], policies: frozenset[str]) -> None:
         self._nodes = nodes
         self._policies = policies
-        self._registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
+        labels = ("policy", "node")
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"lookahead_{name}", text, ("policy", "node", *labels), registry=self._registry)
+        def counter(name: str, text: str, *more: str) -> Counter:
+            return Counter(f"lookahead_{name}", text, (*labels, *more), registry=registry)
 
         def histogram(name: str, text: str) -> Histogram:
-            labels = ("policy", "node")
-            return Histogram(f"lookahead_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
+            return Histogram(f"lookahead_{name}_seconds", text, labels, buckets=_SECONDS, registry=registry)
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"lookahead_{name}", text, labels, registry=self._registry)
+            return Gauge(f"lookahead_{name}", text, labels, registry=registry)
 
         self._replies = counter("replies", "Replies, by why they ended.", "finish_reason")
         self._steps = counter("steps", "Steps of replies, by who wrote them.", "source")
@@ -40,28 +40,18 @@ class Metrics:
         self._prompts = counter("prompt_tokens", "Tokens of prompts, by where they came from.", "model", "source")
         self._judged = counter("verifier_calls", "Draft steps that the verifier was asked about.")
         self._disabled = counter("speculation_disabled", "Replies whose speculation ended early.")
-        self._failures = Counter("lookahead_refused", "Requests without a reply.", ("status",), registry=self._registry)
+        self._failures = Counter("lookahead_refused", "Requests without a reply.", ("status",), registry=registry)
         self._seconds = histogram("reply", "Time to generate a reply.")
         self._prompt = histogram("prompt", "Time of a reply until the target's first token.")
         self._writing = histogram("writing", "Time of a reply after the target's first token.")
         self._first = histogram("first_text", "Time to the first text that is certain.")
-        self._audited = gauge(
-            "audited_steps", "Steps accepted by a certificate that were judged again, by outcome.", "outcome"
-        )
-        self._tightened = gauge(
-            "tightened_policies", "Certificates given up, for too many of their steps were disputed."
-        )
+        self._audited = gauge("audited_steps", "Steps accepted by a certificate, judged again, by outcome.", "outcome")
+        self._tightened = gauge("tightened_policies", "Certificates given up: too many of their steps were disputed.")
         gauge("running", "Replies being generated.").set_function(lambda: admission.running)
         gauge("waiting", "Replies that wait.").set_function(lambda: admission.waiting)
 
     def count_reply(self, reply: ChatReply, seconds: float, first: float | None) -> None:
-        """Count a reply.
-
-        Args:
-            reply: The reply.
-            seconds: How long it took.
-            first: When its first text came, in seconds; None: it had none.
-        """
+        """Count a reply that took so many seconds, and so many until its first text; None: it had none."""
         figures = reply.lookahead
         path, name = figures["path"], figures["policy"]
         node = "" if path is None else path if path in self._nodes else "other"
@@ -81,9 +71,9 @@ class Metrics:
         self._judged.labels(*labels).inc(figures["verifier_calls"])
         self._disabled.labels(*labels).inc(figures["speculation_disabled"] is not None)
         audit = figures["audit"]
-        self._audited.labels("agreed").set(audit["audited"] - audit["disputed"])
-        self._audited.labels("disputed").set(audit["disputed"])
-        self._audited.labels("dropped").set(audit["dropped"])
+        outcomes = {"agreed": audit["audited"] - audit["disputed"]}
+        for outcome, count in (outcomes | {name: audit[name] for name in ("disputed", "dropped")}).items():
+            self._audited.labels(outcome).set(count)
         self._tightened.set(audit["tightened"])
         self._seconds.labels(*labels).observe(seconds)
         self._prompt.labels(*labels).observe(figures["seconds"]["prompt"])

@@ -1,4 +1,4 @@
-"""Requests and replies of OpenAI's API, as far as they are true here."""
+"""Requests of OpenAI's API, as far as they are true here."""
 
 from __future__ import annotations
 
@@ -151,16 +151,6 @@ class Sampled(RequestModel, SamplingArguments):
             raise ValueError("stream_options are for stream=true")
         return self
 
-    @property
-    def streams_usage(self) -> bool:
-        """Whether the end of a stream tells the tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def reply_tokens(self) -> int | None:
-        """Most tokens of a reply."""
-        return self.max_tokens
-
 
 class ChatRequestBody(Sampled):
     """Body of `/v1/chat/completions`."""
@@ -182,12 +172,8 @@ class ChatRequestBody(Sampled):
             raise ValueError(_NO_LOGPROBS)
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice is for requests with tools")
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
-
-    @property
-    def reply_tokens(self) -> int | None:
-        """Most tokens of a reply, by either of two names."""
-        return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequestBody(Sampled):
@@ -223,111 +209,3 @@ class CompletionRequestBody(Sampled):
         if isinstance(self.prompt[0], int):
             return [[token for token in self.prompt if isinstance(token, int)]]
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
-
-
-class CompletionTokens(BaseModel):
-    """How many tokens of a reply are of one kind."""
-
-    reasoning_tokens: int = 0
-
-
-class PromptTokens(BaseModel):
-    """How many tokens of a prompt are of one kind."""
-
-    cached_tokens: int = 0
-
-
-class Usage(BaseModel):
-    """How many tokens."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
-    completion_tokens_details: CompletionTokens = Field(default_factory=CompletionTokens)
-    prompt_tokens_details: PromptTokens = Field(default_factory=PromptTokens)
-
-
-class LookaheadFigures(BaseModel):
-    """How a reply came about: its steps, those of them that are accepted draft steps, and whether speculation ended."""
-
-    policy: str
-    steps: int
-    accepted: int
-    acceptance_rate: float
-    speculation_disabled: bool
-
-
-class ReplyMessage(BaseModel):
-    """A reply."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
-
-
-class ChatChoice(BaseModel):
-    """One of the replies."""
-
-    index: int
-    message: ReplyMessage
-    finish_reason: str
-    logprobs: None = None
-
-
-class ReplyBody(BaseModel):
-    """Fields of both kinds of replies."""
-
-    id: str
-    created: int
-    model: str
-    usage: Usage
-    lookahead: list[LookaheadFigures]
-
-
-class ChatReplyBody(ReplyBody):
-    """Reply of `/v1/chat/completions`."""
-
-    object: Literal["chat.completion"] = "chat.completion"
-    choices: list[ChatChoice]
-
-
-class TextChoice(BaseModel):
-    """One of the texts."""
-
-    index: int
-    text: str
-    finish_reason: str
-    logprobs: None = None
-
-
-class CompletionReplyBody(ReplyBody):
-    """Reply of `/v1/completions`."""
-
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[TextChoice]
-
-
-class ModelEntry(BaseModel):
-    """A model that is served."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "lookahead-agent"
-    max_model_len: int | None = None
-
-
-class ModelList(BaseModel):
-    """Reply of `/v1/models`."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelEntry]
-
-
-class Health(BaseModel):
-    """Reply of `/health`."""
-
-    status: Literal["ok", "failing"]
-    running: int
-    waiting: int

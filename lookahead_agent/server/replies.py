@@ -1,31 +1,25 @@
-"""The replies to one request, in the two forms of OpenAI's API: of a chat, and of a text without a chat template."""
+"""The replies to one request in the two forms of OpenAI's API, of a chat and of a text, whole or in events."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
+
+from starlette.responses import StreamingResponse
+from starlette.types import Send
 
 from lookahead_agent.decoding import StepEvent
+from lookahead_agent.engines.background import all_of
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
 from lookahead_agent.generation.tool_calls import as_invalid_json
-from lookahead_agent.server.protocol import (
-    ChatChoice,
-    ChatReplyBody,
-    CompletionReplyBody,
-    CompletionTokens,
-    FunctionCall,
-    LookaheadFigures,
-    PromptTokens,
-    ReplyMessage,
-    TextChoice,
-    ToolCall,
-    Usage,
-)
-from lookahead_agent.server.responses import merge
+from lookahead_agent.server.errors import ErrorReplies
+
+T = TypeVar("T")
 
 
 class Replies:
@@ -60,27 +54,50 @@ class Replies:
         self._done: dict[int, ChatReply] = {}
         self._started: set[int] = set()
 
-    async def body(self) -> dict[str, Any]:
-        """All replies in one."""
+    async def body(self) -> AsyncGenerator[str, None]:
+        """All replies in one JSON object."""
         async with aclosing(merge(self._streams)) as events:
             async for index, event in events:
                 if isinstance(event, ChatReply):
                     self._done[index] = event
         replies = sorted(self._done.items())
-        rest = {**self._base, "usage": self._usage(), "lookahead": [_figures(reply) for _, reply in replies]}
-        if self._chat:
-            chats = [
-                ChatChoice(index=index, message=_message(reply), finish_reason=_finish_reason(reply))
-                for index, reply in replies
-            ]
-            return ChatReplyBody(choices=chats, **rest).model_dump()
-        texts = [
-            TextChoice(index=index, text=reply.content, finish_reason=reply.finish_reason) for index, reply in replies
-        ]
-        return CompletionReplyBody(choices=texts, **rest).model_dump()
+        yield json.dumps(
+            self._base
+            | {
+                "object": "chat.completion" if self._chat else "text_completion",
+                "choices": [{"index": index, "logprobs": None} | self._choice(reply) for index, reply in replies],
+                "usage": self._usage(),
+                "lookahead": [_figures(reply) for _, reply in replies],
+            }
+        )
 
-    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The data of a stream's events."""
+    def _choice(self, reply: ChatReply) -> dict[str, Any]:
+        if not self._chat:
+            return {"text": reply.content, "finish_reason": reply.finish_reason}
+        calls = _calls(reply)
+        message = {
+            "role": "assistant",
+            "content": reply.content or (None if calls else ""),
+            "reasoning_content": reply.thinking or None,
+            "tool_calls": calls or None,
+        }
+        return {"message": message, "finish_reason": _finish_reason(reply)}
+
+    async def events(self, errors: ErrorReplies) -> AsyncGenerator[str, None]:
+        """Server-sent events, ended by `[DONE]`; an error after the first is the last."""
+        begun = False
+        try:
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    yield f"data: {json.dumps(chunk)}\n\n"
+                    begun = True
+        except Exception as error:
+            if not begun:
+                raise
+            yield f"data: {json.dumps(errors.describe(error)[1])}\n\n"
+        yield "data: [DONE]\n\n"
+
+    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         base = self._base | {"object": "chat.completion.chunk" if self._chat else "text_completion"}
         base |= {"usage": None} if self._with_usage else {}
         async with aclosing(merge(self._streams)) as events:
@@ -89,16 +106,15 @@ class Replies:
                     if self._with_events:
                         yield base | {"choices": [], "lookahead": event_to_json(event)}
                     continue
-                parts = list(self._chat_parts(index, event) if self._chat else _text_parts(event))
+                parts = self._chat_parts(index, event) if self._chat else _text_parts(event)
                 chunks = [base | {"choices": [{"index": index, "logprobs": None} | part]} for part in parts]
                 if isinstance(event, ChatReply):
                     self._done[index] = event
-                    told = event_to_json(event) if self._with_events else _figures(event).model_dump()
-                    chunks[-1]["lookahead"] = told
+                    chunks[-1]["lookahead"] = event_to_json(event) if self._with_events else _figures(event)
                 for chunk in chunks:
                     yield chunk
         if self._with_usage:
-            yield base | {"choices": [], "usage": self._usage().model_dump()}
+            yield base | {"choices": [], "usage": self._usage()}
 
     def _chat_parts(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
         role = {} if index in self._started else {"role": "assistant"}
@@ -107,7 +123,7 @@ class Replies:
             kind = "reasoning_content" if event.kind == "thinking" else "content"
             yield {"delta": role | {kind: event.text}, "finish_reason": None}
             return
-        calls = {"tool_calls": [call.model_dump() for call in _calls(event)]} if _calls(event) else {}
+        calls = {"tool_calls": _calls(event)} if _calls(event) else {}
         if calls and not event.invalid_tool_calls:
             yield {"delta": role | calls, "finish_reason": None}
             role, calls = {}, {}
@@ -117,37 +133,41 @@ class Replies:
         # Clients that read arguments while they stream must know by then that these were cut off.
         yield {"delta": role | calls, "finish_reason": _finish_reason(event)}
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> dict[str, Any]:
         """The tokens: of each prompt once."""
         first = [reply for index, reply in self._done.items() if index % self._choices == 0]
         prompt = sum(reply.prompt_tokens for reply in first)
         cached = sum(reply.lookahead["prompt_tokens"]["target"]["cached"] or 0 for reply in first)
         completion = sum(len(reply.token_ids) for reply in self._done.values())
-        thinking = CompletionTokens(reasoning_tokens=sum(reply.thinking_tokens for reply in self._done.values()))
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            completion_tokens_details=thinking,
-            prompt_tokens_details=PromptTokens(cached_tokens=cached),
-        )
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(reply.thinking_tokens for reply in self._done.values())
+            },
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
 
-def _text_parts(event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
-    if isinstance(event, TextDelta):
-        yield {"text": event.text, "finish_reason": None}
-    else:
-        yield {"text": "", "finish_reason": event.finish_reason}
+def _text_parts(event: TextDelta | ChatReply) -> list[dict[str, Any]]:
+    text = event.text if isinstance(event, TextDelta) else ""
+    return [{"text": text, "finish_reason": event.finish_reason if isinstance(event, ChatReply) else None}]
 
 
-def _calls(reply: ChatReply) -> list[ToolCall]:
+def _calls(reply: ChatReply) -> list[dict[str, Any]]:
     """Tool calls, also those that cannot be read: clients report these themselves, and must not complete them."""
     read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in reply.tool_calls]
     unread = [
         (call["id"], call["name"] or "", as_invalid_json(call["args"] or "")) for call in reply.invalid_tool_calls
     ]
     return [
-        ToolCall(id=identifier or "", function=FunctionCall(name=name, arguments=arguments), index=index)
+        {
+            "id": identifier or "",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+            "index": index,
+        }
         for index, (identifier, name, arguments) in enumerate(read + unread)
     ]
 
@@ -157,12 +177,47 @@ def _finish_reason(reply: ChatReply) -> str:
     return "tool_calls" if reply.finish_reason == "stop" and _calls(reply) else reply.finish_reason
 
 
-def _message(reply: ChatReply) -> ReplyMessage:
-    calls = _calls(reply)
-    content = reply.content or (None if calls else "")
-    return ReplyMessage(content=content, reasoning_content=reply.thinking or None, tool_calls=calls or None)
+def _figures(reply: ChatReply) -> dict[str, Any]:
+    """How a reply came about: its steps, those of them that are accepted draft steps, whether speculation ended."""
+    figures = {name: reply.lookahead[name] for name in ("policy", "steps", "accepted", "acceptance_rate")}
+    return figures | {"speculation_disabled": reply.lookahead["speculation_disabled"] is not None}
 
 
-def _figures(reply: ChatReply) -> LookaheadFigures:
-    ended = reply.lookahead["speculation_disabled"] is not None
-    return LookaheadFigures.model_validate({**reply.lookahead, "speculation_disabled": ended})
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Items of several streams in order of arrival, each with the number of its stream; one that fails ends all."""
+    items: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
+
+    async def read(number: int, stream: AsyncGenerator[T, None]) -> None:
+        async with aclosing(stream):
+            async for item in stream:
+                items.put_nowait((number, item))
+
+    reading = asyncio.ensure_future(all_of([read(number, stream) for number, stream in enumerate(streams)]))
+    reading.add_done_callback(lambda _: items.put_nowait(None))
+    try:
+        while (item := await items.get()) is not None:
+            yield item
+        await reading
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+class ReplyResponse(StreamingResponse):
+    """A body that takes long to make. A client that goes away stops it; an error before it has a status of its own."""
+
+    def __init__(self, parts: AsyncGenerator[str, None], media_type: str) -> None:
+        super().__init__([], media_type=media_type, headers={"Cache-Control": "no-cache"})
+        self._parts = parts
+
+    async def stream_response(self, send: Send) -> None:
+        """Send it."""
+        async with aclosing(self._parts) as parts:
+            self.body_iterator = _from(await anext(parts), parts)
+            await super().stream_response(send)
+
+
+async def _from(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    yield first
+    async for part in rest:
+        yield part

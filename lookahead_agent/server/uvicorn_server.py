@@ -19,8 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.generation.server_backend import peer
+from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
-from lookahead_agent.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,7 @@ class _OncePerMinute(logging.Filter):
 
 
 class ServerConfig(uvicorn.Config):
-    """Configures uvicorn for clients that may mean no good.
-
-    Args:
-        app: The application of `create_app`.
-        settings: Limits.
-        options: Further ones of uvicorn's.
-    """
+    """Configures uvicorn for clients that may mean no good; `options` are further ones of uvicorn's."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, **options: Any) -> None:
         super().__init__(
@@ -101,14 +95,7 @@ class BoundedServer(uvicorn.Server):
 
 
 def run_server(llm: ChatLookahead, settings: ServerSettings, listener: socket.socket, grace: int) -> None:
-    """Serve a chat model until SIGTERM, SIGINT or SIGHUP.
-
-    Args:
-        llm: The chat model.
-        settings: Limits.
-        listener: Bound to its address.
-        grace: Seconds that running replies have to end.
-    """
+    """Serve a chat model until SIGTERM, SIGINT or SIGHUP; then running replies have `grace` seconds to end."""
     config = ServerConfig(
         create_app(llm, settings),
         settings,
@@ -133,6 +120,8 @@ class BoundedProtocol(H11Protocol):
     """A connection that is closed when no whole request has come in time, or its reply is not read."""
 
     config: ServerConfig
+    _deadline: asyncio.TimerHandle | None
+    _unread_deadline: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; too many close that which has waited longest."""
@@ -144,8 +133,7 @@ class BoundedProtocol(H11Protocol):
         elif not peer(connected)[1]:
             logger.warning("Closed a connection of another user's process")
             transport.abort()
-        self._deadline: asyncio.TimerHandle | None = None
-        self._unread_deadline: asyncio.TimerHandle | None = None
+        self._deadline = self._unread_deadline = None
         if self.config.ending:
             transport.abort()
         self._update_deadline()

@@ -16,23 +16,18 @@ from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
+from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
-from lookahead_agent.server.settings import ServerSettings
 
 _MAX_POLICY = 2000
 """Characters of a policy that a client writes, or fields."""
 
 
 class ReplyWriter:
-    """Generates replies for the server.
-
-    Args:
-        llm: The chat model.
-        settings: The server's limits.
-    """
+    """Generates replies for the server."""
 
     def __init__(self, llm: ChatLookahead, settings: ServerSettings) -> None:
         self.llm = llm
@@ -60,19 +55,14 @@ class ReplyWriter:
     def requests(
         self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
     ) -> list[GenerateRequest]:
-        """The requests of a body, one for each of its replies.
-
-        Args:
-            body: The request's.
-            policy: From its header, before that of the body.
-            node: From its header.
+        """The requests of a body, one for each of its replies; `policy` and `node` are from the headers.
 
         Raises:
             RefusedError: It asks for too much, or for another model.
             ConfigurationError: It asks for what cannot be.
         """
         limits = self.settings
-        max_tokens = body.reply_tokens
+        max_tokens = body.max_tokens
         if body.model is not None and body.model != self.model_name:
             raise self.unknown_model(body.model)
         if max_tokens is not None and max_tokens > limits.max_tokens:

@@ -12,8 +12,9 @@ import pytest
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
-from lookahead_agent.errors import EngineError
+from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.server.errors import refusal
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
 from tests.unit.serving import serving
 from tests.waiting import becomes
@@ -312,14 +313,10 @@ def test_failures_tell_nothing_about_the_machine(caplog: pytest.LogCaptureFixtur
     assert any("secret-name" in record.message for record in caplog.records)
 
 
-def test_configuration_errors_lose_their_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lookahead_agent.errors import ConfigurationError
-    from lookahead_agent.server.errors import error_body
-
-    status, body = error_body(ConfigurationError("/srv/models/qwen has no chat template; see http://10.0.0.3:8000/v1"))
-    assert status == 400
-    assert body.message == "… has no chat template; see …"
-    assert error_body(EngineError("x"))[0] == 500
+def test_configuration_errors_lose_their_paths() -> None:
+    refused = refusal(ConfigurationError("/srv/models/qwen has no chat template; see http://10.0.0.3:8000/v1"))
+    assert (refused.status, refused.message) == (400, "… has no chat template; see …")
+    assert refusal(EngineError("x")).status == 500
 
 
 def test_figures_for_prometheus() -> None:
