@@ -1,13 +1,17 @@
-"""What LangChain's users call of the chat model beside its replies: inputs, tools, forms and token counts."""
+"""What LangChain asks of the chat model beside its replies: inputs, tools, forms, token counts, copies, its profile."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.model_profile import ModelProfile
+from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -16,13 +20,30 @@ from langchain_core.tools import BaseTool
 from lookahead_agent.chat.messages import from_openai, template_messages, without_empty_replies
 from lookahead_agent.chat.requests import with_configurable_policy
 from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
-from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.generation.tool_choice import openai_tools, required_choice, select_tools
+from lookahead_agent.generation.call_options import choose_tools, openai_tools
+from lookahead_agent.generation.local_backend import LocalBackend
+from lookahead_agent.models import configured
+from lookahead_agent.policy import VerifierPolicy
+
+_NO_MEDIA = ModelProfile(
+    image_inputs=False,
+    image_url_inputs=False,
+    pdf_inputs=False,
+    audio_inputs=False,
+    video_inputs=False,
+    image_tool_message=False,
+    pdf_tool_message=False,
+    image_outputs=False,
+    audio_outputs=False,
+    video_outputs=False,
+    attachment=False,
+)
 
 
 class BindingModel(BaseChatModel):
-    """A chat model to which tools and forms are bound."""
+    """A chat model to which tools and forms are bound, and that can be written down and made again."""
 
     @abstractmethod
     def _tokenizer(self) -> Tokenizer:
@@ -86,11 +107,11 @@ class BindingModel(BaseChatModel):
         Raises:
             ConfigurationError: A tool is no function, or `tool_choice` names no tool or has no known form.
         """
-        converted = openai_tools(tools)
+        offered, choice = choose_tools(openai_tools(tools), tool_choice)
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
         kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
-        return self.bind(tools=select_tools(converted, tool_choice), tool_choice=required_choice(tool_choice), **kwargs)
+        return self.bind(tools=offered, tool_choice=choice, **kwargs)
 
     def with_structured_output(
         self,
@@ -168,3 +189,104 @@ class BindingModel(BaseChatModel):
             return len(tokenizer.chat_prompt(without_empty_replies(converted), offered))
         except ConfigurationError:
             return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *offered))
+
+    # Written down and made again
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Yes: `langchain_core.load` can write it down and make it again."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """By what `langchain_core.load` knows the class: a name that stays, wherever the class is."""
+        return ["lookahead_agent", "chat_model"]
+
+    def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
+        """What `langchain_core.load` writes down, with policies as their fields."""
+        written = super().to_json()
+        if written["type"] == "constructor":
+            for name in {"policy", "policies"} & written["kwargs"].keys():
+                written["kwargs"][name] = _as_fields(written["kwargs"][name])
+        return written
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """Fields that are not written down, and the environment variables that they are read from again."""
+        return {
+            "api_key": "LOOKAHEAD_API_KEY",
+            "draft_api_key": "LOOKAHEAD_DRAFT_API_KEY",
+            "judge_api_key": "LOOKAHEAD_JUDGE_API_KEY",
+            "embedding_api_key": "LOOKAHEAD_EMBEDDING_API_KEY",
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The fields say which engines are meant; another process finds or starts them.
+        fields = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
+        for name, value in fields.items():
+            try:
+                if value is not None and name == "engines":
+                    raise TypeError("engines belong to their process")
+                pickle.dumps(value)
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise ConfigurationError(
+                    f"{name} cannot be pickled ({error}): pickle a model without it, and give it where it is read again"
+                ) from error
+        return _made_of, (type(self), fields)
+
+
+def _made_of(kind: type[BindingModel], fields: dict[str, Any]) -> BindingModel:
+    """A model from its fields; what `pickle` calls."""
+    return kind(**fields)
+
+
+def _as_fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_fields(policy) for key, policy in value.items()}
+    return value.model_dump(exclude_unset=True) if isinstance(value, VerifierPolicy) else value
+
+
+def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
+    """The profile, which LangChain reads, of a model whose replies have at most `max_tokens`; loads nothing."""
+    template, thinks = _template(backend)
+    profile = ModelProfile(
+        max_output_tokens=max_tokens,
+        text_inputs=True,
+        text_outputs=True,
+        reasoning_output=thinks,
+        # A call that is required is held to its grammar, whatever the template says of tools.
+        tool_calling=template is None or "tools" in template,
+        tool_choice=True,
+        tool_call_streaming=True,
+        structured_output=True,
+        temperature=True,
+    )
+    profile.update(_NO_MEDIA)
+    if backend.runtime is not None:
+        profile["name"] = backend.runtime.models.target.name
+    if (context := backend.known_context_length()) is not None:
+        profile["max_input_tokens"] = context
+    return profile
+
+
+def _template(backend: LocalBackend) -> tuple[str | None, bool]:
+    """The target's chat template, None where it is not at hand, and whether the model thinks apart."""
+    if (engines := backend.running) is not None:
+        tokenizer = engines.target.tokenizer
+        template = tokenizer.chat_template if isinstance(tokenizer, HFTokenizer) else None
+        return template, backend.thinking(engines) is not None
+    assert backend.runtime is not None
+    if (catalogued := backend.runtime.models.catalogued) is not None:
+        return None, catalogued.thinking is not None
+    folder = configured(backend.runtime.models.target)
+    template = _stored_template(folder) if folder is not None else None
+    return template, "</think>" in (template or "")
+
+
+def _stored_template(folder: Path) -> str | None:
+    beside = folder / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    stated: Any = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+    return stated if stated is None or isinstance(stated, str) else json.dumps(stated)

@@ -14,16 +14,14 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from lookahead_agent.chat.binding import BindingModel
+from lookahead_agent.chat.binding import BindingModel, profile_of
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
-from lookahead_agent.chat.profile import profile_of
 from lookahead_agent.chat.requests import CallDefaults
-from lookahead_agent.chat.serialization import SerializableModel
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
-from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
@@ -35,36 +33,16 @@ ReplyEvent = TextDelta | StepEvent | AIMessage
 """Text and steps of a reply while they are written, and at last its message."""
 
 
-class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
+class ChatLookahead(CallDefaults, BindingModel):
     """A chat model that thinks with Lookahead Reasoning (arXiv 2506.19830) on vLLM, in this process or behind servers.
 
     A draft model writes whole reasoning steps ahead, the target model writes the matching steps in parallel, and a
     verifier keeps the draft steps that mean the same. Tool calls are always the target's own.
 
-    Instantiate:
         ```python
-        from lookahead_agent import ChatLookahead
-
         llm = ChatLookahead(model="qwen2.5-coder-1.5b", policies={"planner": "balanced", "executor": "strict"})
-        ```
-
-    Invoke and stream:
-        ```python
         llm.invoke("What is 17 * 23?").text
-        for chunk in llm.stream("Explain why the sky is blue."):
-            print(chunk.text, end="")
-        ```
-
-    Tools:
-        ```python
         llm.bind_tools([calculator]).invoke("What is 17 * 23?").tool_calls
-        ```
-
-    Structured output:
-        ```python
-        class Answer(BaseModel):
-            number: int
-
         llm.with_structured_output(Answer).invoke("What is 17 * 23?")
         ```
 
@@ -79,19 +57,16 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
     A policy is chosen by, in this order: the call's `policy` argument (`.invoke(..., policy="off")`,
     `.bind(policy=...)`), `config["configurable"]["lookahead_policy"]`, the entry in `policies` for the LangGraph node
     that is running, and `policy`. An entry is a node's name ("planner"), its path through subgraphs
-    ("research:planner"), or a pattern ("research:*"). `check_policies(graph)` finds entries without a node;
-    `policy_for` tells which policy a call gets, and its `explain()` why.
+    ("research:planner"), or a pattern ("research:*"). `policy_for(node).explain()` says which policy a call gets, and
+    why.
 
     Engines start at the first call (or with `start`), are shared with other models of the same configuration, and are
-    shut down by `close`, when the model is collected, or at exit. A copy (`copy.copy`, `copy.deepcopy`, `model_copy`)
-    is another model of that configuration: closing either leaves the other its engines. `pickle` writes fields down,
-    keys included, and makes the model again from them, whose engines start at its first call.
+    shut down by `close`, when the model is collected, or at exit. A copy is another model of that configuration:
+    closing either leaves the other its engines. `pickle` writes fields down, keys included.
 
-    Thinking, of models that think apart, is no part of a message's text: `content_blocks` shows it as a block of type
-    "reasoning". Custom events `lookahead_step` (`astream_events`, or `stream_mode="custom"` with `stream_steps=True`)
-    tell what happens to each step: the fields of `decoding.StepEvent`.
-
-    `response_metadata["lookahead"]` has the figures of a reply, which the reference's page "Metadata" explains.
+    `content_blocks` shows thinking as a block of type "reasoning". Custom events `lookahead_step` (`astream_events`, or
+    `stream_mode="custom"` with `stream_steps=True`) tell what happens to each step. The reference's page "Metadata"
+    explains the figures of a reply, `response_metadata["lookahead"]`.
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
@@ -210,11 +185,7 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
                     yield event
 
     async def generate_events(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
-        """Generate a reply: its text, its steps, and at last its message; it runs in the background loop.
-
-        Raises:
-            LookaheadError: As `Backend.generate`.
-        """
+        """Generate a reply: its text, its steps, and at last its message; it runs in the background loop."""
         backend = await self._choose_backend()
         async with aclosing(backend.generate(request)) as events:
             async for event in events:
@@ -234,21 +205,14 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
     def stream_with_steps(
         self, input: LanguageModelInput, *, stop: list[str] | None = None, **options: Any
     ) -> Iterator[StepEvent | AIMessageChunk]:
-        """Stream a reply's text and what happens to its steps, also outside graphs and chains.
+        """Stream a reply's text and what happens to its steps, in order; the last chunk has the metadata.
 
-        Where nothing else runs, LangChain hands a stream no callbacks, through which `stream` could tell of steps. No
-        callback is called here; inside a graph, `stream_steps=True` is the way.
+        It works outside graphs and chains, where LangChain hands a stream no callbacks, and calls none.
 
         Args:
             input: A text, or messages.
             stop: Texts that end the reply; None: the model's.
             options: As of `invoke`: policy, tools, max_tokens, …
-
-        Returns:
-            Steps and chunks of text in the order in which they happen; the last chunk has the metadata.
-
-        Raises:
-            LookaheadError: As `invoke`.
         """
         request = self.request(self._convert_input(input).to_messages(), _options(stop, options))
         for event in background.stream(self.generate_events(request)):
@@ -267,7 +231,7 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
 
     @property
     def backend(self) -> LocalBackend:
-        """The engines of this process, for those who need more of them than replies."""
+        """The engines of this process."""
         return self._backend
 
     def start(self, progress: Progress | None = None) -> None:
@@ -284,8 +248,7 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
             self._backend.start(self._every_policy(), progress)
 
     def explain(self) -> str:
-        """Say how the engines were chosen and from which figures, and the certificates of policies with a risk; they
-        must be running."""
+        """Say how the running engines were chosen, and the certificates of policies with a risk."""
         backend = background.run(self._choose_backend())
         return backend.explain(self._every_policy()) if isinstance(backend, LocalBackend) else backend.status.reason
 
@@ -331,17 +294,8 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        return {
-            "model": self.model,
-            "draft_model": self.draft_model,
-            "policy": str(self.policy),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "seed": self.seed,
-            "max_tokens": self.max_tokens,
-            "stop": self.stop,
-        }
+        names = ("model", "draft_model", *SamplingArguments.model_fields)
+        return {name: getattr(self, name) for name in names} | {"policy": str(self.policy)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=[stop] if isinstance(stop, str) else stop, **kwargs)
@@ -360,8 +314,8 @@ class ChatLookahead(CallDefaults, BindingModel, SerializableModel):
         return self._backend.tokenizer()
 
     def _recommended_sampling(self) -> RecommendedSampling:
-        catalogued = self._backend.catalogue_entry
-        return catalogued.sampling if catalogued is not None else RecommendedSampling()
+        entry = self._backend.catalogue_entry
+        return entry.sampling if entry is not None else RecommendedSampling()
 
 
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:

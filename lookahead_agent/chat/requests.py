@@ -67,10 +67,6 @@ class CallDefaults(SamplingArguments, EngineFields):
             options: What the call sets.
             run_manager: Knows which node makes the call.
             longest_prompt: In tokens; None: the context.
-
-        Raises:
-            ConfigurationError: There is no message, or one that is not text, or a value is out of its range.
-            PolicyError: The chosen policy does not exist.
         """
         policy, node = self._chosen_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None
@@ -112,20 +108,14 @@ class CallDefaults(SamplingArguments, EngineFields):
 
     def _sampling(self, options: CallOptions) -> Sampling:
         """How tokens are chosen: by the call, else by the model's fields, else as its makers recommend."""
-        sources = (options, self, self._recommended_sampling())
         given: dict[str, Any] = {}
-        for name in SamplingArguments.model_fields:
-            values = (getattr(source, name, None) for source in sources)
-            given[name] = next((value for value in values if value is not None), None)
+        for source in (self._recommended_sampling(), self, options):
+            values = {name: getattr(source, name, None) for name in SamplingArguments.model_fields}
+            given |= {name: value for name, value in values.items() if value is not None}
         # The model's fields may have been assigned, which pydantic does not check.
-        chosen = SamplingArguments.read(given)
+        chosen = SamplingArguments.read(given).model_dump(exclude_none=True)
         return Sampling(
-            max_tokens=chosen.max_tokens or DEFAULT_MAX_TOKENS,
-            temperature=chosen.temperature or 0.0,
-            top_p=1.0 if chosen.top_p is None else chosen.top_p,
-            top_k=chosen.top_k or 0,
-            seed=chosen.seed,
-            stop=tuple(chosen.stop or ()),
+            **{"max_tokens": DEFAULT_MAX_TOKENS, **chosen, "stop": tuple(chosen.get("stop", ()))},
             structured=options.structured,
         )
 
@@ -150,9 +140,6 @@ class CallDefaults(SamplingArguments, EngineFields):
             node: The node that calls, by name or by path ("research:planner"); None: outside a graph.
             policy: The call's argument.
             configurable: `config["configurable"]["lookahead_policy"]`.
-
-        Raises:
-            PolicyError: The chosen policy does not exist.
         """
         if policy is not None:
             chosen = as_policy(policy)
@@ -222,9 +209,6 @@ def with_configurable_policy(options: dict[str, Any], config: Mapping[str, Any] 
     """The options of a call, with the policy that its configuration names if the call itself names none.
 
     LangChain hands a model nothing of the configuration's "configurable" outside a chain or a graph.
-
-    Raises:
-        PolicyError: The policy does not exist.
     """
     policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
     if policy is None or options.get("policy") is not None:

@@ -19,46 +19,35 @@ from lookahead_agent.policy import VerifierPolicy
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A reply to generate, with everything decided.
-
-    Attributes:
-        id: Identity of the request, in its step events and in its reply's metadata.
-        sampling: How tokens are chosen; `structured` constrains the reply to tool calls or a form.
-        policy: Which draft steps may be accepted.
-        selection_rule: The rule that chose the policy.
-        node: Path of the LangGraph node that calls ("outer:inner"); "" outside a graph.
-        messages: The conversation, for the chat template; None: `prompt` is given.
-        prompt: A prompt without a chat template: text or token ids.
-        question: The text that the reply answers.
-        tools: Tools that the reply may call, in OpenAI's format.
-        must_call: Whether the reply must be a tool call.
-        parallel_tool_calls: Whether the reply may call several tools; None: as the model likes.
-        form: The constraint of the call's `response_format`; None: free text.
-        template_arguments: Further variables of the chat template.
-        action_markers: Texts from whose end on only the target writes, as after the opening of a tool call.
-        tool_parser: Name of the vLLM parser that reads tool calls; None: by the chat template.
-        target_timeout: Seconds without a token after which the target has failed; None: never.
-        longest_prompt: In tokens; None: the context.
-        audit_rate: Share of the steps accepted by a certificate that are judged again, in [0, 1].
-    """
+    """A reply to generate, with everything decided."""
 
     id: str
     sampling: Sampling
+    """`structured` constrains the reply to tool calls or a form."""
     policy: VerifierPolicy
     selection_rule: str | None = None
+    """The rule that chose the policy."""
     node: str = ""
+    """Path of the LangGraph node that calls ("outer:inner"); "" outside a graph."""
     messages: list[dict[str, Any]] | None = None
+    """The conversation, for the chat template; None: `prompt` is given, which has none: text or token ids."""
     prompt: str | list[int] = ""
     question: str = ""
+    """The text that the reply answers."""
     tools: list[dict[str, Any]] = field(default_factory=list)
+    """Tools that the reply may call, in OpenAI's format."""
     must_call: bool = False
     parallel_tool_calls: bool | None = None
     form: dict[str, Any] | None = None
+    """The constraint of the call's `response_format`; None: free text."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     action_markers: tuple[str, ...] = ()
+    """Texts from whose end on only the target writes, as after the opening of a tool call."""
     tool_parser: str | None = None
     target_timeout: float | None = None
+    """Seconds without a token after which the target has failed; None: never."""
     longest_prompt: int | None = None
+    """In tokens; None: the context."""
     audit_rate: float = 0.0
 
 
@@ -72,30 +61,22 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A finished reply.
-
-    Attributes:
-        content: Its text, without thinking and tool calls.
-        thinking: The thinking before it.
-        tool_calls: Calls that can be carried out.
-        invalid_tool_calls: Calls that could not be read, with the reason.
-        finish_reason: "length": the reply or the context ran out of tokens; "tool_calls": the reply ended otherwise and
-            has calls that can be carried out; "stop": neither.
-        prompt_tokens: Length of the prompt in tokens.
-        thinking_tokens: How many of the reply's tokens are thinking, without its tags.
-        token_ids: The reply's tokens.
-        lookahead: The metadata that `ChatLookahead` documents.
-    """
+    """A finished reply: its text without thinking and tool calls, and these apart."""
 
     content: str
     thinking: str
     tool_calls: list[ToolCall]
     invalid_tool_calls: list[InvalidToolCall]
+    """Calls that could not be read, with the reason."""
     finish_reason: str
+    """"length": the reply or the context ran out of tokens; "tool_calls": the reply ended otherwise and has calls that
+    can be carried out; "stop": neither."""
     prompt_tokens: int
     thinking_tokens: int
+    """How many of the reply's tokens are thinking, without its tags."""
     token_ids: list[int]
     lookahead: dict[str, Any]
+    """The metadata that `ChatLookahead` documents."""
 
 
 GenerateEvent = TextDelta | StepEvent | ChatReply
@@ -139,11 +120,7 @@ def event_from_json(written: dict[str, Any]) -> GenerateEvent:
 
 
 def request_to_json(request: GenerateRequest) -> dict[str, Any]:
-    """A request as JSON values.
-
-    Raises:
-        ConfigurationError: It holds something that JSON cannot say.
-    """
+    """A request as JSON values; raises ConfigurationError if it holds something that JSON cannot say."""
     try:
         written: dict[str, Any] = _adapter().dump_python(request, mode="json", exclude_unset=True)
     except PydanticSerializationError as error:

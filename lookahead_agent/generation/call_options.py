@@ -1,11 +1,14 @@
-"""What one call of the chat model may set."""
+"""What one call of the chat model may set: how tokens are chosen, the form of the reply, and tools it may call."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Mapping, Sequence
+from inspect import isfunction
+from typing import Annotated, Any, Literal, Self
 
+from langchain_core.tools import BaseTool, StructuredTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -18,10 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.engines.json_schema import check_schema
+from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, subschemas, target
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.generation.constraints import call_constraint, call_or_form_constraint, constraint
-from lookahead_agent.generation.tool_choice import openai_tools, required_choice, select_tools
+from lookahead_agent.generation.constraints import call_constraint, constraint
 
 
 def _number(value: Any) -> Any:
@@ -35,12 +37,15 @@ def _stops(value: Any) -> Any:
     value = [value] if isinstance(value, str) else value
     if isinstance(value, (list, tuple)) and "" in value:
         raise ValueError("stop is one text or several, none of them empty")
-    try:
-        check_encodable(value, "stop")
-    except ConfigurationError as error:
-        raise ValueError(str(error)) from None
+    check_encodable(value, "stop")
     return value
 
+
+_WORDS = ("auto", "none", "any", "required")
+_FORMS = (
+    '"auto", "none", "any", "required", True, a tool\'s name, {"type": "function", "function": {"name": …}}, '
+    '{"type": "tool", "name": …} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
+)
 
 _Number = BeforeValidator(_number)
 _INT32 = 2**31  # the engine keeps these in 32 bits, and a seed in 64
@@ -91,49 +96,33 @@ class SamplingArguments(BaseModel):
 
 
 class CallOptions(SamplingArguments):
-    """Keyword arguments of a call, by the same rules as the constructor's.
-
-    Attributes:
-        policy: Of this call.
-        tools: Tools in OpenAI's format, or what can be converted to it.
-        tool_choice: Given in any of the forms that `bind_tools` takes; once read, "required": the reply must be a tool
-            call, and `tools` has those that it may call.
-        parallel_tool_calls: Whether a reply may call several tools; None: as the model wants, one if a call is
-            required.
-        response_format: `{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}`
-            or `{"type": "text"}`.
-        template_arguments: Further variables of the model's chat template, such as `enable_thinking`.
-        node: Name or path of the node that the reply belongs to; None: the LangGraph node that calls. Policies and
-            metadata go by it.
-        action_markers: Texts that open an action region, such as "Plan:": from the end of the first one on, only the
-            target writes.
-    """
+    """Keyword arguments of a call, by the same rules as the constructor's."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     policy: Any = None
+    """Of this call."""
     tools: Annotated[list[dict[str, Any]], BeforeValidator(lambda value: openai_tools(value or ()))] = Field(
         default_factory=list
     )
+    """Tools in OpenAI's format, or what can be converted to it."""
     tool_choice: Any = None
+    """In any of the forms that `bind_tools` takes; once read, "required": the reply must call one of `tools`."""
     parallel_tool_calls: bool | None = None
+    """Whether a reply may call several tools; None: as the model wants, one if a call is required."""
     response_format: dict[str, Any] | None = None
+    """`{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}` or
+    `{"type": "text"}`."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further variables of the model's chat template, such as `enable_thinking`."""
     node: str | None = None
+    """Name or path of the node that the reply belongs to; None: the LangGraph node that calls. Policies and metadata go
+    by it."""
     action_markers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that open an action region, such as "Plan:": from the end of the first one on, only the target writes."""
 
     _form: dict[str, Any] | None = PrivateAttr(None)
     _structured: dict[str, Any] | None = PrivateAttr(None)
-
-    @property
-    def form(self) -> dict[str, Any] | None:
-        """The constraint of the `response_format`; None: free text."""
-        return self._form
-
-    @property
-    def structured(self) -> dict[str, Any] | None:
-        """The constraint on the reply, for `Sampling.structured`: a call, the form, or either; None: free text."""
-        return self._structured
 
     @field_validator("tools", "response_format", "template_arguments", "node", "action_markers")
     @classmethod
@@ -141,21 +130,11 @@ class CallOptions(SamplingArguments):
         check_encodable(value, str(info.field_name))
         return value
 
-    @field_validator("response_format")
-    @classmethod
-    def _known_format(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        try:
-            constraint(value)
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from None
-        return value
-
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         if "tool_choice" in self.model_fields_set:
-            self.tools, self.tool_choice = select_tools(self.tools, self.tool_choice), required_choice(self.tool_choice)
-        form = constraint(self.response_format) if self.response_format is not None else None
-        several = self.parallel_tool_calls is True
+            self.tools, self.tool_choice = choose_tools(self.tools, self.tool_choice)
+        form = constraint(self.response_format)
         if self.tool_choice is not None and form is not None:
             raise ConfigurationError("a reply cannot be a tool call and in a response_format at once")
         if self.tool_choice is not None and not self.tools:
@@ -167,10 +146,127 @@ class CallOptions(SamplingArguments):
             if "json" in schema:
                 check_schema(schema["json"])
         self._form = self._structured = form
-        if form is None:
-            self._structured = call_constraint(self.tools, several=several)
-        elif self.tools:
-            self._structured = call_or_form_constraint(self.tools, form, several=several)
-        if self.tools and self._structured is not None and "json" in self._structured:
-            check_schema(self._structured["json"])
+        if self.tools:
+            self._structured = call_constraint(self.tools, several=self.parallel_tool_calls is True, form=form)
+            if "json" in self._structured:
+                check_schema(self._structured["json"])
         return self
+
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """The constraint of the `response_format`; None: free text."""
+        return self._form
+
+    @property
+    def structured(self) -> dict[str, Any] | None:
+        """The constraint on the reply, for `Sampling.structured`: a call, the form, or either; None: free text."""
+        return self._structured
+
+
+def openai_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Tools, functions, classes, or dictionaries of OpenAI, Anthropic or Bedrock, in OpenAI's format.
+
+    Raises:
+        ConfigurationError: One is no function.
+    """
+    if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
+        raise ConfigurationError("tools is a list of tools")
+    return [_openai_tool(tool) for tool in tools]
+
+
+def _openai_tool(tool: Any) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    # A JSON schema has a type too, and OpenAI's newer API leaves the function's fields beside it.
+    if kind == "function" and "function" not in tool:
+        tool = {key: value for key, value in tool.items() if key != "type"}
+    elif kind not in (None, "function") and "title" not in tool and "input_schema" not in tool:
+        raise ConfigurationError(
+            f"a tool of the type {kind!r} is no function that this model can call: bind a function of your own"
+        )
+    try:
+        converted = _converted(tool)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigurationError(f"this is no tool that a model can call: {reason[0]}") from error
+    function = converted.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ConfigurationError("a tool needs a function with a name")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise ConfigurationError(f"the parameters of the tool {function['name']!r} are no JSON schema")
+    return converted
+
+
+def _converted(tool: Any) -> dict[str, Any]:
+    """A tool as LangChain converts it, but for references: LangChain puts in their place what they refer to, which may
+    be very much, and nothing where that refers to itself."""
+    schema = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+    if isinstance(tool, BaseTool) and isinstance(schema, dict) and any("$ref" in part for part in subschemas(schema)):
+        function = {"name": tool.name, "description": tool.description, "parameters": _parameters(schema)}
+        return {"type": "function", "function": function}
+    converted: dict[str, Any] = convert_to_openai_tool(tool)
+    if isfunction(tool):
+        schema = StructuredTool.from_function(tool, description="…").tool_call_schema
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        whole = schema.model_json_schema()
+        if refers_to_itself(whole):
+            converted["function"]["parameters"] = _parameters(whole)
+    return converted
+
+
+def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema as the parameters of a function, which are an object and no reference to one."""
+    root = target(schema, schema.get("$ref", "#"))
+    described = {"title", "description", "$ref"}
+    parts = {**schema, **root} if isinstance(root, Mapping) else schema
+    return {key: value for key, value in parts.items() if key not in described}
+
+
+def choose_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Literal["required"] | None]:
+    """The tools that a reply may call by a `tool_choice` in any of the usual forms, and whether it must call one.
+
+    Raises:
+        ConfigurationError: The choice has no known form, or names a tool that is not among them.
+    """
+    mode, names = _read(choice)
+    if names is not None:
+        known = [tool["function"]["name"] for tool in tools]
+        for name in names:
+            if name not in known:
+                raise ConfigurationError(f"tool_choice {name!r} is not one of the tools ({', '.join(known)})")
+        tools = [tool for tool, name in zip(tools, known, strict=True) if name in names]
+    return [] if mode == "none" else tools, "required" if mode == "required" else None
+
+
+def _read(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] | None]:
+    """The demand of a choice, and the tools that it allows; None: all."""
+    match choice:
+        case None | False | "auto" | {"type": "auto"}:
+            return "auto", None
+        case "none" | {"type": "none"}:
+            return "none", None
+        case True | "any" | "required" | {"type": "any" | "required"}:
+            return "required", None
+        case {"type": "allowed_tools", "allowed_tools": dict() as allowed} | (
+            {"type": "allowed_tools", "tools": list()} as allowed
+        ):
+            named = [_named(tool) for tool in allowed.get("tools") or ()]
+            if named and None not in named and allowed.get("mode", "auto") in _WORDS:
+                return _read(allowed.get("mode", "auto"))[0], [name for name in named if name is not None]
+        case str() if choice:
+            return "required", [choice]
+        case _ if (name := _named(choice)) is not None:
+            return "required", [name]
+    raise ConfigurationError(f"tool_choice is {_FORMS}")
+
+
+def _named(choice: Any) -> str | None:
+    """The name of a tool in a choice."""
+    match choice:
+        case {"type": "function", "function": {"name": str() as name}} | {
+            "type": "function" | "tool",
+            "name": str() as name,
+        }:
+            return name
+        case {"function": {"name": str() as name}, **rest} if "type" not in rest:
+            return name
+    return None

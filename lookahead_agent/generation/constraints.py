@@ -11,11 +11,7 @@ from lookahead_agent.errors import ConfigurationError
 
 
 def constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The constraint of an OpenAI `response_format`, for `Sampling.structured`; None: free text.
-
-    Raises:
-        ConfigurationError: It is none of the known formats.
-    """
+    """The constraint of an OpenAI `response_format`, for `Sampling.structured`; None: free text."""
     match response_format:
         case None | {"type": "text"}:
             return None
@@ -29,28 +25,25 @@ def constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any] | No
     )
 
 
-def call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
-    """The constraint for a reply that is a call of one of these tools, or of `several` in a list."""
-    if several:
-        return {"json": {"type": "array", "items": {"anyOf": _calls(tools, "#/items/anyOf")}, "minItems": 1}}
-    return {"json": {"anyOf": _calls(tools, "#/anyOf")}}
-
-
-def call_or_form_constraint(
-    tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any], *, several: bool
+def call_constraint(
+    tools: Sequence[Mapping[str, Any]], *, several: bool, form: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The constraint for a reply that is a call of one of these tools, or of `several` in a list, or in a form."""
-    if "json" not in form:
+    if form is not None and "json" not in form:
         return dict(form)  # a call is an object too
-    choices = _calls(tools, "#/anyOf")
-    if several:
-        at = f"#/anyOf/{len(choices)}/items/anyOf"
+    if form is None and several:
+        return {"json": {"type": "array", "items": {"anyOf": _calls(tools, "/items/anyOf")}, "minItems": 1}}
+    choices = _calls(tools, "/anyOf")
+    if form is not None and several:
+        at = f"/anyOf/{len(choices)}/items/anyOf"
         choices.append({"type": "array", "items": {"anyOf": _calls(tools, at)}, "minItems": 1})
-    return {"json": {"anyOf": [*choices, relocated(form["json"], f"/anyOf/{len(choices)}")]}}
+    if form is not None:
+        choices.append(relocated(form["json"], f"/anyOf/{len(choices)}"))
+    return {"json": {"anyOf": choices}}
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
-    """The schema of a call of each tool; `at` refers to the place of their list."""
+    """The schema of a call of each tool; `at` is the place of their list, as a JSON pointer."""
     return [
         {
             "type": "object",
@@ -58,7 +51,7 @@ def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
                 "name": {"const": tool["function"]["name"]},
                 "arguments": relocated(
                     tool["function"].get("parameters") or {"type": "object"},
-                    f"{at.removeprefix('#')}/{index}/properties/arguments",
+                    f"{at}/{index}/properties/arguments",
                 ),
             },
             "required": ["name", "arguments"],
@@ -78,7 +71,7 @@ def is_json(text: str) -> bool:
 
 
 def is_call(text: str, tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any]) -> bool:
-    """Whether a reply under `call_or_form_constraint` is a call, or a list of calls.
+    """Whether a reply under `call_constraint` is a call, or a list of calls.
 
     A form that describes the fields of a call itself is what is meant by them.
     """

@@ -27,9 +27,6 @@ class LocalBackend:
     Args:
         engines: Engines that are there already and are not shut down; None: the runtime's.
         runtime: Starts engines when a reply needs them; None: engines are given.
-
-    Attributes:
-        runtime: As given.
     """
 
     def __init__(self, engines: EngineSet | None = None, runtime: Runtime | None = None) -> None:
@@ -61,12 +58,7 @@ class LocalBackend:
 
     @asynccontextmanager
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
-        """The engines that a policy needs, started if they are not running, for as long as the context lasts.
-
-        Raises:
-            ModelError: A model could not be fetched.
-            EngineStartError: The target could not be started.
-        """
+        """The engines that a policy needs, started if they are not running, for as long as the context lasts."""
         if self.runtime is None:
             assert self._given is not None
             yield self._given
@@ -78,15 +70,11 @@ class LocalBackend:
 
     def start(self, policies: Sequence[VerifierPolicy], progress: Progress | None) -> None:
         """Start the engines that policies need; see `ChatLookahead.start`."""
-
-        async def start(policy: VerifierPolicy) -> None:
-            async with self.engines(policy):
-                return
-
-        if self.runtime is not None and progress is not None:
-            self.runtime.launcher.progress = progress
-        for policy in policies if self.runtime is not None else ():
-            background.run(start(policy))
+        if self.runtime is not None:
+            if progress is not None:
+                self.runtime.launcher.progress = progress
+            for policy in policies:
+                background.run(self._context_length(policy))
 
     def close(self) -> None:
         """Release the engines, which shuts them down unless another chat model has leased them."""
@@ -109,11 +97,7 @@ class LocalBackend:
         return self.running is None or self.running.target.healthy
 
     def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer; starts no engine.
-
-        Raises:
-            ModelError: It could not be fetched.
-        """
+        """The target's tokenizer; starts no engine."""
         if self.runtime is not None:
             return self.runtime.tokenizer()
         assert self._given is not None
@@ -128,12 +112,11 @@ class LocalBackend:
 
     def context_length(self) -> int:
         """Most tokens of prompt and reply together; starts the engines if they are not running."""
+        return background.run(self._context_length(as_policy("off")))
 
-        async def context_length() -> int:
-            async with self.engines(as_policy("off")) as engines:
-                return engines.target.context_length
-
-        return background.run(context_length())
+    async def _context_length(self, policy: VerifierPolicy) -> int:
+        async with self.engines(policy) as engines:
+            return engines.target.context_length
 
     def thinking(self, engines: EngineSet) -> ThinkingTags | None:
         """The tags around the target's thinking: from the catalogue, else from its chat template."""

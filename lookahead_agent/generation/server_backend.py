@@ -66,10 +66,8 @@ def is_private(path: Path) -> bool:
 
 
 def peer(connection: socket.socket) -> tuple[int, bool]:
-    """The process at the other end of a Unix socket, 0 where the system does not tell, and whether it is this user's.
-
-    Where the system does not tell that either, the folder's permissions have to do.
-    """
+    """The process at the other end of a Unix socket, and whether it is this user's; 0 where the system does not tell:
+    the folder's permissions have to do."""
     if not hasattr(socket, "SO_PEERCRED"):
         return 0, True
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -117,11 +115,8 @@ def _listening_process() -> int | None:
 async def server_status(patience: float = _PATIENCE) -> ServerStatus | None:
     """The status of this user's server; None if there is none.
 
-    Args:
-        patience: Seconds.
-
     Raises:
-        EngineError: It gives no answer; the message says how to end it.
+        EngineError: It gives no answer in `patience` seconds; the message says how to end it.
     """
     pid = await asyncio.to_thread(_listening_process)
     if pid is None:
@@ -147,11 +142,7 @@ async def server_status(patience: float = _PATIENCE) -> ServerStatus | None:
 
 
 async def find_server(digest: str) -> ServerBackend | None:
-    """This user's server with the engines of this digest; None if there is none.
-
-    Raises:
-        EngineError: It gives no answer.
-    """
+    """This user's server with the engines of this digest; None if there is none."""
     status = await server_status()
     if status is None:
         return None
@@ -164,12 +155,7 @@ async def find_server(digest: str) -> ServerBackend | None:
 
 
 class ServerBackend:
-    """Has this user's server generate replies.
-
-    Args:
-        status: Of the server, whose engines are wanted.
-        transport: Replaces the socket, for tests.
-    """
+    """Has this user's server generate replies; `transport` replaces the socket, for tests."""
 
     def __init__(self, status: ServerStatus, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.status = status

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ValidationError
 from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.engines import ScriptedEngine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
-from lookahead_agent.generation.tool_choice import openai_tools, select_tools
+from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, choose_tools, openai_tools
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
@@ -349,7 +348,7 @@ def test_whatever_is_given_is_read_or_refused_in_words(options: dict[str, Any]) 
 @settings(max_examples=300, deadline=None)
 def test_whatever_is_a_tool_or_a_choice_is_read_or_refused_in_words(tools: list[Any], choice: Any) -> None:
     try:
-        chosen = select_tools(openai_tools(tools), choice)
+        chosen, _ = choose_tools(openai_tools(tools), choice)
     except ConfigurationError as error:
         str(error).encode()
     else:
