@@ -37,7 +37,10 @@ def _stops(value: Any) -> Any:
     value = [value] if isinstance(value, str) else value
     if isinstance(value, (list, tuple)) and "" in value:
         raise ValueError("stop is one text or several, none of them empty")
-    check_encodable(value, "stop")
+    try:
+        check_encodable(value, "stop")
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
     return value
 
 
@@ -134,7 +137,7 @@ class CallOptions(SamplingArguments):
     def _go_together(self) -> Self:
         if "tool_choice" in self.model_fields_set:
             self.tools, self.tool_choice = choose_tools(self.tools, self.tool_choice)
-        form = constraint(self.response_format)
+        form = constraint(self.response_format) if self.response_format is not None else None
         if self.tool_choice is not None and form is not None:
             raise ConfigurationError("a reply cannot be a tool call and in a response_format at once")
         if self.tool_choice is not None and not self.tools:
