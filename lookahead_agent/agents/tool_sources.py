@@ -1,0 +1,175 @@
+"""Tools by a short text, such as `sql:shop.db`, `python` or `my_module:my_tool`, and those of MCP servers."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_core.tools import BaseTool, StructuredTool, tool
+
+from lookahead_agent.agents.mcp_tools import open_mcp_tools, read_servers
+from lookahead_agent.agents.templates import template
+from lookahead_agent.engines import background
+from lookahead_agent.errors import ConfigurationError, LookaheadError
+
+KINDS = (
+    "sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL",
+)  # fmt: skip
+"""The sources, as the command line shows them."""
+
+_NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
+
+
+def load_tools(sources: Iterable[str]) -> list[BaseTool]:
+    """Make tools, in the order of their sources.
+
+    Args:
+        sources: Each is one of
+
+            - `sql:shop.db`: SELECTs on a SQLite database,
+            - `docs:handbook/`: search in a folder of documents,
+            - `files:folder/`: `read_file` and `write_file` in a folder,
+            - `python`: code in a sandbox, on the files of that folder if there is one,
+            - `calculator`,
+            - `http:example.org,.python.org`: pages of these hosts,
+            - `my_module:my_tool`: a tool, a function with a docstring, or a list of them, from a module of the current
+              folder or on Python's path.
+
+            `crm=sql:crm.db` calls the source's only tool `crm`.
+
+    Returns:
+        Tools that work in `invoke` and in `ainvoke`.
+
+    Raises:
+        ConfigurationError: A source is none of these or does not work, or two tools have one name.
+    """
+    return _without_clashes(_loaded(sources))
+
+
+@contextmanager
+def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
+    """As `load_tools`, with the tools of MCP servers after them, whose connections are closed at the end.
+
+    Args:
+        sources: See `load_tools`.
+        servers: An `mcpServers` file, see `read_servers`.
+
+    Raises:
+        ConfigurationError: As for `load_tools`, or the file or a server does not work.
+        MissingExtraError: `mcp` is not installed.
+    """
+    loaded = _loaded(sources)
+    if servers is None:
+        yield _without_clashes(loaded)
+        return
+    with open_mcp_tools(read_servers(servers)) as theirs:
+        named = [(f"the MCP server {server!r}", made) for server, made in theirs]
+        yield _without_clashes([*loaded, *named])
+
+
+def in_both_worlds(made: BaseTool) -> BaseTool:
+    """The tool, or one that also works in `invoke` where it is only a coroutine.
+
+    The coroutine runs in the library's own event loop, always the same, so that it may keep connections between calls.
+    """
+    if not isinstance(made, StructuredTool) or made.func is not None or made.coroutine is None:
+        return made
+    coroutine = cast("Callable[..., Coroutine[Any, Any, Any]]", made.coroutine)
+
+    # With its signature, by which LangChain decides what else it is given.
+    @wraps(coroutine)
+    def waited(*args: Any, **kwargs: Any) -> Any:
+        return background.run(coroutine(*args, **kwargs))
+
+    return made.model_copy(update={"func": waited})
+
+
+def _loaded(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:
+    """Each tool with its source."""
+    given = list(sources)
+    folders = [value for kind, _, value in (_source(text)[1].partition(":") for text in given) if kind == "files"]
+    loaded: list[tuple[str, BaseTool]] = []
+    for text in given:
+        name, source = _source(text)
+        try:
+            made = _made(source, folders[0] if folders else None)
+        except LookaheadError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"the tool {text} cannot be made: {error or type(error).__name__}") from error
+        if name is not None:
+            if len(made) != 1:
+                raise ConfigurationError(f"{text}: {source} has {len(made)} tools, and only one tool can be named")
+            made = [made[0].model_copy(update={"name": name})]
+        loaded += [(source, in_both_worlds(one)) for one in made]
+    return loaded
+
+
+def _source(text: str) -> tuple[str | None, str]:
+    """The name that is given, if one is, and the source."""
+    found = _NAMED.fullmatch(text)
+    return (found[1], found[2]) if found else (None, text)
+
+
+def _made(source: str, folder: str | None) -> Sequence[BaseTool]:
+    kind, colon, value = source.partition(":")
+    match kind, value.strip():
+        case ("python", "") if not colon:
+            return [template("tools", "python_code").make_python_tool(folder=folder)]
+        case ("calculator", "") if not colon:
+            return [template("tools", "calculator").calculator]
+        case (("sql" | "docs" | "files" | "http"), ""):
+            form = next(form for form in KINDS if form.startswith(f"{kind}:"))
+            raise ConfigurationError(f"the tool {source} needs more: {form}")
+        case ("sql", path):
+            return [template("tools", "sql").make_sql_tool(path)]
+        case ("docs", path):
+            return [template("tools", "search_documents").make_search_tool(path)]
+        case ("files", path):
+            return list(template("tools", "files").make_file_tools(path))
+        case ("http", hosts):
+            return [template("tools", "http_get").make_http_tool([host.strip() for host in hosts.split(",")])]
+        case (module, name) if module and name:
+            return _imported(module, name)
+    raise ConfigurationError(f"there is no tool {source!r}; there are {', '.join(KINDS)}")
+
+
+def _imported(module: str, name: str) -> Sequence[BaseTool]:
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:  # programs have the folder of their own file there, and not the current one
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+    finally:
+        if added:
+            sys.path.remove(here)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return [_as_tool(one) for one in (found if isinstance(found, (list, tuple)) else [found])]
+
+
+def _as_tool(found: BaseTool | Callable[..., Any]) -> BaseTool:
+    if isinstance(found, BaseTool):
+        return found
+    if isinstance(found, type) or not callable(found):
+        raise TypeError(f"it is a {type(found).__name__}, and no tool, function, or list of them")
+    return tool(found)
+
+
+def _without_clashes(loaded: Sequence[tuple[str, BaseTool]]) -> list[BaseTool]:
+    sources: dict[str, str] = {}
+    for source, made in loaded:
+        if made.name in sources:
+            raise ConfigurationError(
+                f"two tools are called {made.name}, of {sources[made.name]} and of {source}: leave one out, or call "
+                "the only tool of a source otherwise, as in other=sql:other.db"
+            )
+        sources[made.name] = source
+    return [made for _, made in loaded]

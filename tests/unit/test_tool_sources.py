@@ -1,0 +1,190 @@
+"""Tools by a short text, from modules and from MCP files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.tools import BaseTool, tool
+
+from lookahead_agent.agents.mcp_tools import read_servers
+from lookahead_agent.agents.tool_sources import in_both_worlds, load_tools, open_tools
+from lookahead_agent.errors import ConfigurationError
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with sources, which is the current one."""
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        connection.execute("CREATE TABLE items (name TEXT)")
+    (tmp_path / "handbook").mkdir()
+    (tmp_path / "handbook" / "a.md").write_text("Tea is at four.")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "n.txt").write_text("20")
+    (tmp_path / "own_tools_of_test.py").write_text("""
+from langchain_core.tools import tool
+
+@tool
+async def weather(city: str) -> str:
+    '''The weather.'''
+    return f"{city}: sun"
+
+def clock(zone: str) -> str:
+    '''The time in a zone.'''
+    return zone
+
+def undocumented(x): return x
+
+BOTH = [weather, clock]
+NUMBER = 3
+""")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_tools_of_test", None)
+
+
+def names(tools: list[BaseTool]) -> list[str]:
+    return [one.name for one in tools]
+
+
+def test_every_kind_of_source(here: Path) -> None:
+    tools = load_tools([
+        "sql:shop.db", "docs:handbook/", "files:folder/", "python", "calculator", "http:example.org,.python.org",
+        "own_tools_of_test:weather", "own_tools_of_test:clock",
+    ])  # fmt: skip
+    assert names(tools) == [
+        "sql", "search_documents", "read_file", "write_file", "python", "calculator", "http_get", "weather", "clock",
+    ]  # fmt: skip
+    made = {one.name: one for one in tools}
+    assert "items(name TEXT)" in made["sql"].description
+    assert "four" in made["search_documents"].invoke({"question": "tea"})
+    assert made["python"].invoke({"code": "print(int(open('n.txt').read()) + 1)"}) == "21\n"
+    assert made["clock"].invoke({"zone": "UTC"}) == "UTC"
+    assert str(here) not in sys.path
+
+
+def test_a_list_of_tools_and_a_name_of_ones_own(here: Path) -> None:
+    assert names(load_tools(["own_tools_of_test:BOTH", "shop=sql:shop.db", "sql:shop.db"])) == [
+        "weather", "clock", "shop", "sql",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (["nothing"], r"there is no tool 'nothing'; there are sql:FILE, .*MODULE:TOOL"),
+        ([""], "there is no tool ''"),
+        (["sql"], "the tool sql needs more: sql:FILE"),
+        (["docs:"], "the tool docs: needs more: docs:FOLDER"),
+        (["http"], "the tool http needs more: http:HOST,HOST"),
+        (["python:x"], "the tool python:x cannot be made: No module named 'python'"),
+        (["sql:gone.db"], "the tool sql:gone.db cannot be made: there is no database gone.db"),
+        (["docs:gone"], "the tool docs:gone cannot be made: there is no folder"),
+        (["files:gone"], "the tool files:gone cannot be made: there is no folder gone"),
+        (["http:http://x/"], "the tool http:http://x/ cannot be made"),
+        (["gone_module:x"], "No module named 'gone_module'"),
+        (["own_tools_of_test:gone"], "has no attribute 'gone'"),
+        (["own_tools_of_test:NUMBER"], "it is a int, and no tool, function, or list of them"),
+        (["own_tools_of_test:undocumented"], "must have a docstring"),
+        (
+            ["sql:shop.db", "sql:shop.db"],
+            "two tools are called sql, of sql:shop.db and of sql:shop.db.*other=sql",
+        ),
+        (["both=own_tools_of_test:BOTH"], "has 2 tools, and only one tool can be named"),
+    ],
+)
+def test_sources_that_do_not_work(here: Path, sources: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load_tools(sources)
+
+
+def test_a_tool_that_is_a_coroutine_works_in_both_worlds(here: Path) -> None:
+    """Always in one event loop, so that it can keep what belongs to a loop."""
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @tool
+    async def where(text: str) -> str:
+        """Where it runs."""
+        loops.append(asyncio.get_running_loop())
+        if text == "bad":
+            raise ValueError("bad")
+        return text
+
+    both = in_both_worlds(where)
+    assert [both.invoke({"text": "a"}), both.invoke({"text": "b"})] == ["a", "b"]
+    assert loops[0] is loops[1]
+    with pytest.raises(ValueError, match="bad"):
+        both.invoke({"text": "bad"})
+    assert asyncio.run(both.ainvoke({"text": "c"})) == "c"
+    assert loops[3] is not loops[0]
+    (weather,) = load_tools(["own_tools_of_test:weather"])
+    assert weather.invoke({"city": "Bonn"}) == "Bonn: sun"
+
+    @tool
+    def plain(text: str) -> str:
+        """Plain."""
+        return text
+
+    assert in_both_worlds(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"s.json: Expecting property name"),
+        ("[]", "s.json: Input should be a valid dictionary"),
+        ("{}", "s.json: mcpServers: Field required"),
+        ('{"mcpServers": {"a": {}}}', "the server 'a' needs either a command or a url"),
+        ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "the server 'a' needs either a command or a url"),
+        ('{"mcpServers": {"a": {"command": ["x"]}}}', "s.json: mcpServers.a.command: Input should be a valid string"),
+        ('{"mcpServers": {"a": {"url": "x", "type": "ws"}}}', "s.json: mcpServers.a.type: Input should be"),
+        ('{"mcpServers": {"a": {"command": "${UNSET_VARIABLE}"}}}', "UNSET_VARIABLE is not set"),
+        ("\udcff", "s.json: 'utf-8' codec can't decode"),
+    ],
+)
+def test_files_of_servers_that_do_not_work(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "s.json"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigurationError, match=message), open_tools([], file):
+        pass
+
+
+def test_files_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"gone\.json cannot be read: No such file"):
+        read_servers(tmp_path / "gone.json")
+    monkeypatch.setenv("SHOP_TOKEN", "t0ken")
+    servers: dict[str, Any] = {
+        "shop": {"command": "python", "args": ["-m", "shop"], "env": {"TOKEN": "${SHOP_TOKEN}"}, "disabled": False},
+        "web": {"url": "https://example.org/${UNSET_PATH:-mcp}", "headers": {"Authorization": "Bearer ${SHOP_TOKEN}"}},
+        "old": {"type": "sse", "url": "https://example.org/sse"},
+    }
+    (tmp_path / "s.json").write_text(json.dumps({"mcpServers": servers, "other": 1}))
+    read = read_servers(tmp_path / "s.json")
+    assert (read["shop"].env, read["shop"].args) == ({"TOKEN": "t0ken"}, ["-m", "shop"])
+    assert (read["web"].url, read["web"].headers) == ("https://example.org/mcp", {"Authorization": "Bearer t0ken"})
+    assert read["old"].type == "sse"
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"command": "/gone/program"}, "'bad' does not work: .*No such file or directory"),
+        (
+            {"command": sys.executable, "args": ["-c", "import sys; sys.exit('no licence')"]},
+            "'bad' does not work: Connection closed: no licence",
+        ),
+        ({"url": "http://127.0.0.1:9/mcp"}, "'bad' does not work: All connection attempts failed"),
+        ({"url": "http://127.0.0.1:9/sse", "type": "sse"}, "'bad' does not work: All connection attempts failed"),
+    ],
+)
+def test_servers_that_do_not_start(tmp_path: Path, server: dict[str, Any], message: str) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({"mcpServers": {"bad": server}}))
+    with pytest.raises(ConfigurationError, match=message), open_tools([], tmp_path / "s.json"):
+        pass
