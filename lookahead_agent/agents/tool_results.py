@@ -12,7 +12,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import describe_tools
-from lookahead_agent.agents.tool_use import cut, error_text
+from lookahead_agent.agents.tool_use import cut, error_text, in_both_worlds
 from lookahead_agent.errors import MissingExtraError
 
 try:
@@ -48,8 +48,9 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         self._exact = exact
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
-        """Make the call."""
-        return self._readable(request, handler(request))
+        """Make the call, also of a tool that is a coroutine alone."""
+        tool = request.tool
+        return self._readable(request, handler(request.override(tool=in_both_worlds(tool)) if tool else request))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]

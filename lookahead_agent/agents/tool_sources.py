@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from langchain_core.tools import BaseTool, StructuredTool, tool
+from langchain_core.tools import BaseTool, tool
 
 from lookahead_agent.agents.mcp_tools import open_mcp_tools, read_servers
 from lookahead_agent.agents.templates import template
-from lookahead_agent.engines import background
+from lookahead_agent.agents.tool_use import in_both_worlds
 from lookahead_agent.errors import ConfigurationError, LookaheadError
 
 KINDS = (
@@ -71,23 +70,6 @@ def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[
     with open_mcp_tools(read_servers(servers)) as theirs:
         named = [(f"the MCP server {server!r}", made) for server, made in theirs]
         yield _without_clashes([*loaded, *named])
-
-
-def in_both_worlds(made: BaseTool) -> BaseTool:
-    """The tool, or one that also works in `invoke` where it is only a coroutine.
-
-    The coroutine runs in the library's own event loop, always the same, so that it may keep connections between calls.
-    """
-    if not isinstance(made, StructuredTool) or made.func is not None or made.coroutine is None:
-        return made
-    coroutine = cast("Callable[..., Coroutine[Any, Any, Any]]", made.coroutine)
-
-    # With its signature, by which LangChain decides what else it is given.
-    @wraps(coroutine)
-    def waited(*args: Any, **kwargs: Any) -> Any:
-        return background.run(coroutine(*args, **kwargs))
-
-    return made.model_copy(update={"func": waited})
 
 
 def _loaded(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, ParamSpec, cast
 from uuid import uuid4
 
 from langchain_core.messages import ToolCall, ToolMessage
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool, StructuredTool, ToolException, tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
 from pydantic import ValidationError
 
+from lookahead_agent.engines import background
 from lookahead_agent.errors import LookaheadError, validation_message
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,23 @@ def make_tool(
         return made
 
     return decorated
+
+
+def in_both_worlds(made: BaseTool) -> BaseTool:
+    """The tool, or one that also works in `invoke` where it is only a coroutine.
+
+    The coroutine runs in the library's own event loop, always the same, so that it may keep connections between calls.
+    """
+    if not isinstance(made, StructuredTool) or made.func is not None or made.coroutine is None:
+        return made
+    coroutine = cast("Callable[..., Coroutine[Any, Any, Any]]", made.coroutine)
+
+    # With its signature, by which LangChain decides what else it is given.
+    @wraps(coroutine)
+    def waited(*args: Any, **kwargs: Any) -> Any:
+        return background.run(coroutine(*args, **kwargs))
+
+    return made.model_copy(update={"func": waited})
 
 
 @contextmanager

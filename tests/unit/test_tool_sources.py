@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
 from langchain_core.tools import BaseTool, tool
 
 from lookahead_agent.agents.mcp_tools import read_servers
-from lookahead_agent.agents.tool_sources import in_both_worlds, load_tools, open_tools
+from lookahead_agent.agents.middleware import standard_middleware
+from lookahead_agent.agents.tool_sources import load_tools, open_tools
+from lookahead_agent.agents.tool_use import in_both_worlds
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.testing import scripted_chat, scripted_replies
 
 
 @pytest.fixture
@@ -133,6 +138,21 @@ def test_a_tool_that_is_a_coroutine_works_in_both_worlds(here: Path) -> None:
         return text
 
     assert in_both_worlds(plain) is plain
+
+
+def test_an_agents_invoke_calls_tools_that_are_coroutines() -> None:
+    @tool
+    async def price(item: str) -> str:
+        """The price of an item."""
+        await asyncio.sleep(0)
+        return f"{item}: 3.50"
+
+    call = '<tool_call>{"name": "price", "arguments": {"item": "tea"}}</tool_call>'
+    llm = scripted_chat(scripted_replies(**{"": [call, "It is 3.50."]}))
+    agent: Any = create_agent(llm, [price], middleware=standard_middleware(llm, [price]))
+    question: Any = {"messages": [HumanMessage("What does tea cost?")]}
+    for messages in (agent.invoke(question)["messages"], asyncio.run(agent.ainvoke(question))["messages"]):
+        assert [message.text for message in messages[2:]] == ["tea: 3.50", "It is 3.50."]
 
 
 @pytest.mark.parametrize(
