@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from difflib import get_close_matches
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -35,7 +34,7 @@ _COMMANDS = (
     "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "hardware", "doctor",
     "bench", "models",
 )  # fmt: skip
-_MODULES = dict.fromkeys(("up", "status", "down"), "daemon")
+_MODULES = {"up": "daemon", "status": "daemon", "down": "daemon", "doctor": "hardware"}
 """The modules of commands that are not in a module of their name."""
 
 CHAT_CLASS: ContextVar[Callable[..., Any] | None] = ContextVar("chat_class", default=None)
@@ -67,11 +66,6 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in _COMMANDS and (close := get_close_matches(args[0], _COMMANDS)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
-        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:

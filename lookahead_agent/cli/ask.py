@@ -15,22 +15,16 @@ from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.plain_text import PlainTextStream
 
 
+@options.with_models
 def ask(
+    models: options.ModelOptions,
     question: Annotated[str, typer.Argument(help="What to ask.")],
     policy: options.Policy = options.DEFAULT_POLICY,
     depth: options.Depth = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    draft: options.Draft = None,
-    base_url: options.BaseUrl = None,
-    draft_url: options.DraftUrl = None,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = None,
-    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
-    precision: options.TargetPrecision = "auto",
-    draft_precision: options.DraftPrecision = "auto",
-    engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Ask one question and stream the reply."""
@@ -38,16 +32,8 @@ def ask(
     options.check_text(system, "--system")
     if not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
-    llm = options.chat_model(
-        model=model,
-        draft=draft,
-        engine_args=engine_arg,
-        base_url=base_url,
-        draft_url=draft_url,
+    llm = models.chat_model(
         policy=options.policy_of(policy, depth),
-        token_speculation=token_speculation,
-        precision=precision,
-        draft_precision=draft_precision,
         seed=seed,
         max_tokens=max_tokens,
         temperature=temperature,

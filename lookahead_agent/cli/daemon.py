@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import psutil
 import typer
 
-from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.serve import server_runner
@@ -25,38 +22,26 @@ _NOT_RUNNING = 3
 """Exit status of `status` where nothing runs, as service managers have it."""
 
 
+@options.with_models
 def up(
-    model: options.Model = options.DEFAULT_MODEL,
-    draft: options.Draft = None,
+    models: options.ModelOptions,
     policy: options.Policy = options.DEFAULT_POLICY,
     depth: options.Depth = None,
-    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
-    precision: options.TargetPrecision = "auto",
-    draft_precision: options.DraftPrecision = "auto",
-    engine_arg: options.EngineArgument = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, as for a service manager.")
     ] = False,
     grace: Annotated[int, typer.Option("--grace", min=0, help="Seconds that running replies have at `down`.")] = 60,
-    progress_to: Annotated[int | None, typer.Option("--progress-to", hidden=True)] = None,
 ) -> None:
     """Keep engines running in the background: `ask`, `agent` and scripts with the same models answer at once.
 
     They are this user's alone, and stay until `lookahead-agent down`.
     """
-    llm = options.chat_model(
-        model=model,
-        draft=draft,
-        engine_args=engine_arg,
-        policy=options.policy_of(policy, depth),
-        token_speculation=token_speculation,
-        precision=precision,
-        draft_precision=draft_precision,
-        use_daemon=False,
-    )
-    server_runner()
+    llm = models.chat_model(policy=options.policy_of(policy, depth), use_daemon=False)
+    run_server = server_runner()
     private_dir()
     assert llm.backend.runtime is not None
+    if llm.backend.runtime.spec.remote:
+        raise ConfigurationError("engines behind servers run already: `up` is for engines of this machine")
     digest = llm.backend.runtime.spec.digest
     stderr = Terminal(stderr=True)
     if (running := background.run(server_status())) is not None:
@@ -66,38 +51,16 @@ def up(
             )
         stderr.print(f"Running already, in process {running.pid}.")
     elif foreground:
-        _serve(llm, digest, grace, progress_to)
+        with start_lock(), bound_socket() as listener, llm:
+            llm.start(ProgressBars())
+            listener.listen()
+            run_server(llm, daemon_settings(digest), listener, grace)
     else:
-        pid = start_daemon([*sys.argv[1:], "--foreground", "--progress-to"], stderr.width)
+        pid = start_daemon([*sys.argv[1:], "--foreground"], lambda line: stderr.print(line, soft_wrap=True))
         stderr.print(
             f"Running in the background (process {pid}): ask, agent and scripts with these models use it.\n"
             "lookahead-agent status tells of it, lookahead-agent down ends it.",
         )
-
-
-def _serve(llm: ChatLookahead, digest: str, grace: int, progress_to: int | None) -> None:
-    terminal = Terminal(stderr=True)
-    with start_lock(), bound_socket() as listener, llm:
-        if progress_to is not None:
-            os.set_inheritable(progress_to, False)  # or it would stay open in the engines' processes
-            terminal.file = io.TextIOWrapper(BestEffortStream(progress_to, "w"), write_through=True)
-        llm.start(ProgressBars(terminal))
-        if progress_to is not None:
-            terminal.file.close()
-            terminal.file = sys.stderr
-        listener.listen()
-        server_runner()(llm, daemon_settings(digest), listener, grace)
-
-
-class BestEffortStream(io.FileIO):
-    """The stderr of the command that has started this process, and may have ended since."""
-
-    def write(self, data: Any) -> int:
-        """Write the data, if there is still somebody to read them."""
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
 
 
 def status(as_json: options.AsJson = False) -> None:

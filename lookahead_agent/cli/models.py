@@ -17,7 +17,7 @@ from lookahead_agent.models.conversion import available_precisions
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import default_weights
 
-models = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
+models = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A catalogue name, a folder or a Hub id.")]
 
@@ -61,20 +61,6 @@ def fetch_models(name: Name = DEFAULT_SET) -> None:
 def _fetch(facts: ModelFacts, progress: Progress) -> Path:
     folder = fetch(facts, progress)
     return default_weights(folder).write(progress) if (folder / GGUF).is_file() else folder
-
-
-@models.command("path")
-def path(name: Name = DEFAULT_SET) -> None:
-    """Print the folders of a set's models, as vLLM loads them; fails if one is not on this machine."""
-    missing = False
-    for facts in _needed(name):
-        folder = locate(facts)
-        missing |= folder is None
-        if folder is not None and (folder / GGUF).is_file():
-            folder = default_weights(folder).folder
-        echo(f"{facts.hub_id}: {folder or 'not here; run: lookahead-agent models fetch ' + name}")
-    if missing:
-        raise typer.Exit(1)
 
 
 def _risks(target: ModelFacts, draft: ModelFacts) -> str:

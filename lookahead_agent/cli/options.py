@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -178,3 +180,37 @@ def chat_model(
         draft_url=draft_url,
         **fields,
     )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options by which a command is told its models, where they run and how."""
+
+    model: Model = DEFAULT_MODEL
+    draft: Draft = None
+    base_url: BaseUrl = None
+    draft_url: DraftUrl = None
+    token_speculation: TokenSpeculationMethod = DEFAULT_TOKEN_SPECULATION
+    precision: TargetPrecision = "auto"
+    draft_precision: DraftPrecision = "auto"
+    engine_args: EngineArgument = None
+
+    def chat_model(self, **fields: Any) -> ChatLookahead:
+        """The chat model that they describe, with further fields; nothing is loaded yet."""
+        return chat_model(**asdict(self), **fields)
+
+
+def with_models(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with `ModelOptions` besides its own, which get to its parameter `models`."""
+    shared = inspect.signature(ModelOptions, eval_str=True).parameters
+    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "models"]
+
+    def run(**given: Any) -> None:
+        models = ModelOptions(**{name: given.pop(name) for name in shared})
+        command(models=models, **given)
+
+    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values())]
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run

@@ -23,7 +23,9 @@ _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"
 
 
+@options.with_models
 def serve(
+    models: options.ModelOptions,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = (
         "127.0.0.1"
     ),
@@ -35,17 +37,9 @@ def serve(
             "--node-policy", metavar="NODE=POLICY", help="Policy of a graph's node (X-Lookahead-Node). Repeatable."
         ),
     ] = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    draft: options.Draft = None,
-    base_url: options.BaseUrl = None,
-    draft_url: options.DraftUrl = None,
     served_model: Annotated[
         str | None, typer.Option("--served-model", help="The model's name here. Default: as given with --model.")
     ] = None,
-    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
-    precision: options.TargetPrecision = "auto",
-    draft_precision: options.DraftPrecision = "auto",
-    engine_arg: options.EngineArgument = None,
     audit_rate: Annotated[
         float,
         typer.Option(
@@ -105,18 +99,10 @@ def serve(
             f"anybody who reaches {host} could use the server: set {_KEY} to a key that clients must send",
             param_hint="--host",
         )
-    llm = options.chat_model(
-        model=model,
-        draft=draft,
-        engine_args=engine_arg,
-        base_url=base_url,
-        draft_url=draft_url,
+    llm = models.chat_model(
         policy=options.policy_of(policy, None),
         use_daemon=False,
         policies=dict(_pair(entry) for entry in node_policy or ()),
-        token_speculation=token_speculation,
-        precision=precision,
-        draft_precision=draft_precision,
         audit_rate=audit_rate,
         max_tokens=max_tokens,
     )

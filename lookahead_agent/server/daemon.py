@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -115,15 +115,12 @@ def bound_socket() -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-def start_daemon(arguments: Sequence[str], columns: int) -> int:
-    """Start the command line as a process of its own session.
+def start_daemon(arguments: Sequence[str], tell: Callable[[str], None]) -> int:
+    """Start the command line as a process of its own session; returns its id, once the server answers.
 
     Args:
-        arguments: Of the command line; the file descriptor of this process's stderr is added as the last one.
-        columns: Width of the terminal.
-
-    Returns:
-        The process id, once the server answers.
+        arguments: Of the command line.
+        tell: Given the lines of its log until then.
 
     Raises:
         ConfigurationError: Another server starts or ends just now.
@@ -131,32 +128,31 @@ def start_daemon(arguments: Sequence[str], columns: int) -> int:
     """
     with start_lock():
         pass
-    stderr = os.dup(2) if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
-    try:
-        with log_path().open("wb") as log:
-            process = subprocess.Popen(
-                # -P: what lies in the current folder is not imported.
-                [sys.executable, "-P", "-c", _COMMAND, *arguments, str(stderr)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[stderr],
-                start_new_session=True,
-                env={**os.environ, "COLUMNS": str(columns)},
-            )
-    finally:
-        os.close(stderr)
-    try:
-        while process.poll() is None:
-            status = background.run(server_status())
-            if status is not None and status.pid == process.pid:
-                leave_running(process.pid)
-                return process.pid
-            time.sleep(0.1)
-    except BaseException:  # Ctrl-C while it loads
-        process.terminate()
-        process.wait()
-        raise
-    last_line = log_path().read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    with log_path().open("wb") as log, log_path().open(encoding="utf-8", errors="replace") as told:
+        process = subprocess.Popen(
+            # -P: what lies in the current folder is not imported.
+            [sys.executable, "-P", "-c", _COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        line = last_line = ""
+        try:
+            while process.poll() is None:
+                status = background.run(server_status())
+                while (part := told.readline()).endswith("\n"):
+                    tell((line + part).rstrip())
+                    line = ""
+                line += part
+                if status is not None and status.pid == process.pid:
+                    leave_running(process.pid)
+                    return process.pid
+                time.sleep(0.1)
+        except BaseException:  # Ctrl-C while it loads
+            process.terminate()
+            process.wait()
+            raise
+        last_line = (line + told.read()).strip().rpartition("\n")[2]
     reason = last_line.removeprefix("Error: ") or f"exit status {process.returncode}"
     raise EngineStartError(f"the engines did not start: {reason} (the whole log: {log_path()})")

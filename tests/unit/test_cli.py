@@ -59,7 +59,8 @@ def run(*arguments: str, chat_class: Callable[..., Any] | None = None) -> int:
         (["agent", "x", "--max-plans", "0"], "--max-plans"),
         (["ask", "x", "--base-url", "target:8000"], "http://"),
         (["agent", "x", "--draft-url", "draft:8000"], "http://"),
-        (["models", "path", "gpt-5"], "gpt-5"),
+        (["models", "fetch", "gpt-5"], "gpt-5"),
+        (["up", "--base-url", "http://target/v1"], "run already"),
         (["new", "my agent"], "no name"),
         (["new", "x", "--template", "oracle"], "oracle"),
         (["agent", "x", "--trace", "run.txt"], "run.txt"),
@@ -88,14 +89,6 @@ def test_models_list(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name in ("qwen2.5-coder-1.5b", "qwen3-32b", "qwen3-8b", "deepseek-r1-distill-qwen-32b"):
         assert name in out
-
-
-def test_models_path_of_what_is_not_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
-    assert run("models", "path") == 1
-    assert "models fetch" in capsys.readouterr().out
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,6 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.cli.daemon import BestEffortStream
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
 from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError
@@ -429,13 +428,6 @@ def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
         pytest.raises(ConfigurationError, match="use_daemon"),
     ):
         client.bind(template_arguments={"now": object()}).invoke("?")
-
-
-def test_a_start_that_nobody_follows_goes_on() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with BestEffortStream(writer, "w") as stream:
-        assert stream.write(b"Loading") == 7
 
 
 def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
