@@ -21,8 +21,7 @@ from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.templates import build_plan_execute, template
 from lookahead_agent.cli import options
 from lookahead_agent.cli.live import live as live_view
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import Terminal, as_rich
+from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.plain_text import PlainTextStream

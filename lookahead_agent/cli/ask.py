@@ -10,8 +10,7 @@ import typer
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import Terminal, echo
+from lookahead_agent.cli.terminal import ProgressBars, Terminal, echo
 from lookahead_agent.plain_text import PlainTextStream
 
 

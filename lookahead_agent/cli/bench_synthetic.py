@@ -11,8 +11,7 @@ import typer
 
 from lookahead_agent.bench.report import check_report_name
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
+from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cost_model.costs import read_costs, write_costs
 from lookahead_agent.cost_model.estimator import ModeName
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT

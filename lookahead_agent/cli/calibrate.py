@@ -17,8 +17,7 @@ from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, 
 from lookahead_agent.certificates.certificate import digest, keep
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich, echo
+from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich, echo
 from lookahead_agent.cpu.cores import binding
 from lookahead_agent.engines.processes import available_cores
 

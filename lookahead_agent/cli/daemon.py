@@ -10,9 +10,8 @@ import psutil
 import typer
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import ProgressBars
 from lookahead_agent.cli.serve import server_runner
-from lookahead_agent.cli.terminal import Terminal, as_rich
+from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.server_backend import server_status

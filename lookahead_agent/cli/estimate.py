@@ -10,8 +10,7 @@ import typer
 
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
+from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
 from lookahead_agent.cost_model.estimator import Acceptance, Setting, TokenMethod, best_settings
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT

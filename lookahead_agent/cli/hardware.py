@@ -10,8 +10,7 @@ import typer
 from rich.text import Text
 
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
+from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.engines.vllm_config import require_vllm
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, processor

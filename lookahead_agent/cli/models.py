@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from lookahead_agent.certificates.certificate import certificates
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import Terminal, as_rich, echo
+from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.conversion import available_precisions

@@ -14,8 +14,7 @@ from pydantic import SecretStr
 from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.progress_bars import ProgressBars
-from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.server import ServerSettings
 

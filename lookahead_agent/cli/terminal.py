@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Iterable, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lookahead_agent.plain_text import plain
+from lookahead_agent.progress import Task
 
 WIDE = 160
 """Columns of tables where output goes to no terminal."""
@@ -23,13 +36,7 @@ class Terminal(Console):
     """A console that takes no text as markup, and lets no text command the terminal.
 
     All that commands print goes through one: texts of models, tools, files, servers and users are among it. Styles are
-    given by `style` or in a `Text`. The same is taken out where output goes to a file or a pipe; `--json` has the texts
-    as they are, in escapes.
-
-    Args:
-        stderr: Write to stderr.
-        width: Columns where output goes to no terminal; None: 80.
-        options: Further ones of `Console`.
+    given by `style` or in a `Text`. `width` has the columns where output goes to no terminal; None: 80.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, **options: Any) -> None:
@@ -59,12 +66,10 @@ class Terminal(Console):
 def as_rich(
     table: tuple[Sequence[str], Iterable[Sequence[str | Text]]], *, words: Collection[str] = (), no_wrap: bool = False
 ) -> Table:
-    """A table as the terminal shows it: the first column and those of words to the left, numbers to the right.
+    """A table of headings and rows: the first column and those of `words` to the left, numbers to the right.
 
-    Args:
-        table: Headings and rows. No line of headings is shown where all are empty.
-        words: Headings of further columns that hold words. Only these break where columns are few.
-        no_wrap: Break none.
+    No line of headings is shown where all are empty. Only columns of words break where the terminal is narrow, and none
+    with `no_wrap`.
     """
     headings, rows = table
     made = Table(box=None, show_header=any(headings))
@@ -96,3 +101,58 @@ class LogFormatter(logging.Formatter):
     ) -> str:
         """A traceback."""
         return plain(super().formatException(ei))
+
+
+class ProgressBars:
+    """Draws tasks as bars while they last, and leaves a line for each on a terminal or in a log.
+
+    Tasks may last at the same time, in different threads: a terminal has one place for all of their bars.
+    """
+
+    def __init__(self, terminal: Terminal | None = None) -> None:
+        self._console = terminal or Terminal(stderr=True)
+        self._lock = threading.Lock()
+        self._bars = self._new_bars()
+        self._lasting = 0
+
+    def _new_bars(self) -> Progress:
+        return Progress(
+            SpinnerColumn(),
+            # A long description is cut, so that a task is one line.
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=10),
+            TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+
+    @contextmanager
+    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
+        """Show one task."""
+        if not self._console.is_terminal:
+            self._console.print(f"{description} …")
+        with self._lock:
+            if self._lasting == 0:
+                self._bars.start()
+            self._lasting += 1
+            bars = self._bars
+        try:
+            task = bars.add_task(description, total=total)
+            yield _Bar(bars, task)
+            bars.update(task, total=total or 1, completed=total or 1)
+        finally:
+            with self._lock:
+                self._lasting -= 1
+                if self._lasting == 0:
+                    bars.stop()
+                    self._bars = self._new_bars()  # without the lines that are on the terminal already
+
+
+@dataclass(frozen=True)
+class _Bar:
+    bars: Progress
+    task: TaskID
+
+    def advance(self, done: float) -> None:
+        self.bars.update(self.task, completed=done)
