@@ -27,8 +27,6 @@ TaskName = Literal[
 MODES: tuple[ModeName, ...] = get_args(ModeName)
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
-CALCULATING: tuple[TaskName, ...] = ("plan_execute", "react", "rewoo", "llm_compiler", "supervisor")
-"""Templates with the option `calculate`."""
 BASELINE: ModeName = "off"
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
 """Modes with policies and depths."""
@@ -36,11 +34,8 @@ LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
 NODES = "nodes"
 """In place of a policy: each node's own in the template ("balanced" for plain questions)."""
 
-VARIANT = re.compile(
-    rf"(?P<mode>off|auto)(?: (?P<precision>{'|'.join(get_args(Precision))}))?"
-    r"(?P<plain> calculate=false)?(?P<sequential> sequential)?"
-)
-"""A mode with another precision, a template without `calculate`, or model calls one after another."""
+VARIANT = re.compile(rf"off (?P<precision>{'|'.join(get_args(Precision))})")
+"""The target alone in another precision."""
 
 
 class TaskConfig(BaseModel):
@@ -56,9 +51,7 @@ class TaskConfig(BaseModel):
     skip: int = Field(0, ge=0)  # problems to leave out at the file's beginning
     prompt: str = ""  # follows each question after a blank line
     modes: tuple[ModeName, ...] = ("off", "auto")  # "off" is always among them
-    # Of "off" and "auto", by their names in results. "off int8" sets the precision, "auto sequential" runs a
-    # template's model calls one after another, "off calculate=false" has a model write each calculation as a call
-    variants: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()  # of "off", by their names in results, such as "off int8" in another precision
     # Verifier policies of lookahead, with changes as in "balanced:depth=8", or "nodes"
     policies: tuple[str, ...] = (NODES,)
     depths: tuple[int, ...] = ()  # depths (γ) of each of them; none: the policy's own, else 4
@@ -86,26 +79,14 @@ class TaskConfig(BaseModel):
         if not self.policies:
             raise ValueError("policies need an entry")
         for variant in self.variants:
-            self._check_variant(variant)
+            if VARIANT.fullmatch(variant) is None:
+                raise ValueError(f'{variant!r} is no variant: write it as in "off int8"')
         given = self.model_fields_set & {"policies", "depths"}
         if given and not set(LOOKAHEAD) & set(self.modes):
             raise ValueError(
                 f"{', '.join(sorted(given))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
             )
         return self
-
-    def _check_variant(self, variant: str) -> None:
-        found = VARIANT.fullmatch(variant)
-        if found is None or variant in self.modes:
-            raise ValueError(f'{variant!r} is no variant: write it as in "off bf16 calculate=false sequential"')
-        if found["mode"] not in self.modes:
-            raise ValueError(f"the variant {variant!r} needs the mode {found['mode']}")
-        if found["mode"] == "auto" and found["precision"]:
-            raise ValueError(f"the variant {variant!r} names a precision, but auto chooses its own")
-        if found["sequential"] and self.task == "questions":
-            raise ValueError(f"the variant {variant!r} is for templates: a question is one call")
-        if found["plain"] and self.task not in CALCULATING:
-            raise ValueError(f"the variant {variant!r} is for templates that calculate: {', '.join(CALCULATING)}")
 
 
 class BenchConfig(BaseModel):

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, cast
 
 from lookahead_agent.agents.templates import template
-from lookahead_agent.bench.config import BASELINE, LOOKAHEAD, NODES, VARIANT, BenchConfig, ModeName, TaskConfig
+from lookahead_agent.bench.config import BASELINE, LOOKAHEAD, NODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.hardware.choice import Precision
@@ -27,18 +27,12 @@ class Configuration:
     policy: str  # of nodes that speculate on steps, or "nodes"
     changes: str = ""  # of that policy, as in "depth=8"
     precision: Precision | None = None  # of the target's weights; None: the benchmark's
-    sequential: bool = False  # whether a template's model calls run one after another
-    calculate: bool = True  # as the template's option
 
     @property
     def name(self) -> str:
         """Unique name for tables."""
-        parts: list[str | None] = [self.mode]
-        if self.mode in LOOKAHEAD:
-            parts += ["" if self.policy == NODES else self.policy, self.changes]
-        else:
-            parts += [self.precision, "" if self.calculate else "calculate=false", "sequential" * self.sequential]
-        return " ".join(filter(None, parts))
+        policy = self.policy if self.mode in LOOKAHEAD and self.policy != NODES else ""
+        return " ".join(filter(None, (self.mode, policy, self.changes, self.precision)))
 
     @property
     def speculates_on_steps(self) -> bool:
@@ -84,7 +78,9 @@ def configurations_of(task: TaskConfig) -> list[Configuration]:
         if mode not in LOOKAHEAD:
             lossless = task.parity and mode == "auto"
             found.append(Configuration(mode, "exact" if lossless else _MODE_POLICIES.get(mode, "off")))
-            found += [each for each in map(_variant, dict.fromkeys(task.variants)) if each.mode == mode]
+            if mode == BASELINE:
+                precisions = [cast(Precision, variant.removeprefix("off ")) for variant in dict.fromkeys(task.variants)]
+                found += [Configuration(mode, "off", precision=precision) for precision in precisions]
             continue
         for policy, depth in product(task.policies, task.depths or (None,)):
             found.append(Configuration(mode, policy, f"depth={depth}" if depth is not None else ""))
@@ -94,19 +90,6 @@ def configurations_of(task: TaskConfig) -> list[Configuration]:
         for name in (default, *nodes.values()):
             as_policy(name)
     return found
-
-
-def _variant(text: str) -> Configuration:
-    found = VARIANT.fullmatch(text)
-    assert found is not None, "the benchmark's settings were checked"
-    mode, precision = cast(ModeName, found["mode"]), cast("Precision | None", found["precision"])
-    return Configuration(
-        mode,
-        _MODE_POLICIES.get(mode, "off"),
-        precision=precision,
-        sequential=found["sequential"] is not None,
-        calculate=found["plain"] is None,
-    )
 
 
 def template_policies(task: TaskConfig) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from lookahead_agent.bench.plots import as_svg, pictures
-from lookahead_agent.bench.samples import Results
+from lookahead_agent.bench.samples import Sample
 from lookahead_agent.bench.summary import ConfigurationSummary, Estimate, NodeSummary, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable, write_whole
@@ -31,12 +31,12 @@ class Report:
         ConfigurationError: There are none.
     """
 
-    def __init__(self, results: Results) -> None:
-        if not results.samples:
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        if not samples:
             raise ConfigurationError("there are no results in the file yet")
-        self.results = results
-        self.configurations = summarize(results)
-        self.nodes = nodes(results)
+        self.samples = samples
+        self.configurations = summarize(samples)
+        self.nodes = nodes(samples)
 
     @property
     def tasks(self) -> list[str]:
@@ -73,7 +73,7 @@ class Report:
 
     def conditions(self) -> str:
         """Models, machines and versions."""
-        samples = self.results.samples
+        samples = self.samples
         machines = list(dict.fromkeys(machine_of(sample.environment) for sample in samples if sample.environment))
         versions = list(dict.fromkeys(versions_of(sample.environment) for sample in samples if sample.environment))
         models = list(dict.fromkeys(_models(sample.settings) for sample in samples if sample.settings))
@@ -120,8 +120,6 @@ _CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "wasted target": lambda each: f"{each.wasted_target:.2f}",
     "wasted draft": lambda each: f"{each.wasted_draft:.2f}",
     "verifier time": lambda each: f"{each.verifier_share:.0%}" if each.verifier_share >= 0.005 else "",
-    "CPU s": lambda each: _number(each.cpu_seconds),
-    "memory, GiB": lambda each: _number(each.peak_memory / 2**30 if each.peak_memory is not None else None),
     "same tokens": lambda each: f"{each.same_tokens}" if each.same_tokens is not None else "",
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,15 +12,13 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-import psutil
 from langchain_core.runnables import RunnableConfig
 
 from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of
 from lookahead_agent.bench.problems import Problem, dataset_file, is_correct, read_problems
 from lookahead_agent.bench.recorder import CallRecorder
-from lookahead_agent.bench.resources import TurnMeter, environment
-from lookahead_agent.bench.samples import Results, Sample, SampleKey, read_results
+from lookahead_agent.bench.samples import Sample, SampleKey, environment, read_results
 from lookahead_agent.bench.tasks import solve
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.chat.requests import POLICY_KEY
@@ -95,15 +92,17 @@ class Bench:
 
     def missing(self) -> list[Turn]:
         """Turns without the samples that the file has."""
-        known = {sample.key for sample in self.results().samples}
+        known = {sample.key for sample in self.results()}
         turns = [[job for job in turn if job.key not in known] for turn in self._turns]
         return [turn for turn in turns if turn]
 
-    def results(self) -> Results:
+    def results(self) -> list[Sample]:
         """The results so far."""
         return read_results(self.out.rows)
 
-    def run(self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None) -> Results:
+    def run(
+        self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None
+    ) -> list[Sample]:
         """Measure the missing samples; `progress` shows how models are loaded.
 
         Raises:
@@ -121,7 +120,7 @@ class Bench:
 
     def _check_settings(self) -> None:
         problems = {(job.task.name, job.problem.id): job.problem for turn in self._turns for job in turn}
-        for sample in self.results().samples:
+        for sample in self.results():
             if sample.task not in self._settings:
                 continue
             problem = problems.get((sample.task, sample.problem))
@@ -143,26 +142,20 @@ class Bench:
 
     def _measure(self, turn: Turn, on_sample: Callable[[Sample], None]) -> None:
         llm = self._models[turn[0].task, turn[0].configuration]
-        name = uuid.uuid4().hex
-        engines, processes = background.run(_engines(llm))
-        with TurnMeter(name, processes) as meter:
-            for sample in _at_once([partial(self._sample, job, llm, name, engines) for job in turn]):
-                self.out.append(sample.model_dump(mode="json"))
-                on_sample(sample)
-        self.out.append(meter.record.model_dump(mode="json"))
+        engines = background.run(_engines(llm))
+        for sample in _at_once([partial(self._sample, job, llm, engines) for job in turn]):
+            self.out.append(sample.model_dump(mode="json"))
+            on_sample(sample)
 
-    def _sample(self, job: Job, llm: ChatLookahead, turn: str, engines: dict[str, Any]) -> Sample:
+    def _sample(self, job: Job, llm: ChatLookahead, engines: dict[str, Any]) -> Sample:
         recorder = CallRecorder(llm.backend.tokenizer().decode)
         config: RunnableConfig = {"callbacks": [recorder]}
         if job.configuration.policy_of_call is not None:
             config["configurable"] = {POLICY_KEY: job.configuration.policy_of_call}
-        if job.configuration.sequential:
-            config["max_concurrency"] = 1
         seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:
-            calculate = job.configuration.calculate
-            answer = self._solve(job.task, llm, job.problem.question, seed, config, calculate=calculate)
+            answer = self._solve(job.task, llm, job.problem.question, seed, config)
         except EngineError:
             raise
         except Exception as error:  # a graph that fails is a result; the other samples go on
@@ -188,7 +181,6 @@ class Bench:
             error=problem,
             calls=recorder.calls,
             tools=recorder.tools,
-            turn=turn,
             settings=self._settings[job.task.name],
             engines=engines,
             environment=environment(),
@@ -248,10 +240,8 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
     return fields | of_task | {"dataset": Path(task.dataset).name, "seed": config.seed}
 
 
-async def _engines(llm: ChatLookahead) -> tuple[dict[str, Any], list[psutil.Process]]:
-    """Descriptions of a model's engines, and their processes."""
+async def _engines(llm: ChatLookahead) -> dict[str, Any]:
+    """Descriptions of a model's engines."""
     async with llm.backend.engines(as_policy(llm.policy)) as engines:
         found = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
-        described = {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}
-        processes = [process for engine in found.values() for process in getattr(engine, "processes", ())]
-        return described, processes
+        return {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}

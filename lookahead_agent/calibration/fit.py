@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lookahead_agent.bench.resources import environment
+from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.pairs import LabelledPair
 from lookahead_agent.calibration.scores import CANDIDATES, Candidate
 from lookahead_agent.certificates.certificate import Certificate

@@ -75,12 +75,7 @@ def run(
     skip: options.Skip = None,
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
     variants: Annotated[
-        str | None,
-        typer.Option(
-            "--variants",
-            help='Of off and auto: another precision ("off int8"), a template\'s model calls one after another '
-            '("auto sequential"), calculations written by a model as calls ("off bf16 calculate=false").',
-        ),
+        str | None, typer.Option("--variants", help='The target alone in another precision, such as "off int8".')
     ] = None,
     policies: Annotated[
         str | None,
@@ -172,7 +167,7 @@ def run(
 
     results = measured.run(ProgressBars(), on_sample)
     _show(Report(results))
-    if with_parity and not _show_parity(parity(results.samples)):
+    if with_parity and not _show_parity(parity(results)):
         raise typer.Exit(1)
 
 

@@ -15,8 +15,7 @@ from langchain_core.messages import HumanMessage
 
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.recorder import CallRecorder
-from lookahead_agent.bench.resources import environment
-from lookahead_agent.bench.samples import acceptance_of
+from lookahead_agent.bench.samples import acceptance_of, environment
 from lookahead_agent.bench.tasks import ask
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lookahead_agent.bench.resources import environment
+from lookahead_agent.bench.samples import environment
 from lookahead_agent.cost_model.costs import always_the_same, meaningless_prompt
 from lookahead_agent.cost_model.estimator import ModeName
 from lookahead_agent.cost_model.pair import Pair

@@ -13,7 +13,7 @@ from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig
 from lookahead_agent.bench.plots import as_svg, new_figure, pictures
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
-from lookahead_agent.bench.samples import SCHEMA, CallRecord, Results, Sample, StepTimes, TurnRecord, read_results
+from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, StepTimes, environment, read_results
 from lookahead_agent.bench.summary import Estimate, estimate, mean_difference, median_ratio, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile
@@ -54,20 +54,14 @@ def sample(configuration: str, problem: int, seconds: float, correct: bool = Tru
         "seconds": seconds,
         "correct": correct,
         "calls": [call],
-        "turn": f"{configuration}{problem}",
         "policies": [call.policy],
     }
     return Sample(**fields | changes)
 
 
-def turn(name: str, **changes: Any) -> TurnRecord:
-    return TurnRecord(id=name, seconds=1, **{"cpu_seconds": 2.0, "peak_memory": 1 << 30, **changes})
-
-
-def made() -> Results:
+def made() -> list[Sample]:
     samples = [sample("off", number, 10.0) for number in range(4)]
-    samples += [sample("lr", number, 5.0, correct=number != 3) for number in range(4)]
-    return Results(samples, {entry.turn: turn(entry.turn) for entry in samples if entry.turn})
+    return samples + [sample("lr", number, 5.0, correct=number != 3) for number in range(4)]
 
 
 def test_figures_of_each_way() -> None:
@@ -85,19 +79,16 @@ def test_figures_of_each_way() -> None:
     assert (lr.acceptance, lr.wasted_target, lr.wasted_draft) == (0.5, 0.5, 0.2)
     assert lr.verifier_share == 0.25
     assert lr.first_token == 0.5
-    assert (lr.cpu_seconds, lr.peak_memory) == (2.0, 1 << 30)
     assert lr.same_tokens == 3
 
 
 def test_samples_are_compared_with_the_baseline_of_their_own_block() -> None:
-    results = Results(
-        [
-            sample("off", 0, 10.0),
-            sample("off", 0, 20.0, block=1),
-            sample("lr", 0, 5.0),
-            sample("lr deep", 0, 5.0, block=1),
-        ]
-    )
+    results = [
+        sample("off", 0, 10.0),
+        sample("off", 0, 20.0, block=1),
+        sample("lr", 0, 5.0),
+        sample("lr deep", 0, 5.0, block=1),
+    ]
     speedups = {
         configuration.configuration: configuration.speedup.value
         for configuration in summarize(results)
@@ -108,8 +99,8 @@ def test_samples_are_compared_with_the_baseline_of_their_own_block() -> None:
 
 def test_failed_samples_count_as_such_and_not_as_fast() -> None:
     results = made()
-    results.samples.append(sample("lr", 4, 0.1, correct=False, error="ValueError: no"))
-    results.samples.append(sample("off", 4, 10.0))
+    results.append(sample("lr", 4, 0.1, correct=False, error="ValueError: no"))
+    results.append(sample("off", 4, 10.0))
     lr = summarize(results)[1]
     assert (lr.samples, lr.errors) == (5, 1)
     assert lr.speedup is not None
@@ -119,12 +110,10 @@ def test_failed_samples_count_as_such_and_not_as_fast() -> None:
 
 
 def test_figures_of_nodes() -> None:
-    results = Results(
-        [
-            sample("off", 0, 4.0, node="planner", workload="rewoo"),
-            sample("lr", 0, 2.0, node="planner", workload="rewoo"),
-        ]
-    )
+    results = [
+        sample("off", 0, 4.0, node="planner", workload="rewoo"),
+        sample("lr", 0, 2.0, node="planner", workload="rewoo"),
+    ]
     off, lr = nodes(results)
     assert (off.node, off.policy, off.speculates, off.seconds) == ("planner", "off", False, 4.0)
     assert (lr.policy, lr.acceptance, lr.speculates, lr.tokens) == ("balanced", 0.5, True, 10)
@@ -163,7 +152,7 @@ def test_measured_results_are_read(file: Path) -> None:
 
 def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
     once = made()
-    thrice = Results([sample.model_copy(update={"sample": n}) for n in range(3) for sample in once.samples], once.turns)
+    thrice = [sample.model_copy(update={"sample": n}) for n in range(3) for sample in once]
     for one, three in zip(summarize(once), summarize(thrice), strict=True):
         assert three.samples == 3 * one.samples
         assert (three.accuracy, three.accuracy_difference) == (one.accuracy, one.accuracy_difference)
@@ -202,14 +191,14 @@ def test_a_row_survives_being_written_and_read(tmp_path: Path) -> None:
     file = RowFile(tmp_path / "r.jsonl")
     one = sample("lr", 0, 1.0)
     file.append(one.model_dump(mode="json"))
-    assert read_results(RowFile(file.path).rows).samples == [one]
+    assert read_results(RowFile(file.path).rows) == [one]
     with_more = {**one.model_dump(mode="json"), "added_later": 1}
-    assert read_results([with_more]).samples == [one], "a newer writer of the same version may say more"
+    assert read_results([with_more, {"kind": "turn"}]) == [one], "a newer writer of the same version may say more"
 
 
 def test_a_report_is_written_with_its_pictures(tmp_path: Path) -> None:
     results = made()
-    results.samples += [
+    results += [
         sample("off", 0, 4.0, task="rewoo", workload="rewoo", node="<script>alert(1)</script>"),
         sample("lr", 0, 2.0, task="rewoo", workload="rewoo", node="<script>alert(1)</script>"),
     ]
@@ -269,3 +258,11 @@ def test_files_of_results_that_are_something_else(tmp_path: Path) -> None:
         RowFile(file)
     file.write_text(json.dumps({"id": 1}) + "\n" + '{"id": 2, "te')
     assert RowFile(file).rows == [{"id": 1}], "a line that was cut off is none"
+
+
+def test_what_results_depend_on_is_named() -> None:
+    found = environment()
+    assert found["cores"] >= 1
+    assert found["memory_gib"] > 0
+    assert found["packages"]["langchain-core"]
+    assert found["lookahead_agent"]

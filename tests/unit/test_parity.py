@@ -90,7 +90,7 @@ def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None,
 
 def compared(tmp_path: Path, make: Any, **of_task: Any) -> list[Parity]:
     config = BenchConfig(tasks=(TaskConfig(limit=2, **{"parity": True, **of_task}),))
-    return parity(Bench(config, tmp_path / "rows.jsonl", make, solve).run().samples)
+    return parity(Bench(config, tmp_path / "rows.jsonl", make, solve).run())
 
 
 def test_under_exact_every_call_is_that_of_the_target_alone(tmp_path: Path) -> None:
