@@ -30,6 +30,7 @@ from lookahead_agent.generation.server_backend import ServerBackend, ServerStatu
 from lookahead_agent.jsonl import RowFile, append_line, end_at_whole_line, line_of, read_lines, read_value
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.server.errors import ErrorReplies
 from lookahead_agent.server.replies import Replies
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace import TraceRecorder, read_trace, timeline, write_page
@@ -115,8 +116,8 @@ def test_events_for_programs_of_this_user(text: str) -> None:
             yield event
 
     async def received() -> list[GenerateEvent]:
-        chunks = Replies([generated()], 1, "m", chat=True, with_events=True).chunks()
-        body = "".join([f"data: {json.dumps(chunk)}\n\n" async for chunk in chunks]).encode()
+        replies = Replies([generated()], 1, "m", chat=True, with_events=True)
+        body = "".join([event async for event in replies.events(ErrorReplies(lambda _: None))]).encode()
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
         return [event async for event in ServerBackend(status, transport).generate(request)]
 
