@@ -1,20 +1,4 @@
-"""Every error this library raises on purpose, in one tree.
-
-LookaheadError
-├── ConfigurationError     a value that cannot work
-│   ├── PolicyError        an unknown or contradictory policy
-│   └── ContextLengthError the prompt does not fit the model
-├── IsolationError         no sandbox for a program works here
-├── MissingExtraError      an optional dependency is not installed (also an ImportError)
-├── ModelError             a model could not be found, fetched, checked or converted
-│   ├── ModelNotFoundError
-│   ├── DownloadError
-│   ├── IntegrityError
-│   ├── DiskSpaceError
-│   └── ConversionError
-└── EngineError            an engine could not start or failed while generating
-    └── EngineStartError
-"""
+"""Every error that this library raises on purpose."""
 
 from __future__ import annotations
 
@@ -90,11 +74,7 @@ def validation_message(error: ValidationError) -> str:
 
 
 def check_encodable(value: Any, name: str) -> None:
-    """Check that every text in a value can be encoded, by tokenizers and in JSON that other programs read.
-
-    Args:
-        value: A text, or lists and mappings of texts.
-        name: How the error calls it.
+    """Check that every text in a text, or in lists and mappings of them, can be encoded; errors call it `name`.
 
     Raises:
         ConfigurationError: A text has a lone surrogate, which is half a character; the message says where.

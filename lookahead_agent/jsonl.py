@@ -25,19 +25,10 @@ from lookahead_agent.errors import ConfigurationError
 Row = dict[str, Any]
 
 
-def line_of(value: Any) -> str:
-    """A value as a line, with its line feed."""
-    return json.dumps(value) + "\n"
-
-
 def append_line(file: FileIO, value: Any) -> None:
-    """Write a value's line to a file that is open without a buffer; a full disk leaves no part of it.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a value's line to a file that is open without a buffer; a full disk leaves no part of it."""
     before = os.fstat(file.fileno()).st_size
-    rest = memoryview(line_of(value).encode())
+    rest = memoryview(f"{json.dumps(value)}\n".encode())
     try:
         while rest:
             rest = rest[file.write(rest) :]
@@ -53,11 +44,7 @@ def is_compressed(path: Path) -> bool:
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a file, decompressed where its name ends with .gz or .xz.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The content of a file, decompressed where its name ends with .gz or .xz; raises OSError if it cannot be read."""
     content = path.read_bytes()
     if not is_compressed(path):
         return content
@@ -68,21 +55,12 @@ def read_content(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file without their line feeds; the last is empty where the file ends with a line feed.
-
-    Raises:
-        OSError: It cannot be read.
-        UnicodeDecodeError: It is not UTF-8.
-    """
+    """The lines of a file in UTF-8 without their line feeds; the last is empty where the file ends with a line feed."""
     return read_content(path).decode("utf-8-sig").split("\n")
 
 
 def read_value(line: str) -> Any:
-    """The value of a line.
-
-    Raises:
-        ValueError: It is not JSON, or nested too deeply to be read.
-    """
+    """The value of a line; raises ValueError if it is not JSON, or nested too deeply to be read."""
     try:
         return json.loads(line)
     except RecursionError as error:
@@ -118,11 +96,7 @@ class RowFile:
 
     @contextmanager
     def writing(self) -> Iterator[RowFile]:
-        """Keep other processes from appending; a line that an interruption cut off is removed.
-
-        Raises:
-            ConfigurationError: Another process writes to it, or it cannot be written, or it is compressed.
-        """
+        """Keep other processes from appending; a line that an interruption cut off is removed."""
         if is_compressed(self.path):
             raise ConfigurationError(f"{self.path} is compressed, and only read: choose a file that ends with .jsonl")
         with ExitStack() as held:
@@ -142,11 +116,7 @@ class RowFile:
             yield self
 
     def append(self, row: Row) -> None:
-        """Write a row; it is in the file when this returns.
-
-        Raises:
-            ConfigurationError: It cannot be written; the rows before it are kept.
-        """
+        """Write a row; it is in the file when this returns."""
         try:
             with self.path.open("ab", buffering=0) as file:
                 append_line(file, row)

@@ -67,12 +67,7 @@ class ModelFields(BaseModel):
     """Times that a request to a server is repeated that failed before it was answered."""
 
     def _remote_models(self) -> dict[str, RemoteModel]:
-        """The models behind servers, by role.
-
-        Raises:
-            ConfigurationError: An address that is none, a key or a tokenizer without an address, or a model without a
-                name.
-        """
+        """The models behind servers, by role."""
         found: dict[str, RemoteModel] = {}
         for role, model_field, url_field, key_field in _SERVERS:
             model: str | None = getattr(self, model_field)
@@ -120,13 +115,7 @@ class EngineFields(ModelFields):
     """Whether the server that `lookahead-agent up` runs generates the replies, where it has the same engines."""
 
     def _find_runtime(self, policies: Sequence[VerifierPolicy]) -> Runtime:
-        """The runtime of the engines that the fields describe.
-
-        Raises:
-            ConfigurationError: Fields that do not go together.
-            ModelNotFoundError: A model that is neither in the catalogue, nor a folder, nor a Hugging Face id.
-            MissingExtraError: vLLM is not installed.
-        """
+        """The runtime of the engines that the fields describe."""
         remote = self._remote_models()
         self._check_engine_settings(remote)
         wants_draft = (

@@ -49,10 +49,6 @@ def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
     The thinking of earlier replies goes into `reasoning_content`, which a template uses or leaves out as it likes. A
     call that could not be read becomes text of its message, as the model wrote it: templates take whole calls only.
-
-    Raises:
-        ConfigurationError: No message at all, content that is not text, a role that no template has, or a text that
-            cannot be encoded.
     """
     if not messages:
         raise ConfigurationError("there is no message to reply to")
@@ -183,9 +179,6 @@ def from_openai(fields: Mapping[str, Any]) -> BaseMessage:
     """A message in OpenAI's format, with whatever earlier replies have in it.
 
     Calls that cannot be read, which clients send back as they got them, become `invalid_tool_calls`.
-
-    Raises:
-        ConfigurationError: It is no message.
     """
     rest = {**fields, "content": fields.get("content") or ""}
     own = rest.get("role") in ("assistant", "ai")
@@ -222,9 +215,6 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Messages to which a reply is to be written; a last one of the model's own is the beginning of that reply.
 
     A reply that its model has ended is none: in a graph of several agents it is what another one said.
-
-    Raises:
-        ConfigurationError: As `template_messages`; or the last message calls tools, or has nothing but thinking.
     """
     converted = template_messages(messages)
     if isinstance(last := messages[-1], AIMessage):
@@ -236,11 +226,7 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def without_empty_replies(converted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of a template without empty ones of the model's own at the end, which begin no reply.
-
-    Raises:
-        ConfigurationError: Nothing is left.
-    """
+    """Messages of a template without empty ones of the model's own at the end, which begin no reply."""
     left = list(converted)
     while left and left[-1]["role"] == "assistant" and not left[-1]["content"] and not left[-1].get("tool_calls"):
         left.pop()

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from functools import partial as bound
@@ -21,10 +22,8 @@ from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.json import parse_json_markdown
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-from pydantic.v1 import BaseModel as BaseModelV1
-from pydantic.v1 import ValidationError as ValidationErrorV1
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic.errors import PydanticUserError
 from typing_extensions import is_typeddict
 
 from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
@@ -41,21 +40,26 @@ _LONGEST_NAME = 64
 _NOTHING = object()
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
+    # As JSON: a strict model takes a date's text from nowhere else.
+    return adapter.validate_json(json.dumps(value))
+
+
 @dataclass(frozen=True)
 class Form:
-    """The form that a schema of structured output describes.
+    """The form that a schema of structured output describes, by a name that may be a tool's.
 
-    Attributes:
-        name: Its name, which may be a tool's.
-        description: In words, for the model.
-        json_schema: As vLLM gets it.
-        read: Makes the result of a JSON value; raises ValueError if that is none.
+    `read` makes the result of a JSON value; raises ValueError if that is none.
     """
 
     name: str
     description: str
     json_schema: dict[str, Any]
-    read: Callable[[Any], Any]
+    read: Callable[[Any], Any] = _as_it_is
 
     @classmethod
     def of(cls, schema: Any) -> Form:
@@ -68,26 +72,16 @@ class Form:
         try:
             if isinstance(schema, Mapping):
                 return _form_of_mapping(schema)
-            if isinstance(schema, type) and issubclass(schema, BaseModelV1):
-                return _form(schema.schema(), schema.__name__, schema.parse_obj)
-            if is_typeddict(schema) and (described := _described(schema)) is not None:
-                return _form(described, "", _as_it_is)
+            if is_typeddict(schema):
+                with suppress(RecursionError):  # it refers to itself, which LangChain's descriptions do not know
+                    return _form(convert_to_json_schema(schema))
             if isinstance(schema, BaseTool) or isfunction(schema):
-                return _form(convert_to_json_schema(schema), "", _as_it_is)
+                return _form(convert_to_json_schema(schema))
             adapter: TypeAdapter[Any] = TypeAdapter(schema)
-            read = bound(_validated, adapter)
-            return _form(adapter.json_schema(), getattr(schema, "__name__", ""), read)
+            return _form(adapter.json_schema(), getattr(schema, "__name__", ""), bound(_validated, adapter))
         except ConfigurationError:
             raise
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-            PydanticUserError,
-            PydanticSchemaGenerationError,
-        ) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, PydanticUserError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigurationError(f"this is not a schema of structured output: {reason[0]}") from error
 
@@ -102,12 +96,11 @@ class Form:
         function = {"name": self.name, "description": self.description, "parameters": self._parameters}
         return {"type": "function", "function": function}
 
-    @cached_property
+    @property
     def _parameters(self) -> dict[str, Any]:
+        """An object, which says so itself."""
         if self.is_object:
-            # Parameters say that they are an object, and do not refer to one that does.
             return {key: value for key, value in self.json_schema.items() if key != "$ref"} | dict(self._root)
-        # Arguments are an object.
         return {
             "type": "object",
             "properties": {_VALUE: relocated(self.json_schema, f"/properties/{_VALUE}")},
@@ -148,7 +141,7 @@ def callback_schema(schema: Any, form: Form) -> Any:
     return form.tool
 
 
-def _form(schema: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Form:
+def _form(schema: dict[str, Any], name: str = "", read: Callable[[Any], Any] = _as_it_is) -> Form:
     name = re.sub(r"[^a-zA-Z0-9_-]+", "_", str(schema.get("title") or name)).strip("_")[:_LONGEST_NAME]
     description = schema.get("description")
     return Form(name or "answer", description if isinstance(description, str) else "", schema, read)
@@ -157,36 +150,18 @@ def _form(schema: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Form
 def _form_of_mapping(schema: Mapping[str, Any]) -> Form:
     match schema:
         case {"type": "json_schema", "json_schema": {"schema": dict() as inner, **rest}}:
-            return _form(inner, str(rest.get("name") or ""), _as_it_is)
+            return _form(inner, str(rest.get("name") or ""))
         case {"type": "function", "function": dict() as function} | ({"name": str()} as function):
             given = (function.get(key) for key in ("parameters", "input_schema", "schema"))
             parameters = next((found for found in given if found), {"type": "object"})
             if not isinstance(parameters, dict):
                 raise TypeError("the parameters of a function are a JSON schema")
-            form = _form(parameters, "", _as_it_is)
             return Form(
-                str(function["name"]), str(function.get("description") or form.description), parameters, _as_it_is
+                str(function["name"]), str(function.get("description") or _form(parameters).description), parameters
             )
     if schema and not schema.keys() & (KEYWORDS | {"title", "description"}):
         raise ValueError(f"a JSON schema has none of the keys {', '.join(map(repr, schema))}")
-    return _form(dict(schema), "", _as_it_is)
-
-
-def _described(schema: Any) -> dict[str, Any] | None:
-    """The schema of a TypedDict with the descriptions in it, as LangChain reads it; None if it refers to itself."""
-    try:
-        return convert_to_json_schema(schema)
-    except RecursionError:
-        return None
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
-    # As JSON: a strict model takes a date's text from nowhere else.
-    return adapter.validate_json(json.dumps(value))
+    return _form(dict(schema))
 
 
 class FormParser(BaseCumulativeTransformOutputParser[Any]):
@@ -194,16 +169,14 @@ class FormParser(BaseCumulativeTransformOutputParser[Any]):
 
     Only a whole value is a result. LangChain's own parsers complete what was cut off, and half an argument passes for a
     whole; they are asked for what is known of a stream before its end.
-
-    Attributes:
-        form: The form; None: any JSON value.
-        called: Whether the value is in a call of the form's tool.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     form: Form | None = None
+    """None: any JSON value."""
     called: bool = False
+    """Whether the value is in a call of the form's tool."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The result of a reply; `partial`: of what has come of it, or None."""
@@ -213,7 +186,7 @@ class FormParser(BaseCumulativeTransformOutputParser[Any]):
             return value
         try:
             return self.form.read(value)
-        except (ValidationError, ValidationErrorV1, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             if partial:
                 return None
             name = self.form.name

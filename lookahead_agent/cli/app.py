@@ -117,11 +117,7 @@ def _options(
 
 
 def main(chat_class: Callable[..., Any] | None = None) -> None:
-    """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise.
-
-    Args:
-        chat_class: In place of `ChatLookahead`.
-    """
+    """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
@@ -135,12 +131,7 @@ def main(chat_class: Callable[..., Any] | None = None) -> None:
 
 
 def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None = None) -> int:
-    """Run a command and show its errors. Returns the exit code; engines may be left running.
-
-    Args:
-        arguments: Of the command line.
-        chat_class: In place of `ChatLookahead`.
-    """
+    """Run a command and show its errors. Returns the exit code; engines may be left running."""
     errors = Terminal(stderr=True)
     given = CHAT_CLASS.set(chat_class)
     try:

@@ -105,11 +105,7 @@ def policy_of(name: str, depth: int | None) -> VerifierPolicy:
 
 
 def check_text(given: str | None, option: str) -> None:
-    """Check a text that a model or a database is to be given, before any is loaded or opened.
-
-    Raises:
-        typer.BadParameter: It is not in the terminal's encoding.
-    """
+    """Check a text that a model or a database is to be given, before any is loaded or opened."""
     try:
         (given or "").encode()
     except UnicodeEncodeError:
@@ -123,11 +119,7 @@ def words(text: str) -> list[str]:
 
 
 def numbers(text: str, number: Callable[[str], Number], option: str) -> list[Number]:
-    """The numbers between commas, as `int` or `float` reads them.
-
-    Raises:
-        typer.BadParameter: Not of this form.
-    """
+    """The numbers between commas, as `int` or `float` reads them."""
     try:
         found = [number(word) for word in words(text)]
     except ValueError:
@@ -139,11 +131,7 @@ def numbers(text: str, number: Callable[[str], Number], option: str) -> list[Num
 
 
 def engine_arguments(given: list[str] | None) -> dict[str, Any]:
-    """`NAME=VALUE` pairs as engine arguments; values are read as JSON where they are JSON.
-
-    Raises:
-        typer.BadParameter: Not of this form.
-    """
+    """`NAME=VALUE` pairs as engine arguments; values are read as JSON where they are JSON."""
     arguments: dict[str, Any] = {}
     for pair in given or ():
         name, separator, value = pair.partition("=")
@@ -165,11 +153,7 @@ def chat_model(
     draft_url: str | None = None,
     **fields: Any,
 ) -> ChatLookahead:
-    """A chat model from options; nothing is loaded yet.
-
-    Raises:
-        LookaheadError: Options that cannot work.
-    """
+    """A chat model from options; nothing is loaded yet."""
     arguments = engine_arguments(engine_args)
     return chat_class()(
         model=model,

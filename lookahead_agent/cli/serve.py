@@ -129,11 +129,7 @@ def serve(
 
 
 def server_runner() -> Callable[[ChatLookahead, ServerSettings, socket.socket, int], None]:
-    """The function that runs a server.
-
-    Raises:
-        MissingExtraError: Its packages are not installed.
-    """
+    """The function that runs a server."""
     try:
         from lookahead_agent.server.uvicorn_server import run_server
     except ImportError as error:

@@ -82,11 +82,7 @@ class SamplingArguments(BaseModel):
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Self:
-        """Check values.
-
-        Raises:
-            ConfigurationError: One is unknown or out of its range.
-        """
+        """Check values."""
         try:
             return cls.model_validate(options)
         except ValidationError as error:
@@ -167,11 +163,7 @@ class CallOptions(SamplingArguments):
 
 
 def openai_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools, functions, classes, or dictionaries of OpenAI, Anthropic or Bedrock, in OpenAI's format.
-
-    Raises:
-        ConfigurationError: One is no function.
-    """
+    """Tools, functions, classes, or dictionaries of OpenAI, Anthropic or Bedrock, in OpenAI's format."""
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
         raise ConfigurationError("tools is a list of tools")
     return [_openai_tool(tool) for tool in tools]
@@ -225,11 +217,7 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Literal["required"] | None]:
-    """The tools that a reply may call by a `tool_choice` in any of the usual forms, and whether it must call one.
-
-    Raises:
-        ConfigurationError: The choice has no known form, or names a tool that is not among them.
-    """
+    """The tools that a reply may call by a `tool_choice` in any of the usual forms, and whether it must call one."""
     mode, names = _read(choice)
     if names is not None:
         known = [tool["function"]["name"] for tool in tools]

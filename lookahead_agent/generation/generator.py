@@ -38,15 +38,7 @@ Generated = tuple[ReadReply, list[Reply]]
 
 
 class ReplyGenerator:
-    """Generates one reply in the model's own words, with tool calls if the model likes.
-
-    Args:
-        request: What to reply to.
-        engines: The engines.
-        thinking: The tags around the target's thinking; None: it does not think apart.
-        parser: Reads the target's tool calls.
-        emit: Given text as soon as it is certain, and step events.
-    """
+    """Generates one reply in the model's own words, with tool calls if the model likes."""
 
     def __init__(
         self,
@@ -129,13 +121,7 @@ class ReplyGenerator:
         return setup.speeds if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
 
     async def _learn(self, report: ReplyReport, tokens: int, began: CPUTime | None) -> None:
-        """Remember the pace of a reply beside which no other was generated, for this node and for later runs.
-
-        Args:
-            report: The reply's.
-            tokens: How many the reply has.
-            began: What the cores had worked when it began; None: its pace is not kept for later runs.
-        """
+        """Remember the pace of a reply beside which no other was generated, for this node and for later runs."""
         setup, mode = self._engines.engine_setup, self._chosen.mode
         if tokens < _LEAST_TOKENS or report.speculation_disabled is not None or self._request.sampling.seeded:
             return

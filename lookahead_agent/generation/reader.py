@@ -52,14 +52,6 @@ class ReplyReader:
     - Calls of the lowest rank are the reply's; see `Found`.
 
     From where a call or more thinking may begin, the answer is passed on at its end: that depends on what follows.
-
-    Args:
-        thinking: The tags around the thinking; None: there is none.
-        inside: Whether the reply begins inside the thinking.
-        after: Whether it begins after the thinking.
-        parser: Finds tool calls; None: there are none to find.
-        tools: What may be called.
-        emit: Given the pieces of thinking and answer as soon as they are certain.
     """
 
     def __init__(

@@ -162,11 +162,7 @@ class ServerBackend:
         self._transport = transport
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate a reply; see `Backend.generate`. Errors are those of the same engines in this process.
-
-        Raises:
-            EngineError: The server ended, or has other engines by now.
-        """
+        """Generate a reply; see `Backend.generate`. Errors are those of the same engines in this process."""
         content = json.dumps({"stream": True, "lookahead": request_to_json(request)})
         headers = {ENGINES_HEADER: self.status.engines, "Content-Type": "application/json"}
         finished = False

@@ -51,16 +51,7 @@ _IN_TEMPLATE = (
 
 
 class VLLMToolParser:
-    """One of vLLM's own parsers, asked for each call alone where calls can be told apart.
-
-    Args:
-        name: Its name there, as for `vllm serve --tool-call-parser`.
-        tokenizer: The target's.
-
-    Raises:
-        ConfigurationError: vLLM has no parser of this name, or it does not go with the tokenizer.
-        MissingExtraError: vLLM is not installed.
-    """
+    """One of vLLM's own parsers, asked for each call alone where calls can be told apart."""
 
     def __init__(self, name: str, tokenizer: HFTokenizer) -> None:
         check_tool_parser(name)
@@ -160,12 +151,7 @@ _READ_HERE: dict[str, ToolParser] = {
 
 
 def check_tool_parser(name: str | None) -> None:
-    """Check that vLLM has a tool parser of this name, before any model loads.
-
-    Raises:
-        ConfigurationError: It has not; the message lists those that it has.
-        MissingExtraError: vLLM is not installed.
-    """
+    """Check that vLLM has a tool parser of this name, before any model loads."""
     if name is None:
         return
     if find_spec("vllm") is None:
@@ -178,11 +164,7 @@ def check_tool_parser(name: str | None) -> None:
 
 
 def choose_tool_parser(name: str | None, tokenizer: Tokenizer) -> ToolParser:
-    """The parser of a model's tool calls: vLLM's of this name, or None: by the model's chat template.
-
-    Raises:
-        ConfigurationError: No parser of this name goes with the tokenizer.
-    """
+    """The parser of a model's tool calls: vLLM's of this name, or None: by the model's chat template."""
     if not isinstance(tokenizer, HFTokenizer):
         return JsonToolParser()
     template = tokenizer.chat_template

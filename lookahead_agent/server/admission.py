@@ -48,11 +48,7 @@ class HostCheck:
 
 
 def check_key(given: str | None, expected: str | None) -> None:
-    """Check the `Authorization` header of a request.
-
-    Raises:
-        RefusedError: The key is wrong or missing.
-    """
+    """Check the `Authorization` header of a request."""
     if expected is None:
         return
     scheme, _, key = (given or "").partition(" ")
@@ -80,11 +76,7 @@ class Admission:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for one's turn, and have it while the context lasts.
-
-        Raises:
-            RefusedError: Too many wait already (429).
-        """
+        """Wait for one's turn, and have it while the context lasts."""
         if self.running >= self._concurrent and self.waiting >= self._queue:
             wait = math.ceil(self._seconds * (self.waiting + 1) / self._concurrent)
             raise RefusedError(

@@ -64,11 +64,7 @@ class BodyReader:
             return await asyncio.to_thread(_checked, data, model, token_ids)
 
     async def arrived(self, request: Request, longest: int) -> bytes:
-        """The bytes of a body, of at most `longest`.
-
-        Raises:
-            RefusedError: It is too long (413), too slow (408), or many long bodies arrive at once (429).
-        """
+        """The bytes of a body, of at most `longest`."""
         pieces: list[bytes] = []
         length = 0
         try:

@@ -41,11 +41,7 @@ def log_path() -> Path:
 
 
 def private_dir() -> Path:
-    """The runtime directory, made if it is missing, for this user only.
-
-    Raises:
-        ConfigurationError: It cannot be made, is a file, a link or another user's, or is too long a path for a socket.
-    """
+    """The runtime directory, made if it is missing, for this user only."""
     folder = runtime_dir()
     if len(os.fsencode(socket_path())) > _MAX_PATH:
         raise ConfigurationError(
@@ -79,11 +75,7 @@ def _reason(error: OSError) -> str:
 
 @contextmanager
 def start_lock() -> Iterator[None]:
-    """The right to be this user's server, while the context lasts; one process has it.
-
-    Raises:
-        ConfigurationError: Another one has it.
-    """
+    """The right to be this user's server, while the context lasts; one process has it."""
     with (runtime_dir() / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,11 +88,7 @@ def start_lock() -> Iterator[None]:
 
 @contextmanager
 def bound_socket() -> Iterator[socket.socket]:
-    """The socket at its path while the context lasts, in place of one that a killed server has left.
-
-    Raises:
-        ConfigurationError: It cannot be made there.
-    """
+    """The socket at its path while the context lasts, in place of one that a killed server has left."""
     path = socket_path()
     with socket.socket(socket.AF_UNIX) as listener:
         try:

@@ -55,12 +55,7 @@ class ReplyWriter:
     def requests(
         self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
     ) -> list[GenerateRequest]:
-        """The requests of a body, one for each of its replies; `policy` and `node` are from the headers.
-
-        Raises:
-            RefusedError: It asks for too much, or for another model.
-            ConfigurationError: It asks for what cannot be.
-        """
+        """The requests of a body, one for each of its replies; `policy` and `node` are from the headers."""
         limits = self.settings
         max_tokens = body.max_tokens
         if body.model is not None and body.model != self.model_name:
@@ -115,12 +110,7 @@ class ReplyWriter:
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """The text and steps of a reply, and at last the reply.
-
-        Raises:
-            RefusedError: Too many replies wait already.
-            LookaheadError: The reply could not be generated.
-        """
+        """The text and steps of a reply, and at last the reply."""
         async with self.admission.slot():
             started = time.monotonic()
             first: float | None = None
