@@ -410,3 +410,14 @@ def check_prompt(prompt: str) -> str:
             + (", ".join(f"{{{name}}}" for name in sorted(names)) or "none")
         )
     return prompt
+
+
+def node_path(metadata: Mapping[str, Any]) -> str:
+    """The path of the node ("outer:inner") in the metadata that LangGraph gives to what runs in it; "" outside."""
+    node = metadata.get("langgraph_node")
+    if node is None:
+        return ""
+    # "outer:id|inner:id"; a part without an id numbers the calls of one node.
+    parts = str(metadata.get("langgraph_checkpoint_ns") or "").split("|")
+    names = [name for name, separator, _ in (part.rpartition(":") for part in parts) if separator]
+    return ":".join(names) if names and names[-1] == node else str(node)

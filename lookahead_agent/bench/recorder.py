@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 
 from lookahead_agent.bench.samples import CallRecord, StepTimes, ToolRecord
 from lookahead_agent.chat.messages import THINKING_KEY
-from lookahead_agent.chat.requests import node_path
 from lookahead_agent.decoding.request import STEP_EVENT
-from lookahead_agent.trace.recorder import replies
+from lookahead_agent.jsonl import Row
+from lookahead_agent.trace.recorder import RunRecorder, replies
 
 
-class CallRecorder(BaseCallbackHandler):
+class CallRecorder(RunRecorder):
     """Collects a record of each model call and of each tool's run of a sample.
 
     Give it to the model or graph: `graph.invoke(..., {"callbacks": [recorder]})`. Cancelled calls leave no record:
@@ -31,89 +27,49 @@ class CallRecorder(BaseCallbackHandler):
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None = None) -> None:
+        super().__init__()
         self.calls: list[CallRecord] = []
         self.tools: list[ToolRecord] = []
         self._decode = decode
-        self._origin = time.monotonic()
-        self._lock = threading.Lock()
-        self._started: dict[UUID, float] = {}
-        self._begun: dict[UUID, tuple[int | None, Sequence[str]]] = {}
-        self._running_tools: dict[UUID, ToolRecord] = {}
+        self._started: dict[UUID, tuple[float, Sequence[str]]] = {}
         self._first: dict[UUID, float] = {}
         self._steps: dict[str, list[tuple[float, dict[str, Any]]]] = {}
 
-    def elapsed(self) -> float:
-        """Seconds since the sample began."""
-        return time.monotonic() - self._origin
-
-    def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note the begin of a call."""
-        step = (kwargs.get("metadata") or {}).get("langgraph_step")
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Note the begin of a call, its prompt, and its action markers."""
+        super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
         markers = (kwargs.get("invocation_params") or {}).get("action_markers") or ()
         with self._lock:
-            self._started[run_id] = time.monotonic()
-            self._begun[run_id] = step, markers
+            self._started[run_id] = self._now(), markers
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note its first committed token."""
         if token:
             with self._lock:
-                self._first.setdefault(run_id, time.monotonic())
+                self._first.setdefault(run_id, self._now())
 
-    def on_tool_start(
-        self,
-        serialized: dict[str, Any],
-        input_str: str,
-        *,
-        run_id: UUID,
-        metadata: dict[str, Any] | None = None,
-        inputs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Note the begin of a tool's run, and its arguments."""
-        where = metadata or {}
-        written = input_str if inputs is None else json.dumps(inputs, ensure_ascii=False, default=str)
-        record = ToolRecord(
-            path=node_path(where) or None,
-            step=where.get("langgraph_step"),
-            name=serialized.get("name") or kwargs.get("name") or "",
-            arguments=written,
-            started=self.elapsed(),
-        )
-        with self._lock:
-            self.tools.append(record)
-            self._running_tools[run_id] = record
-
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Complete a tool's run."""
-        self._end_tool(run_id, getattr(output, "status", None) == "error")
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Complete a tool's run that failed."""
-        self._end_tool(run_id, True)
-
-    def _end_tool(self, run_id: UUID, failed: bool) -> None:
-        with self._lock:
-            if (record := self._running_tools.pop(run_id, None)) is not None:
-                record.seconds, record.failed = self.elapsed() - record.started, failed
+    def _add_tool(self, row: Row) -> None:
+        self.tools.append(ToolRecord(**row))
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note an event of a step."""
         if name == STEP_EVENT:
             with self._lock:
-                self._steps.setdefault(data["call"], []).append((time.monotonic(), data))
+                self._steps.setdefault(data["call"], []).append((self._now(), data))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Complete the call."""
-        ended = time.monotonic()
+        ended = self._now()
         for message, figures in replies(response):
+            prompt = self._of_prompt(run_id, message)
             with self._lock:
-                self._add(message, figures, run_id, ended)
+                self._add(message, figures, prompt, run_id, ended)
 
-    def _add(self, message: AIMessage, figures: Mapping[str, Any], run_id: UUID, ended: float) -> None:
-        started = self._started.pop(run_id, ended - figures["seconds"]["total"])
+    def _add(self, message: AIMessage, figures: Mapping[str, Any], prompt: Row, run_id: UUID, ended: float) -> None:
+        started, markers = self._started.pop(run_id, (ended - figures["seconds"]["total"], ()))
         first = self._first.pop(run_id, None)
-        step, markers = self._begun.pop(run_id, (None, ()))
         events = self._steps.pop(figures["call"], [])
         usage = message.usage_metadata
         tokens = message.response_metadata.get("token_ids")
@@ -121,14 +77,15 @@ class CallRecorder(BaseCallbackHandler):
             CallRecord(
                 node=figures["node"],
                 path=figures["path"],
-                step=step,
+                **prompt,
                 policy=figures["policy"],
-                started=started - self._origin,
+                started=started - self._began,
                 seconds=ended - started,
                 first_token=first - started if first is not None else None,
                 prompt_tokens=usage["input_tokens"] if usage else 0,
                 cached_tokens=figures["prompt_tokens"]["target"]["cached"],
                 output_tokens=usage["output_tokens"] if usage else 0,
+                passes=figures["target_forward_passes"],
                 steps=figures["steps"],
                 accepted=figures["accepted"],
                 verifier_calls=figures["verifier_calls"],

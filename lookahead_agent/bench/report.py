@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.plots import as_svg, pictures
 from lookahead_agent.bench.samples import Sample
-from lookahead_agent.bench.summary import ConfigurationSummary, Estimate, NodeSummary, nodes, summarize
+from lookahead_agent.bench.summary import (
+    ConfigurationSummary,
+    Estimate,
+    NodeSummary,
+    by_configuration,
+    measured_levers,
+    nodes,
+    spans_of_samples,
+    summarize,
+)
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
+from lookahead_agent.trace.node_times import tables
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
@@ -69,7 +80,21 @@ class Report:
         found = [_table(_CONFIGURATION_COLUMNS, [each for each in self.configurations if each.task == task])]
         if of_nodes := [node for node in self.nodes if node.task == task]:
             found.append(_table(_NODE_COLUMNS, of_nodes))
-        return found
+        return [*found, *self._times(task)]
+
+    def _times(self, task: str) -> list[Table]:
+        """How the seconds of a sample divide by node, and what levers would win of those of the target alone."""
+        of_task = [sample for sample in self.samples if sample.task == task and sample.error is None]
+        times, levers = list[Table](), list[Table]()
+        for (_, configuration), samples in by_configuration(of_task).items():
+            if not any("prompt" in call.busy for sample in samples for call in sample.calls):
+                continue  # an older version measured it
+            seconds = sum(sample.seconds for sample in samples)
+            both = tables(spans_of_samples(samples), measured_levers(of_task), len(samples), seconds)
+            headings, rows = both[0]
+            times.append((["configuration", *headings], [[configuration, *row] for row in rows]))
+            levers += both[1:] if configuration == BASELINE else []
+        return ([(times[0][0], [row for _, rows in times for row in rows])] if times else []) + levers
 
     def conditions(self) -> str:
         """Models, machines and versions."""

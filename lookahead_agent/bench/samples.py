@@ -48,7 +48,10 @@ class CallRecord(_Row):
     first_token: float | None = None  # seconds to its first committed token; None: unknown
     prompt_tokens: int = 0
     cached_tokens: int | None = None  # of these from the target's prefix cache; None: unknown
+    new_share: float = 1.0  # of the prompt: its last message
+    lookup_passes: float = 1.0  # forward passes per token, if draft tokens were looked up in the prompt
     output_tokens: int
+    passes: int = 0  # forward passes of the target; 0: unknown
     steps: int
     accepted: int  # draft steps among the committed ones
     verifier_calls: int = 0  # draft steps that the verifier judged

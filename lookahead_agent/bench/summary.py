@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import numpy as np
 from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.samples import CallRecord, Sample, acceptance_of
 from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.trace.node_times import Span
 
 Pairs = Sequence[tuple[Sample, Sample]]
 """Samples of the same problem, number and block."""
 
+_MOST_STEPS = 10_000
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95
 
@@ -127,6 +129,41 @@ def nodes(measured: Sequence[Sample]) -> list[NodeSummary]:
             if set(of_nodes) > {None} or node is not None
         ]
     return found
+
+
+def spans_of_samples(samples: Sequence[Sample]) -> list[Span]:
+    """The replies and tool runs of samples, as if these had run one after another."""
+    spans: list[Span] = []
+    begin = 0.0
+    for number, sample in enumerate(samples):
+        for call in sample.calls:
+            start, busy = begin + call.started, call.busy
+            times = busy.get("prompt", 0.0), busy.get("writing", 0.0), busy.get("waiting", 0.0)
+            span = Span(call.path or call.node or "(no node)", start, start + call.seconds, False, call.step, *times)
+            names = ("prompt_tokens", "cached_tokens", "output_tokens", "passes", "new_share", "lookup_passes")
+            spans.append(replace(span, **{name: getattr(call, name) for name in names}))
+        for run in sample.tools:
+            start, node = begin + run.started, run.path or "(no node)"
+            step = None if run.step is None else number * _MOST_STEPS + run.step
+            spans.append(Span(node, start, start + run.seconds, True, step))
+        begin += sample.seconds
+    return spans
+
+
+def measured_levers(samples: Sequence[Sample]) -> dict[str, float]:
+    """Seconds of writing that a run wins against the target alone, of the levers that these samples of a task tried."""
+    groups = {configuration: of_this for (_, configuration), of_this in by_configuration(samples).items()}
+    won = {}
+    for of_this in groups.values():
+        mode, method = of_this[0].mode, of_this[0].settings.get("token_speculation")
+        name = {"shared_draft": "shared draft", "sd": "prompt lookup" if method == "ngram" else None}.get(mode)
+        if name is not None and (paired := pairs(of_this, groups.get(BASELINE, []))):
+            won[name] = float(np.mean([_writing(alone) - _writing(mine) for mine, alone in paired]))
+    return won
+
+
+def _writing(sample: Sample) -> float:
+    return sum(call.busy.get("writing", 0.0) for call in sample.calls)
 
 
 def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> ConfigurationSummary:

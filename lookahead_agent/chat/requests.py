@@ -21,7 +21,7 @@ from lookahead_agent.errors import ConfigurationError, PolicyError, check_encoda
 from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, CallOptions, MaxTokens, SamplingArguments
 from lookahead_agent.models.catalogue import RecommendedSampling
-from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy
+from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy, node_path
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
@@ -177,17 +177,6 @@ def _nodes(graph: Any) -> Iterator[str]:
         if not name.startswith("__"):
             yield name
             yield from (f"{name}:{inner}" for inner in (_nodes(subgraphs[name]) if name in subgraphs else ()))
-
-
-def node_path(metadata: Mapping[str, Any]) -> str:
-    """The path of the node ("outer:inner") in the metadata that LangGraph gives to what runs in it; "" outside."""
-    node = metadata.get("langgraph_node")
-    if node is None:
-        return ""
-    # "outer:id|inner:id"; a part without an id numbers the calls of one node.
-    parts = str(metadata.get("langgraph_checkpoint_ns") or "").split("|")
-    names = [name for name, separator, _ in (part.rpartition(":") for part in parts) if separator]
-    return ":".join(names) if names and names[-1] == node else str(node)
 
 
 def matching_key(keys: Sequence[str], node: str) -> str | None:

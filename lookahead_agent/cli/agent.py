@@ -26,7 +26,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.trace import TraceRecorder, timeline, write_page
+from lookahead_agent.trace import TraceRecorder, spans_of, timeline, write_page
 
 EXAMPLE = (
     "A school orders 24 boxes of 18 pencils at $0.45 a pencil and 37 notebooks at $2.80 each. "
@@ -180,7 +180,7 @@ def _recorded(file: Path | None, live: bool) -> Iterator[list[TraceRecorder]]:
         finally:
             if page:
                 with writable(file):
-                    write_page(timeline(recorder.rows), file)
+                    write_page(timeline(recorder.rows), file, spans_of(recorder.rows))
 
 
 def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, str] | None]:

@@ -9,7 +9,7 @@ import typer
 
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.models.cache import writable
-from lookahead_agent.trace import read_trace, timeline, write_page
+from lookahead_agent.trace import read_trace, spans_of, timeline, write_page
 
 
 def trace(
@@ -20,7 +20,8 @@ def trace(
 ) -> None:
     """Write a recorded run as one HTML page."""
     page = output or run.with_suffix(".html")
-    calls = timeline(read_trace(run))
+    rows = read_trace(run)
+    calls = timeline(rows)
     with writable(page):
-        write_page(calls, page)
+        write_page(calls, page, spans_of(rows))
     echo(page)

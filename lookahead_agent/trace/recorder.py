@@ -1,27 +1,34 @@
-"""Records what happens to each step of each reply, as lines of JSON."""
+"""Records what happens to each step of each reply and to each tool's run, as lines of JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import Row, RowFile, append_line, end_at_whole_line
+from lookahead_agent.policy import node_path
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
+
+_PIECE = re.compile(r"\s?\w+|[^\w\s]|\s+")
+"""About what a token is; a run knows the texts of its prompts, but not their tokens."""
+_CONTEXT, _PROPOSED = 2, 4
 
 
 def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
@@ -33,7 +40,86 @@ def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
                 yield message, message.response_metadata["lookahead"]
 
 
-class TraceRecorder(BaseCallbackHandler):
+class RunRecorder(BaseCallbackHandler):
+    """What recorders of a run have in common: the runs of its tools, and what is known of prompts.
+
+    Args:
+        now: Clock in seconds by which things have their places; it must not jump, as a machine's date may.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._began = now()
+        self._lock = threading.Lock()
+        self._prompts: dict[UUID, tuple[str, Row]] = {}
+        self._tools: dict[UUID, Row] = {}
+
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return self._now() - self._began
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Note a prompt."""
+        given = kwargs.get("invocation_params") or {}
+        text, new_share = shape_of_prompt(messages[0] if messages else [], given.get("tools"))
+        step = (kwargs.get("metadata") or {}).get("langgraph_step")
+        with self._lock:
+            self._prompts[run_id] = text, {"new_share": new_share, "step": step}
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the prompt of a reply that came to nothing."""
+        with self._lock:
+            self._prompts.pop(run_id, None)
+
+    def _of_prompt(self, run_id: UUID, message: AIMessage) -> Row:
+        """What is known of the prompt of a reply: `new_share`, `lookup_passes` and `step`."""
+        with self._lock:
+            text, known = self._prompts.pop(run_id, ("", {}))
+        return known | {"lookup_passes": lookup_passes(text, text_of(message))}
+
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Note the begin of a tool's run, and its arguments."""
+        where = metadata or {}
+        row = {
+            "path": node_path(where) or None,
+            "step": where.get("langgraph_step"),
+            "name": (serialized or {}).get("name") or kwargs.get("name") or "",
+            "arguments": input_str if inputs is None else json.dumps(inputs, ensure_ascii=False, default=str),
+            "started": self.elapsed(),
+        }
+        with self._lock:
+            self._tools[run_id] = row
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Complete a tool's run."""
+        self._end_tool(run_id, getattr(output, "status", None) == "error")
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Complete a tool's run that failed."""
+        self._end_tool(run_id, True)
+
+    def _end_tool(self, run_id: UUID, failed: bool) -> None:
+        with self._lock:
+            row = self._tools.pop(run_id, None)
+        if row is not None:
+            self._add_tool(row | {"seconds": self.elapsed() - row["started"], "failed": failed})
+
+    def _add_tool(self, row: Row) -> None:
+        raise NotImplementedError
+
+
+class TraceRecorder(RunRecorder):
     """Records the calls of `ChatLookahead` models in a graph or chain.
 
     Give it to the graph: `graph.invoke(..., {"callbacks": [recorder]})`. Each row is written at once, so that an
@@ -47,10 +133,8 @@ class TraceRecorder(BaseCallbackHandler):
     """
 
     def __init__(self, path: str | Path | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(now)
         self.rows: list[Row] = []
-        self._now = now
-        self._began = now()
-        self._lock = threading.Lock()
         self._path = path
         self._file = _opened(Path(path)) if path is not None else None
         self._failure: OSError | None = None
@@ -59,7 +143,10 @@ class TraceRecorder(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Record what happened to a step."""
         if name == STEP_EVENT:
-            self._add({"type": "step", "at": self._now() - self._began, **data})
+            self._add({"type": "step", "at": self.elapsed(), **data})
+
+    def _add_tool(self, row: Row) -> None:
+        self._add({"type": "tool", **row})
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a reply."""
@@ -67,10 +154,11 @@ class TraceRecorder(BaseCallbackHandler):
             self._add(
                 {
                     "type": "reply",
-                    "at": self._now() - self._began,
+                    "at": self.elapsed(),
                     "text": message.text,
                     "tool_calls": [{"name": call["name"], "args": call["args"]} for call in message.tool_calls],
                     "usage": message.usage_metadata,
+                    **self._of_prompt(run_id, message),
                     **figures,
                 }
             )
@@ -139,3 +227,39 @@ def read_trace(path: str | Path) -> list[Row]:
     if not any(row["type"] == "trace" for row in rows):
         raise ConfigurationError(f"{path} is no trace: record one with lookahead-agent agent --trace run.jsonl")
     return rows
+
+
+def shape_of_prompt(messages: Sequence[BaseMessage], tools: Any = None) -> tuple[str, float]:
+    """The text of a prompt, and the share of it that is in its last message."""
+    texts = [json.dumps(tools, default=str) if tools else "", *map(text_of, messages)]
+    whole = sum(map(len, texts))
+    return "\n".join(texts), len(texts[-1]) / whole if whole else 1.0
+
+
+def text_of(message: BaseMessage) -> str:
+    """The text of a message, and of the arguments of its calls."""
+    calls = getattr(message, "tool_calls", None)
+    return message.text + (json.dumps([call["args"] for call in calls]) if calls else "")
+
+
+def lookup_passes(prompt: str, reply: str) -> float:
+    """Forward passes per token, if what followed the last two tokens before were the draft of those that follow now."""
+    before, written = _PIECE.findall(prompt), _PIECE.findall(reply)
+    pieces, following = before + written, dict[tuple[str, ...], int]()
+    passes, at, seen = 0, len(before), _CONTEXT
+    while at < len(pieces):
+        for place in range(seen, at):  # not the place itself: nothing follows it yet
+            following[tuple(pieces[place - _CONTEXT : place])] = place
+        seen = max(seen, at)
+        begin, accepted = following.get(tuple(pieces[max(0, at - _CONTEXT) : at])), 0
+        while (
+            begin is not None
+            and accepted < _PROPOSED
+            and at + accepted < len(pieces)
+            and begin + accepted < at
+            and pieces[begin + accepted] == pieces[at + accepted]
+        ):
+            accepted += 1
+        passes += 1
+        at += accepted + 1
+    return passes / len(written) if written else 1.0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lookahead_agent.models.cache import write_whole
+from lookahead_agent.trace.node_times import Span, tables
 
 _SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
 _SAME_MOMENT = 0.05
@@ -131,18 +132,23 @@ def _spread(bars: Sequence[_Spread], overlap: float = 1e-9) -> None:
         bar.row = free
 
 
-def page(calls: Sequence[Call]) -> str:
-    """The page's HTML, in which markup of a model's text is text."""
+def page(calls: Sequence[Call], spans: Sequence[Span] = ()) -> str:
+    """The page's HTML, in which markup of a model's text is text; `spans` are for the tables of times."""
     template = files("lookahead_agent.trace").joinpath("page.html").read_text(encoding="utf-8")
     # No text can end the script element that it is in: "<" is written as an escape of JSON.
-    data = json.dumps([asdict(call) for call in calls]).replace("<", "\\u003c")
+    data = json.dumps({"calls": [asdict(call) for call in calls], "tables": tables(spans)}).replace("<", "\\u003c")
     return template.replace(_PLACE, data)
 
 
-def write_page(calls: Sequence[Call], path: str | Path) -> None:
+def write_page(calls: Sequence[Call], path: str | Path, spans: Sequence[Span] = ()) -> None:
     """Write the page to a file.
+
+    Args:
+        calls: See `timeline`.
+        path: The file.
+        spans: See `spans_of`; they show how each node's time divides, and what would win how much.
 
     Raises:
         OSError: It cannot be written there.
     """
-    write_whole(Path(path), page(calls))
+    write_whole(Path(path), page(calls, spans))

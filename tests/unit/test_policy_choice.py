@@ -12,9 +12,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
 from lookahead_agent import ChatLookahead, LookaheadPolicyMiddleware
-from lookahead_agent.chat.requests import matching_key, node_path
+from lookahead_agent.chat.requests import matching_key
 from lookahead_agent.errors import PolicyError
-from lookahead_agent.policy import as_policy
+from lookahead_agent.policy import as_policy, node_path
 from tests.unit.chat import scripted_chat
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."

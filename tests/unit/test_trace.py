@@ -89,7 +89,7 @@ def test_the_page_is_one_file_in_which_texts_are_only_texts() -> None:
     html = page(calls)
     (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
     assert "<" not in data
-    assert json.loads(data)[0]["text"] == REPLY
+    assert json.loads(data)["calls"][0]["text"] == REPLY
     assert not re.search(r'(src|href)\s*=\s*"', html), "nothing is loaded from elsewhere"
     assert "innerHTML" not in html
     assert page([]).count("<script") == 2
