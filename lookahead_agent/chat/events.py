@@ -8,15 +8,16 @@ from dataclasses import asdict
 from typing import Any
 
 from langchain_core.callbacks import (
-    AsyncCallbackManager,
     AsyncCallbackManagerForLLMRun,
     CallbackManager,
     CallbackManagerForLLMRun,
+    adispatch_custom_event,
+    dispatch_custom_event,
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import RunnableConfig, ensure_config, get_callback_manager_for_config
 
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.decoding.request import STEP_EVENT, StepEvent
@@ -110,12 +111,9 @@ def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
 
 
 class StepCallbacks:
-    """Passes step events on to callbacks.
+    """Passes step events on to callbacks, and with `to_stream` to LangGraph's custom stream.
 
-    Args:
-        request: The request whose steps they are.
-        to_stream: Whether LangGraph's custom stream gets them too.
-        run: Whose callbacks get them; None, as where LangChain streams: those of what calls the model.
+    `run` is the call whose callbacks get them; None, as where LangChain streams: what calls the model.
     """
 
     def __init__(
@@ -126,27 +124,23 @@ class StepCallbacks:
     ) -> None:
         self._call = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
         self._write = _stream_writer() if to_stream else None
-        if run is not None:
-            self._sync = CallbackManager(run.handlers, parent_run_id=run.run_id)
-        else:
-            self._sync = CallbackManager.configure(ensure_config().get("callbacks"))
+        own = CallbackManager(run.handlers, parent_run_id=run.run_id) if run is not None else None
+        callbacks = own or get_callback_manager_for_config(ensure_config())
+        self._config: RunnableConfig | None = {"callbacks": callbacks} if callbacks.parent_run_id is not None else None
 
     def send(self, event: StepEvent) -> None:
         """Tell callers that wait for it."""
-        data, manager = asdict(event) | self._call, self._sync
-        manager.on_custom_event(STEP_EVENT, data, run_id=manager.parent_run_id)
-        self._tell_stream(data)
+        data = asdict(event) | self._call
+        if self._config is not None:
+            dispatch_custom_event(STEP_EVENT, data, config=self._config)
+        if self._write is not None:
+            self._write({STEP_EVENT: data})
 
     async def asend(self, event: StepEvent) -> None:
         """`send` for callers in an event loop."""
-        data, sync = asdict(event) | self._call, self._sync
-        manager = AsyncCallbackManager(
-            sync.handlers, parent_run_id=sync.parent_run_id, tags=sync.tags, metadata=sync.metadata
-        )
-        await manager.on_custom_event(STEP_EVENT, data, run_id=manager.parent_run_id)
-        self._tell_stream(data)
-
-    def _tell_stream(self, data: dict[str, Any]) -> None:
+        data = asdict(event) | self._call
+        if self._config is not None:
+            await adispatch_custom_event(STEP_EVENT, data, config=self._config)
         if self._write is not None:
             self._write({STEP_EVENT: data})
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, LookaheadError
 
@@ -58,10 +57,6 @@ def refusal(error: Exception) -> RefusedError:
         case ConfigurationError():
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
             return RefusedError(400, _INTERNAL.sub("…", str(error)[:_MAX_LENGTH]), code=code)
-        case RequestValidationError():
-            problem = error.errors()[0]
-            name = ".".join(str(part) for part in problem["loc"] if part != "body")
-            return RefusedError(400, f"{name}: {problem['msg']}", name or None)
         case HTTPException():
             message = _ABSENT if error.status_code in (404, 405) else str(error.detail)
             return RefusedError(error.status_code, message, headers=dict(error.headers or {}))
@@ -101,11 +96,11 @@ class ErrorReplies:
         refused, content = self.describe(error)
         return JSONResponse(content, refused.status, refused.headers)
 
-    def install(self, app: FastAPI) -> None:
-        """Have every error of an application answered so."""
+    @property
+    def handlers(self) -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+        """For an application whose every error is answered so."""
 
-        async def answer(_: Request, error: Exception) -> JSONResponse:
+        async def answer(_: Request, error: Exception) -> Response:
             return self.response(error)
 
-        for kind in (RefusedError, LookaheadError, RequestValidationError, HTTPException, Exception):
-            app.add_exception_handler(kind, answer)
+        return dict.fromkeys((RefusedError, LookaheadError, HTTPException, Exception), answer)

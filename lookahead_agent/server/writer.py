@@ -22,6 +22,7 @@ from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 
+_MAX_NODE = 256
 _MAX_POLICY = 2000
 """Characters of a policy that a client writes, or fields."""
 
@@ -64,6 +65,8 @@ class ReplyWriter:
             raise RefusedError(400, f"a reply has at most {limits.max_tokens} tokens here", param="max_tokens")
         if body.n > limits.max_choices:
             raise RefusedError(400, f"n is at most {limits.max_choices} here", param="n")
+        if node is not None and len(node) > _MAX_NODE:
+            raise RefusedError(400, f"X-Lookahead-Node has at most {_MAX_NODE} characters", param="node")
         options: dict[str, Any] = {
             "temperature": body.temperature,
             "top_p": body.top_p,

@@ -20,6 +20,8 @@ import httpx
 import psutil
 import pytest
 
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody, Message
+
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 JSON: dict[str, Any] = {"Content-Type": "application/json"}
@@ -132,8 +134,6 @@ def test_half_sent_requests_without_the_key(tmp_path: Path) -> None:
         assert answer(made).startswith(b"HTTP/1.1 401"), "whose key is wrong need not send a body"
         assert ask(server).status_code == 401
         assert ask(server, Authorization="Bearer secret").status_code == 200
-        for path in ("/docs", "/redoc", "/openapi.json"):
-            assert httpx.get(server.url + path).status_code == 404
         halves = [server.connect(head) for _ in range(50)]
         server.ends_by(signal.SIGHUP)
         for half in halves:
@@ -204,8 +204,6 @@ def test_hosts(host: str, status: int, hostile: Running) -> None:
     assert told.status_code == status
     if status == 400:
         assert "--allowed-host" in told.json()["error"]["message"]
-    else:
-        assert httpx.get(hostile.url + "/docs", headers={"Host": host}).status_code == 200
 
 
 def test_health_checks_that_give_no_host(hostile: Running) -> None:
@@ -240,17 +238,16 @@ def test_one_model(hostile: Running) -> None:
 
 
 def test_nulls_are_as_good_as_missing(hostile: Running) -> None:
-    fields = httpx.get(hostile.url + "/openapi.json").json()["components"]["schemas"]
-    nothing = dict.fromkeys(fields["Request.ChatRequestBody"]["properties"])
+    nothing = dict.fromkeys(ChatRequestBody.model_fields)
     part = {"type": "text", "text": "What is it?", "cache_control": {"type": "ephemeral"}, "refusal": None}
-    message = dict.fromkeys(fields["Request.Message"]["properties"]) | {"role": "user", "content": [part]}
+    message = dict.fromkeys(Message.model_fields) | {"role": "user", "content": [part]}
     tool = {"type": "function", "function": {"name": "f", "description": None, "parameters": None, "strict": None}}
     body = nothing | {"messages": [message], "audio": None, "functions": None}
     told = httpx.post(hostile.url + CHAT, json=body, timeout=20)
     assert told.json()["choices"][0]["message"]["content"] == REPLY
     options = {"stream_options": {"include_usage": None, "include_obfuscation": None}, "stream": True, "tools": [tool]}
     assert httpx.post(hostile.url + CHAT, json=body | options, timeout=20).status_code == 200
-    nothing = dict.fromkeys(fields["Request.CompletionRequestBody"]["properties"])
+    nothing = dict.fromkeys(CompletionRequestBody.model_fields)
     told = httpx.post(hostile.url + TEXT, json=nothing | {"prompt": "assistant: "}, timeout=20)
     assert told.json()["usage"]["completion_tokens"] <= 16, "OpenAI's default"
 
