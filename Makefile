@@ -28,13 +28,18 @@ TIMED  := @.ci/timed.sh $(STAGES)
 SHOWN  := @.ci/timed.sh $(STAGES) --show
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench test test-unit coverage lint site package format install models programs clean
+.PHONY: help run lookahead bench test test-unit coverage lint site package format install models programs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
-run: models ## Run the planner agent on a question (Q="...")
-	@$(BIN)/lookahead-agent agent $(if $(Q),"$$Q")
+run: models ## Run an agent with a database and a calculator on a question (Q="...")
+	@$(BIN)/lookahead-agent agent --temperature 0 $(if $(Q),"$$Q")
+	$(SHOWN)
+
+lookahead: models ## The same with draft steps forced: steps live, a trace page, and what they won or cost
+	@$(BIN)/lookahead-agent agent --temperature 0 --depth 4 --compare --live --trace run.html $(if $(Q),"$$Q")
+	@echo "The run as a page: run.html"
 	$(SHOWN)
 
 bench: models ## Measure the default and fixed configurations on this machine (DATASET=problems.jsonl)

@@ -151,7 +151,7 @@ class NodeMetrics(BaseCallbackHandler):
             reported["node"], {"node": reported["node"], "policy": reported["policy"], "replies": 0}
         )
         node["replies"] += 1
-        for key in ("steps", "accepted", "verifier_calls"):
+        for key in ("steps", "accepted", "verifier_calls", "target_forward_passes"):
             node[key] = node.get(key, 0) + reported[key]
         node["acceptance_rate"] = acceptance_rate(node["accepted"], node["steps"])
         tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else 0

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from lookahead_agent import ChatLookahead
     from lookahead_agent.policy import VerifierPolicy
 
+TEMPLATES = (
+    "plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency",
+)  # fmt: skip
+"""The templates in `graphs/`."""
+
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "_templates", _PACKAGE.parent)
 

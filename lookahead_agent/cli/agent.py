@@ -1,75 +1,85 @@
-"""`lookahead-agent agent`: the plan-and-execute graph on a question."""
+"""`lookahead-agent agent`: a template with any tools, on a question."""
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
+import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import platformdirs
 import typer
-from langchain_core.runnables import RunnableConfig
-from rich.table import Table
+from langchain_core.messages import HumanMessage, convert_to_openai_messages
+from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.checkpoints import checkpointer
-from lookahead_agent.agents.metrics import NodeMetrics
-from lookahead_agent.agents.templates import build_plan_execute, template
+from lookahead_agent.agents.templates import TEMPLATES, template
+from lookahead_agent.agents.tool_sources import KINDS, open_tools
 from lookahead_agent.cli import options
-from lookahead_agent.cli.live import live as live_view
-from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
+from lookahead_agent.cli.agent_run import Finished, carry_out, node_table
+from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder, writable
-from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.trace import TraceRecorder, spans_of, timeline, write_page
 
-EXAMPLE = (
-    "A school orders 24 boxes of 18 pencils at $0.45 a pencil and 37 notebooks at $2.80 each. "
-    "It gets 15% off the whole bill. How much does it pay?"
-)
+EXAMPLE = "What is the amount of all sales in Porto, with 19 % tax added?"
 
-_NODE_POLICY = "Policy of the {node}. Default: what graphs/plan_execute.py says."
 _TOLD = 0.1
 """Seconds in which several replies were written at once, from which that is worth a word."""
+_TOOLLESS = ("reflection", "self_consistency")
 
 
+@options.with_models
 def agent(
+    models: options.ModelOptions,
     question: Annotated[
         str | None, typer.Argument(help="What to work out. Default: an example, or the question of --thread.")
     ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", help=_NODE_POLICY.format(node="planner"))] = None,
-    executor_policy: Annotated[
-        str | None, typer.Option("--executor-policy", help=_NODE_POLICY.format(node="executor"))
+    name: Annotated[str, typer.Option("--template", help=f"Which graph: {', '.join(TEMPLATES)}.")] = "plan_execute",
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tools",
+            metavar="SOURCE",
+            help=f"A tool: {', '.join(KINDS)}; NAME=SOURCE names it. Repeatable. Default: an example's.",
+        ),
     ] = None,
-    finisher_policy: Annotated[
-        str | None, typer.Option("--finisher-policy", help=_NODE_POLICY.format(node="finisher"))
+    mcp: Annotated[
+        Path | None, typer.Option("--mcp", help="An mcpServers file, whose servers' tools are added.", dir_okay=False)
+    ] = None,
+    ask_before: Annotated[
+        list[str] | None,
+        typer.Option("--ask-before", metavar="TOOL", help="Ask on the terminal before calls of a tool. Repeatable."),
+    ] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy of every node. Default: the graph's.")] = None,
+    node_policy: Annotated[
+        list[str] | None,
+        typer.Option("--node-policy", metavar="NODE=POLICY", help="Policy of one node. Repeatable."),
     ] = None,
     depth: options.Depth = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    draft: options.Draft = None,
-    base_url: options.BaseUrl = None,
-    draft_url: options.DraftUrl = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run it with the default depth first, and say what --depth won or cost.")
+    ] = False,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = None,
-    max_plans: Annotated[int, typer.Option("--max-plans", min=1, help="How often the planner may run.")] = 3,
     thread: Annotated[
         str | None,
-        typer.Option("--thread", help="Thread id: run again with it to resume after an interruption."),
+        typer.Option("--thread", help="Thread id: run again with it to resume, or to ask on once it is answered."),
     ] = None,
     checkpoints: Annotated[
         str | None,
         typer.Option("--checkpoints", help="SQLite file of the checkpoints, or a database: postgresql://…"),
     ] = None,
-    token_speculation: options.TokenSpeculationMethod = options.DEFAULT_TOKEN_SPECULATION,
-    precision: options.TargetPrecision = "auto",
-    draft_precision: options.DraftPrecision = "auto",
-    engine_arg: options.EngineArgument = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -82,92 +92,144 @@ def agent(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Plan, calculate and answer, showing each step."""
+    """Run a graph with tools on a question, showing its thoughts, calls, results and answer."""
     options.check_text(question, "QUESTION")
     options.check_text(thread, "--thread")
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    if name not in TEMPLATES:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(TEMPLATES)}", param_hint="--template")
     if live and as_json:
         raise typer.BadParameter("--json prints one object and nothing else", param_hint="--live")
     if trace is not None and trace.suffix not in (".html", ".jsonl"):
         raise typer.BadParameter(f"{trace.name} is neither .html nor .jsonl", param_hint="--trace")
-    given = {"planner": policy, "executor": executor_policy, "finisher": finisher_policy}
-    policies = _policies({node: name for node, name in given.items() if name is not None}, depth)
-    llm = options.chat_model(
-        model=model,
-        draft=draft,
-        engine_args=engine_arg,
-        base_url=base_url,
-        draft_url=draft_url,
-        policy=policies["planner"],
-        token_speculation=token_speculation,
-        precision=precision,
-        draft_precision=draft_precision,
-        policies=policies,
-        seed=seed,
-        max_tokens=max_tokens,
-        temperature=temperature,
-    )
+    if compare and (depth is None or thread is not None):
+        raise typer.BadParameter("needs --depth, and goes without --thread", param_hint="--compare")
+    policies = partial(_policies, name, policy, _by_node(name, node_policy or ()))
+    chat = partial(models.chat_model, seed=seed, max_tokens=max_tokens, temperature=temperature)
+    show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
     if checkpoints is None:
         state = user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
         checkpoints = str(state / "checkpoints.sqlite")
-    with checkpointer(checkpoints) as saver, _recorded(trace, live) as recorder:
-        graph = build_plan_execute(
-            llm, [template("tools", "calculator").calculator], max_plans=max_plans, checkpointer=saver
-        )
-        metrics = NodeMetrics()
+    with (
+        _tools(name, tools, mcp) as made,
+        checkpointer(checkpoints) as saver,
+        _recorded(trace, live) as recorder,
+    ):
+        build = partial(_built, name, made, ask_before or (), saver)
         thread_id = thread or uuid.uuid4().hex
-        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "callbacks": [metrics, *recorder]}
-        asked, start = _start_of(graph, config, question, thread)
-        show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
+        llm = chat(policies=policies(depth))
+        asked, start = _start_of(build(llm), question, thread)
         show.heading("question")
         show.print(asked, soft_wrap=True)
-        with llm:
-            begun = time.monotonic()
-            llm.start(ProgressBars())
-            started = time.monotonic()
-            loading = started - begun
-            with live_view(recorder[0], show) if live else nullcontext():
-                quiet = Terminal(quiet=True) if live else show
-                _show_run(graph.stream(start, config, stream_mode=["messages", "updates"]), quiet)
-            seconds = time.monotonic() - started
-        state = graph.get_state(config).values
+        if compare:
+            show.print("\nWith the default depth:", style="bold")
+            default, _ = _run(chat(policies=policies(None)), build, start, uuid.uuid4().hex, show)
+            show.print(node_table(default.metrics.nodes()))
+            show.print(f"\nWith --depth {depth}:", style="bold")
+        run, loading = _run(llm, build, start, thread_id, show, recorder=recorder, live=live)
         # Shown before the recorder is closed, which may find the disk full.
+        answer = run.answer
+        some, several = run.metrics.concurrency()
         if as_json:
             result = {
-                "answer": state["answer"],
-                "plan": state["plan"],
-                "nodes": metrics.nodes(),
-                "seconds": seconds,
+                "answer": answer,
+                "messages": convert_to_openai_messages(list(run.messages)),
+                "nodes": run.metrics.nodes(),
+                "seconds": run.seconds,
                 "loading_seconds": loading,
-                "at_once": dict(zip(("replies", "several"), metrics.concurrency(), strict=True)),
-                "results": state.get("results", []),
+                "at_once": {"replies": some, "several": several},
                 "thread": thread_id,
             }
+            if compare:
+                result["default"] = {"seconds": default.seconds, "nodes": default.metrics.nodes()}
             typer.echo(json.dumps(result))
             return
         show.print("\nAnswer:", style="bold", end="")
-        show.print(f" {state['answer']}\n", soft_wrap=True)
-        show.print(_table(metrics.nodes()))
-        some, several = metrics.concurrency()
+        show.print(f" {answer}\n", soft_wrap=True)
+        show.print(node_table(run.metrics.nodes()))
         together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
-        show.print(f"{seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
+        show.print(f"{run.seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
+        if compare:
+            won = default.seconds - run.seconds
+            said = f"won {won:.1f} s" if won > 0 else f"cost {-won:.1f} s"
+            other = "" if default.answer == answer else ", and the answers differ"
+            show.print(
+                f"Draft steps forced by --depth {depth}: {run.seconds:.1f} s, by default {default.seconds:.1f} s. "
+                f"They {said} on this machine, in this run{other}."
+            )
 
 
-def _policies(given: dict[str, str], depth: int | None) -> dict[str, VerifierPolicy]:
+def _run(
+    llm: Any, build: Callable[[Any], Any], start: Any, thread: str, show: Terminal, **options: Any
+) -> tuple[Finished, float]:
+    """Load the models and run; returns the seconds of loading with the run."""
+    with llm:
+        begun = time.monotonic()
+        llm.start(ProgressBars())
+        loading = time.monotonic() - begun
+        return carry_out(build(llm), start, thread, show, **options), loading
+
+
+def _by_node(name: str, given: Sequence[str]) -> dict[str, str]:
+    """`NODE=POLICY` texts as policies by node."""
+    own: Mapping[str, str] = template("graphs", name).POLICIES
+    chosen = {}
+    for text in given:
+        node, separator, policy = text.partition("=")
+        if not separator or node not in own:
+            form = f"NODE=POLICY, where NODE is one of {', '.join(own)}"
+            raise typer.BadParameter(f"{text!r} is not {form}", param_hint="--node-policy")
+        chosen[node] = policy
+    return chosen
+
+
+def _policies(name: str, every: str | None, by_node: Mapping[str, str], depth: int | None) -> dict[str, VerifierPolicy]:
     """Each node's policy: the one that is given, or the template's; with the depth, where it allows draft steps."""
-    own: dict[str, str] = template("graphs", "plan_execute").POLICIES
+    own: Mapping[str, str] = template("graphs", name).POLICIES
+    given = {node: by_node.get(node, every) for node in own}
     return {
-        node: options.policy_of(given.get(node, name), depth if node in given or as_policy(name).speculates else None)
-        for node, name in own.items()
+        node: options.policy_of(
+            given[node] or policy, depth if given[node] is not None or as_policy(policy).speculates else None
+        )
+        for node, policy in own.items()
     }
 
 
 @contextmanager
-def _recorded(file: Path | None, live: bool) -> Iterator[list[TraceRecorder]]:
+def _tools(name: str, sources: Sequence[str] | None, mcp: Path | None) -> Iterator[list[BaseTool]]:
+    """The tools that are given; without any, a calculator and a small shop's database."""
+    if sources or mcp is not None or name in _TOOLLESS:
+        with open_tools(sources or (), mcp) as made:
+            yield made
+        return
+    with tempfile.TemporaryDirectory(prefix="lookahead-shop-") as folder:
+        database = Path(folder, "shop.db")
+        with closing(sqlite3.connect(database)) as connection:
+            connection.executescript(resources.files("lookahead_agent.agents").joinpath("shop.sql").read_text("utf-8"))
+        with open_tools([f"sql:{database}", "calculator"]) as made:
+            yield made
+
+
+def _built(name: str, tools: Sequence[BaseTool], ask_before: Sequence[str], saver: Any, llm: Any) -> Any:
+    """The template's graph.
+
+    Raises:
+        ConfigurationError: It cannot take these tools.
+    """
+    build = getattr(template("graphs", name), f"build_{name}")
+    given: Any = {f"{tool.name}_expert": [tool] for tool in tools} if name == "supervisor" else tools
+    try:
+        return build(llm, given, saver, **({"ask_before": ask_before} if ask_before else {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"--template {name}: {error}") from error
+
+
+@contextmanager
+def _recorded(file: Path | None, live: bool) -> Iterator[TraceRecorder | None]:
     """What records the run, if something does; a run that is interrupted leaves what there was."""
     if file is None:
-        yield [TraceRecorder()] if live else []
+        yield TraceRecorder() if live else None
         return
     page = file.suffix == ".html"
     with writable(file):  # found out before a model is loaded
@@ -176,71 +238,32 @@ def _recorded(file: Path | None, live: bool) -> Iterator[list[TraceRecorder]]:
         recorder = TraceRecorder(None if page else file)
     with recorder:
         try:
-            yield [recorder]
+            yield recorder
         finally:
             if page:
                 with writable(file):
                     write_page(timeline(recorder.rows), file, spans_of(recorder.rows))
 
 
-def _start_of(graph: Any, config: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, str] | None]:
+def _start_of(graph: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, Any] | None]:
     """The question and the graph's input: the question, or None to go on where the thread was interrupted.
 
     Raises:
-        ConfigurationError: The thread is about another question.
+        ConfigurationError: The thread is in the middle of another question, or has its answer.
     """
-    saved = graph.get_state(config)
-    known = saved.values.get("question") if thread is not None else None
-    if known is None:
-        asked = question or EXAMPLE
-        return asked, {"question": asked}
-    if question is not None and question != known:
-        raise ConfigurationError(
-            f"the thread {thread!r} is about another question: {known!r}. Leave the question out to resume it, "
-            "or choose another --thread."
-        )
-    return str(known), None
-
-
-def _show_run(events: Iterator[tuple[str, Any]], show: Terminal) -> None:
-    pieces: PlainTextStream | None = None
-    for mode, event in events:
-        if mode == "messages":
-            chunk, metadata = event
-            if metadata["langgraph_node"] == "planner" and chunk.text:
-                if pieces is None:
-                    show.heading("planner")
-                    pieces = PlainTextStream()
-                show.print(pieces.feed(chunk.text), end="", soft_wrap=True)
-            continue
-        for node, update in event.items():
-            if node == "planner":
-                show.print(pieces.end() if pieces else "", soft_wrap=True)
-                pieces = None
-                show.heading("plan")
-                for number, step in enumerate(update["plan"], 1):
-                    show.print(f"{number}. {step}", soft_wrap=True)
-                show.heading("executor")
-            for result in update["results"] if node == "executor" else ():
-                arguments = ", ".join(str(value) for value in result["input"].values())
-                call = f"{result['tool']}({arguments})" if result["tool"] else "no call"
-                show.print(f"{call} {'failed:' if result['failed'] else '='} {result['output']}", soft_wrap=True)
-
-
-def _table(nodes: list[dict[str, Any]]) -> Table:
-    rows = [
-        [
-            str(node["node"]),
-            node["policy"].partition(":")[0],  # its name: what it changes of that would take a line of its own
-            str(node["replies"]),
-            str(node["steps"]),
-            # Nothing was there to accept where every reply was an action (or the target alone).
-            f"{node['acceptance_rate']:.0%}" if any(node["tokens"]["draft"].values()) else "–",
-            str(node["output_tokens"]),
-            f"{node['seconds']['prompt'] / node['replies']:.1f}",
-            f"{node['seconds']['total']:.1f}",
-        ]
-        for node in nodes
-    ]
-    headings = ["node", "policy", "replies", "steps", "accepted", "tokens", "first word", "seconds"]
-    return as_rich((headings, rows), words=("policy",))
+    state = graph.get_state({"configurable": {"thread_id": thread}}) if thread is not None else None
+    given = next((name for name in ("question", "task") if name in graph.get_input_jsonschema()["properties"]), None)
+    before = [message.text for message in state.values.get("messages", ()) if message.type == "human"] if state else []
+    if given is not None:
+        before = [state.values[given]] if state and given in state.values else []
+    if state is not None and state.next and before:
+        if question not in (None, before[-1]):
+            raise ConfigurationError(
+                f"the thread {thread!r} is in the middle of another question: {before[-1]!r}. Leave the question "
+                "out to resume it, or choose another --thread."
+            )
+        return before[-1], None
+    if question is None and before:
+        raise ConfigurationError(f"the thread {thread!r} has its answer: ask another question, or choose another")
+    asked = question or EXAMPLE
+    return asked, {"messages": [HumanMessage(asked)]} if given is None else {given: asked}

@@ -94,7 +94,7 @@ def cell(value: object) -> str:
         value = float(f"{value:.15g}")
     text = "NULL" if value is None else f"({len(value)} bytes)" if isinstance(value, bytes) else str(value)
     shown = " ".join(text[:LONGEST_CELL].splitlines())
-    return shown if len(text) <= LONGEST_CELL else f"{shown}… (cut: {LONGEST_CELL} of {len(text):,} characters)"
+    return shown if len(text) <= LONGEST_CELL else f"{shown}\u2026 (cut: {LONGEST_CELL} of {len(text):,} characters)"
 
 
 def schema(connection: sqlite3.Connection, characters: int) -> str:

@@ -20,10 +20,11 @@ OWN = template("graphs", "plan_execute").POLICIES
     ("arguments", "expected"),
     [
         ((), OWN),
-        (("--policy", "fast"), OWN | {"planner": "fast"}),
+        (("--policy", "fast"), dict.fromkeys(OWN, "fast")),
+        (("--node-policy", "planner=fast"), OWN | {"planner": "fast"}),
         (("--depth", "2"), {"planner": OWN["planner"] + ":depth=2", "executor": "off", "finisher": "strict:depth=2"}),
         (
-            ("--executor-policy", "strict", "--finisher-policy", "off", "--depth", "3"),
+            ("--node-policy", "executor=strict", "--node-policy", "finisher=off", "--depth", "3"),
             {"planner": OWN["planner"] + ":depth=3", "executor": "strict:depth=3", "finisher": "off"},
         ),
     ],

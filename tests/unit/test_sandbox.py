@@ -687,13 +687,15 @@ def test_the_filter_goes_forward_and_ends(machine: str) -> None:
 
 
 def test_what_isolated_code_imports() -> None:
-    """The texts that run inside have the standard library only, and no folder of packages."""
+    """The texts that run inside have the standard library only, and go into a command line of any encoding."""
     import ast
 
     import lookahead_agent.sandbox as package
 
     for name in ("worker", "sqlite_worker"):
-        tree = ast.parse((Path(package.__file__).parent / f"{name}.py").read_text())
+        text = (Path(package.__file__).parent / f"{name}.py").read_text()
+        assert text.isascii()
+        tree = ast.parse(text)
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

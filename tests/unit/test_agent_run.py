@@ -1,0 +1,130 @@
+"""What `lookahead-agent agent` shows of a run, and how it asks for approvals."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+
+from lookahead_agent.agents.middleware import standard_middleware
+from lookahead_agent.cli.agent_run import ApprovalNeededError, Finished, RunView, carry_out, node_table
+from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.testing import scripted_chat, scripted_replies
+from lookahead_agent.trace import TraceRecorder
+from tools.calculator import calculator
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 * 1.5"}}</tool_call>'
+QUESTION = {"messages": [HumanMessage("What do 12 pens cost?")]}
+
+
+class Screen:
+    """A terminal whose text can be read."""
+
+    def __init__(self, width: int = 80) -> None:
+        self.file = io.StringIO()
+        self.terminal = Terminal(file=self.file, width=width)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip(" ─") for line in self.file.getvalue().splitlines()]
+
+
+def agent_of(*replies: str, ask_before: Sequence[str] = ()) -> Any:
+    llm = scripted_chat(scripted_replies(**{"": list(replies)}))
+    middleware = standard_middleware(llm, [calculator], ask_before=ask_before)
+    return create_agent(llm, [calculator], middleware=middleware, checkpointer=InMemorySaver())
+
+
+def answers(*lines: str) -> Callable[[], str]:
+    left = iter(lines)
+
+    def ask() -> str:
+        try:
+            return next(left)
+        except StopIteration:
+            raise EOFError from None
+
+    return ask
+
+
+def run(graph: Any, start: Any = QUESTION, *said: str, screen: Screen | None = None) -> Finished:
+    return carry_out(graph, start, "t", (screen or Screen()).terminal, ask=answers(*said))
+
+
+def test_calls_are_shown_with_their_results_and_the_answer_is_the_last_message() -> None:
+    screen = Screen()
+    finished = run(agent_of(CALL, "They cost 18."), screen=screen)
+    assert screen.lines == ["tools", '[1] calculator(expression="12 * 1.5")', "18", "actor", "They cost 18."]
+    assert finished.answer == "They cost 18."
+    assert [message.type for message in finished.messages] == ["human", "ai", "tool", "ai"]
+
+
+def test_an_approval_is_asked_for_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    finished = run(agent_of(CALL, "They cost 18.", ask_before=["calculator"]), QUESTION, "yes", screen=screen)
+    assert 'May calculator(expression="12 * 1.5") be called?' in capsys.readouterr().err
+    assert screen.lines == ["tools", '[1] calculator(expression="12 * 1.5")', "18", "actor", "They cost 18."]
+    assert finished.answer == "They cost 18."
+
+
+@pytest.mark.parametrize(("said", "told"), [("", "."), ("no", "."), ("ask Ann first", ": ask Ann first")])
+def test_a_call_that_is_refused_is_not_made(said: str, told: str) -> None:
+    finished = run(agent_of(CALL, "I may not.", ask_before=["calculator"]), QUESTION, said)
+    (refused,) = [message for message in finished.messages if isinstance(message, ToolMessage)]
+    assert refused.status == "error"
+    assert f"The user does not want this call{told}" in refused.text
+    assert finished.answer == "I may not."
+
+
+def test_a_run_that_nobody_approves_can_be_resumed() -> None:
+    graph = agent_of(CALL, "They cost 18.", ask_before=["calculator"])
+    with pytest.raises(ApprovalNeededError, match="whether calculator may be called: resume with --thread t"):
+        run(graph)
+    screen = Screen()
+    assert run(graph, None, "y", screen=screen).answer == "They cost 18."
+    assert screen.lines[1] == '[1] calculator(expression="12 * 1.5")', "the call was made before"
+
+
+def test_live_shows_the_lanes_in_place_of_the_texts() -> None:
+    screen = Screen()
+    with TraceRecorder() as recorder:
+        finished = carry_out(
+            agent_of(CALL, "They cost 18."), QUESTION, "t", screen.terminal, recorder=recorder, live=True
+        )
+    assert finished.answer == "They cost 18."
+    assert "verifier" in screen.file.getvalue()
+    assert "They cost 18." not in screen.file.getvalue()
+
+
+def test_replies_at_once_are_shown_one_after_the_other() -> None:
+    screen = Screen()
+    view = RunView(screen.terminal)
+    for reply, text in (("a", "One "), ("b", "Three "), ("a", "two."), ("c", "Five."), ("b", "four.")):
+        view.piece(AIMessageChunk(text, id=reply, chunk_position="last" if text.endswith(".") else None))
+    view.update({"tools": {"messages": [ToolMessage("x" * 5000, tool_call_id="1", name="t")]}, "other": None})
+    assert screen.lines[:5] == ["model", "One two.", "Three four.", "Five.", "tools"]
+    assert screen.lines[5] == "[1] t"
+    assert "… (5,000 characters)" in screen.file.getvalue()
+
+
+def test_texts_command_no_terminal() -> None:
+    screen = Screen()
+    run(agent_of(CALL, "It is \x1b[2J\x1b]0;x\x0718[/bold]."), screen=screen)
+    assert "\x1b" not in screen.file.getvalue()
+    assert screen.lines[-1] == "It is 18[/bold]."
+
+
+def test_the_table_fits_80_columns() -> None:
+    screen = Screen()
+    finished = run(agent_of(CALL, "They cost 18."))
+    (node,) = finished.metrics.nodes()
+    screen.terminal.print(node_table([node | {"node": "search_documents_expert:finisher", "output_tokens": 123_456}]))
+    heading, *rows = screen.file.getvalue().splitlines()
+    assert " ".join(heading.split()) == "node policy replies draft steps tokens a pass prompt seconds"
+    assert all(len(line) <= 80 for line in (heading, *rows))
+    assert "123456" in rows[0]
