@@ -6,7 +6,6 @@ import json
 import pickle
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -20,11 +19,10 @@ from langchain_core.tools import BaseTool
 from lookahead_agent.chat.messages import from_openai, template_messages, without_empty_replies
 from lookahead_agent.chat.requests import with_configurable_policy
 from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
-from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
+from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.generation.call_options import choose_tools, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
-from lookahead_agent.models import configured
 from lookahead_agent.policy import VerifierPolicy
 
 _NO_MEDIA = ModelProfile(
@@ -248,45 +246,23 @@ def _as_fields(value: Any) -> Any:
 
 def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
     """The profile, which LangChain reads, of a model whose replies have at most `max_tokens`; loads nothing."""
-    template, thinks = _template(backend)
     profile = ModelProfile(
         max_output_tokens=max_tokens,
         text_inputs=True,
         text_outputs=True,
-        reasoning_output=thinks,
-        # A call that is required is held to its grammar, whatever the template says of tools.
-        tool_calling=template is None or "tools" in template,
+        tool_calling=True,  # a call that is required is held to its grammar, whatever the template says of tools
         tool_choice=True,
         tool_call_streaming=True,
         structured_output=True,
         temperature=True,
     )
     profile.update(_NO_MEDIA)
+    if (engines := backend.running) is not None:
+        profile["reasoning_output"] = backend.thinking(engines) is not None
+    elif (catalogued := backend.catalogue_entry) is not None:
+        profile["reasoning_output"] = catalogued.thinking is not None
     if backend.runtime is not None:
         profile["name"] = backend.runtime.models.target.name
     if (context := backend.known_context_length()) is not None:
         profile["max_input_tokens"] = context
     return profile
-
-
-def _template(backend: LocalBackend) -> tuple[str | None, bool]:
-    """The target's chat template, None where it is not at hand, and whether the model thinks apart."""
-    if (engines := backend.running) is not None:
-        tokenizer = engines.target.tokenizer
-        template = tokenizer.chat_template if isinstance(tokenizer, HFTokenizer) else None
-        return template, backend.thinking(engines) is not None
-    assert backend.runtime is not None
-    if (catalogued := backend.runtime.models.catalogued) is not None:
-        return None, catalogued.thinking is not None
-    folder = configured(backend.runtime.models.target)
-    template = _stored_template(folder) if folder is not None else None
-    return template, "</think>" in (template or "")
-
-
-def _stored_template(folder: Path) -> str | None:
-    beside = folder / "chat_template.jinja"
-    if beside.is_file():
-        return beside.read_text(encoding="utf-8")
-    config = folder / "tokenizer_config.json"
-    stated: Any = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
-    return stated if stated is None or isinstance(stated, str) else json.dumps(stated)
