@@ -6,40 +6,31 @@ Library code never prints: it is handed a `Progress` and the command line passes
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
 
-class Task(Protocol):
-    """One piece of work under way."""
-
-    def advance(self, done: float) -> None:
-        """Report that `done` units (of the task's total) are complete in all."""
-        ...
+Advance = Callable[[float], None]
+"""Tells how many units of a task's total are complete in all."""
 
 
 class Progress(Protocol):
     """Something that shows tasks."""
 
-    def task(self, description: str, total: float | None = None) -> AbstractContextManager[Task]:
-        """Show a task while the context lasts; `total` in the units of `Task.advance`, None if unknown."""
+    def task(self, description: str, total: float | None = None) -> AbstractContextManager[Advance]:
+        """Show a task while the context lasts; `total` in any unit, None if unknown."""
         ...
-
-
-class _SilentTask:
-    def advance(self, done: float) -> None:
-        return
 
 
 class LogProgress:
     """Reports the beginning and the end of each task to the `lookahead_agent` logger."""
 
     @contextmanager
-    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
+    def task(self, description: str, total: float | None = None) -> Iterator[Advance]:
         """Log `description` when the work begins and when it ends."""
         logger.info("%s…", description)
-        yield _SilentTask()
+        yield lambda _: None
         logger.info("%s: done", description)

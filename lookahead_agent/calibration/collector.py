@@ -121,11 +121,11 @@ class Collector:
             self._llm.start(progress)
             # Problems go in turns: after any interruption nearly all pairs that are there have their label.
             size, done = 2 * self._how.at_once, len(self._problems) - len(pairless)
-            with progress.task("Collecting pairs", len(self._problems)) as task:
+            with progress.task("Collecting pairs", len(self._problems)) as advance:
                 for begin in range(0, max(1, len(pairless)), size):
-                    task.advance(done + begin)
+                    advance(done + begin)
                     background.run(self._turn(pairless[begin : begin + size]))
-                task.advance(len(self._problems))
+                advance(len(self._problems))
 
     async def _turn(self, problems: Sequence[Problem]) -> None:
         async with self._llm.backend.engines(self._policy) as engines:

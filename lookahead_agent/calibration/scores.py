@@ -49,11 +49,11 @@ def score_pairs(file: Path, measures: Sequence[Measure], make: Callable[[], Chat
         missing = [(pair, names) for pair in pairs if (names := [name for name in measures if name not in pair.scores])]
         if not missing:
             return 0
-        with make() as llm, progress.task("Measuring pairs", len(missing)) as task:
+        with make() as llm, progress.task("Measuring pairs", len(missing)) as advance:
             llm.start(progress)
             for begin in range(0, len(missing), _AT_ONCE):
                 background.run(_score(llm, missing[begin : begin + _AT_ONCE], judges, rows))
-                task.advance(min(begin + _AT_ONCE, len(missing)))
+                advance(min(begin + _AT_ONCE, len(missing)))
     return len(missing)
 
 

@@ -20,65 +20,32 @@ from lookahead_agent.models import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
 
 Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue name, a folder or a Hub id.")]
-Draft = Annotated[
-    str | None, typer.Option("--draft", help="Draft model: a folder or a Hub id. Default: the catalogue's.")
-]
-BaseUrl = Annotated[
-    str | None,
-    typer.Option("--base-url", help="OpenAI-compatible server of the target, up to /v1; --model is its name there."),
-]
+Draft = Annotated[str | None, typer.Option("--draft", help="Draft model. Default: the catalogue's.")]
+BaseUrl = Annotated[str | None, typer.Option("--base-url", help="OpenAI-compatible server of --model, up to /v1.")]
 DraftUrl = Annotated[str | None, typer.Option("--draft-url", help="The same for the draft.")]
-Policy = Annotated[
-    str,
-    typer.Option(
-        "--policy", help="off, exact, strict, balanced or fast, and possibly changes: balanced:depth=8:width=2."
-    ),
-]
-TokenSpeculationMethod = Annotated[
-    str,
-    typer.Option(
-        "--token-speculation",
-        help="Method inside the target's steps: auto, none, shared_draft, draft_model, ngram or suffix.",
-    ),
-]
-Depth = Annotated[
-    int | None,
-    typer.Option(
-        "--depth",
-        min=1,
-        max=16,
-        help="Steps in flight at the front (γ), even where that is slower. Default: whatever is fastest.",
-    ),
-]
-TargetPrecision = Annotated[
-    Precision, typer.Option("--precision", help="Of the target's weights. Default: the fastest without loss.")
-]
+_POLICIES = "off, exact, strict, balanced or fast, and possibly changes: balanced:depth=8:width=2."
+Policy = Annotated[str, typer.Option("--policy", help=_POLICIES)]
+_METHODS = "Method inside the target's steps: auto, none, shared_draft, draft_model, ngram or suffix."
+TokenSpeculationMethod = Annotated[str, typer.Option("--token-speculation", help=_METHODS)]
+_DEPTH = "Steps in flight at the front (γ), even where that is slower. Default: whatever is fastest."
+Depth = Annotated[int | None, typer.Option("--depth", min=1, max=16, help=_DEPTH)]
+_PRECISION = "Of the target's weights. Default: the fastest without loss."
+TargetPrecision = Annotated[Precision, typer.Option("--precision", help=_PRECISION)]
 DraftPrecision = Annotated[Precision, typer.Option("--draft-precision", help="Of the draft's weights.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temperature", min=0.0, help="0 is greedy. Default: what the model's makers recommend."),
-]
-Dataset = Annotated[
-    str,
-    typer.Option("--dataset", help='Problems: JSON Lines with question and answer, or "own" for the packaged ones.'),
-]
+_TEMPERATURE = "0 is greedy. Default: what the model's makers recommend."
+Temperature = Annotated[float | None, typer.Option("--temperature", min=0.0, help=_TEMPERATURE)]
+_DATASET = 'Problems: JSON Lines with question and answer, or "own" for the packaged ones.'
+Dataset = Annotated[str, typer.Option("--dataset", help=_DATASET)]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Number of problems.")]
 Skip = Annotated[int | None, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")]
 Costs = Annotated[Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")]
-Out = Annotated[
-    Path, typer.Option("--out", dir_okay=False, help="Rows of results, appended; the same command continues them.")
-]
+_OUT = "Rows of results, appended; the same command continues them."
+Out = Annotated[Path, typer.Option("--out", dir_okay=False, help=_OUT)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-EngineArgument = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--engine-arg",
-        metavar="NAME=VALUE",
-        help="Argument of both vLLM engines, such as dtype=float32. Repeatable.",
-    ),
-]
+_ARGUMENT = "Argument of both vLLM engines, such as dtype=float32. Repeatable."
+EngineArgument = Annotated[list[str] | None, typer.Option("--engine-arg", metavar="NAME=VALUE", help=_ARGUMENT)]
 
 Number = TypeVar("Number", int, float)
 

