@@ -58,6 +58,7 @@ class TaskConfig(BaseModel):
     # Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`
     samples: int = Field(1, ge=1)
     concurrency: int = Field(1, ge=1)  # problems at once
+    tools: tuple[str, ...] = ()  # of the template, as for `load_tools`; none: those of problems with numbers
     parity: bool = False  # whether nodes that speculate do so under "exact" in the mode "auto", too
     max_tokens: int = Field(512, ge=1)
 
@@ -81,6 +82,8 @@ class TaskConfig(BaseModel):
         for variant in self.variants:
             if VARIANT.fullmatch(variant) is None:
                 raise ValueError(f'{variant!r} is no variant: write it as in "off int8"')
+        if self.tools and self.task in ("questions", "reflection", "self_consistency"):
+            raise ValueError(f"tools are for templates that call some: {self.task} calls none")
         given = self.model_fields_set & {"policies", "depths"}
         if given and not set(LOOKAHEAD) & set(self.modes):
             raise ValueError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.jsonl import read_lines, read_value
@@ -20,6 +21,7 @@ AnswerKind = Literal["number", "math", "choice"]
 """How answers are compared: as numbers, as mathematical expressions, or as letters of choices."""
 
 _NUMBER = r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+"
+_TOLERANCE = 0.006
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _CHOICE = re.compile(r"(?:answer|choice|option)[^A-Za-z0-9]*(?:is)?[^A-Za-z0-9]*\(?([A-J])\b", re.IGNORECASE)
 _LONE_LETTER = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
@@ -27,20 +29,51 @@ _LONE_LETTER = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem; `answer` is None where there is nothing to check."""
+    """One problem.
+
+    Attributes:
+        id: Its id in the dataset.
+        question: The question.
+        answer: What the reply must end with; None: nothing to check, or `check` says it.
+        tools: Names of the tools that it needs; none: all that there are.
+        check: What the reply must contain: `number`, within 0.006, and `text`, a list of texts or of alternatives
+            parted by "|". None: nothing, or something that no text tells, such as a file.
+    """
 
     id: str
     question: str
     answer: str | None
+    tools: tuple[str, ...] = ()
+    check: Mapping[str, Any] | None = None
 
     @property
     def fingerprint(self) -> str:
         """Equal for equal questions and answers."""
-        return hashlib.sha256(f"{self.question}\0{self.answer}".encode(errors="surrogatepass")).hexdigest()[:12]
+        checked = self.answer if self.check is None else json.dumps(self.check, sort_keys=True)
+        return hashlib.sha256(f"{self.question}\0{checked}".encode(errors="surrogatepass")).hexdigest()[:12]
+
+    def accepts(self, reply: str, kind: AnswerKind = "number") -> bool | None:
+        """Whether a reply is correct; None: nothing to check.
+
+        Raises:
+            ConfigurationError: The kind does not exist.
+            MissingExtraError: "math" needs math-verify.
+        """
+        if self.answer is not None:
+            return is_correct(reply, self.answer, kind)
+        if self.check is None:
+            return None
+        numbers = [float(found.replace(",", "").replace("$", "")) for found in re.findall(_NUMBER, reply)]
+        wanted = self.check.get("number")
+        return all(
+            any(text.lower() in reply.lower() for text in texts.split("|")) for texts in self.check.get("text", ())
+        ) and (wanted is None or any(abs(number - wanted) <= _TOLERANCE for number in numbers))
 
 
 def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[Problem]:
-    """Read problems with `question`, and possibly `answer` and `id` (else the line number), from a JSON Lines file.
+    """Read problems from a JSON Lines file.
+
+    A line has `question`, and possibly `id` (else the line's number), `answer`, or `check` and `tools`; see `Problem`.
 
     Raises:
         ConfigurationError: A line that is not a problem, two with one id, or no problem at all.
@@ -56,8 +89,13 @@ def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[P
         try:
             row = read_value(line)
             answer = row.get("answer")
+            check = row.get("check")
             problem = Problem(
-                str(row.get("id", number)), str(row["question"]), str(answer) if answer is not None else None
+                str(row.get("id", number)),
+                str(row["question"]),
+                str(answer) if answer is not None else None,
+                tuple(map(str, row.get("tools", ()))),
+                None if not check or "file" in check else _check(check),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{file}, line {number} is no problem with a question: {error!r}") from error
@@ -68,6 +106,12 @@ def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[P
     if not chosen:
         raise ConfigurationError(f"{file} has no problem after the first {skip}")
     return chosen
+
+
+def _check(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's `check`, of which nothing else is known."""
+    known = {"text": [str(text) for text in row.get("text", ())]}
+    return known | ({"number": float(row["number"])} if "number" in row else {})
 
 
 def dataset_file(name: str) -> Path:

@@ -16,10 +16,10 @@ from langchain_core.runnables import RunnableConfig
 
 from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
 from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of
-from lookahead_agent.bench.problems import Problem, dataset_file, is_correct, read_problems
+from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
 from lookahead_agent.bench.recorder import CallRecorder
 from lookahead_agent.bench.samples import Sample, SampleKey, environment, read_results
-from lookahead_agent.bench.tasks import solve
+from lookahead_agent.bench.tasks import check_tools, solve
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.chat.requests import POLICY_KEY
 from lookahead_agent.engines import background
@@ -77,6 +77,8 @@ class Bench:
         self._turns = [
             turn for block, modes in enumerate(blocks) for part in parts for turn in _turns(*part, block, modes)
         ]
+        for task, _, problems in parts:
+            check_tools(task, problems)
         self._settings = {task.name: _settings(config, task) for task in config.tasks}
         self._check_settings()
         self._models: dict[tuple[TaskConfig, Configuration], ChatLookahead] = {}
@@ -155,13 +157,12 @@ class Bench:
         seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:
-            answer = self._solve(job.task, llm, job.problem.question, seed, config)
+            answer = self._solve(job.task, llm, job.problem.question, seed, config, needs=job.problem.tools)
         except EngineError:
             raise
         except Exception as error:  # a graph that fails is a result; the other samples go on
             problem = f"{type(error).__name__}: {error}"
         seconds = recorder.elapsed()
-        expected = job.problem.answer
         return Sample(
             task=job.task.name,
             workload=job.task.task,
@@ -176,7 +177,7 @@ class Bench:
             policies=sorted({call.policy for call in recorder.calls}),
             concurrency=job.task.concurrency,
             seconds=seconds,
-            correct=None if expected is None else is_correct(answer, expected, job.task.answer),
+            correct=job.problem.accepts(answer, job.task.answer),
             answer=answer,
             error=problem,
             calls=recorder.calls,
@@ -236,7 +237,8 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
     """All that determines a sample, but its problem, configuration and seed."""
     fields = config.model_dump(mode="json", exclude={"tasks", "seed", "blocks"})
     chosen = {"dataset", "answer", "prompt", "concurrency", "max_tokens"}
-    of_task = task.model_dump(mode="json", include=chosen) | ({"parity": True} if task.parity else {})
+    of_task = task.model_dump(mode="json", include=chosen)
+    of_task |= {name: value for name, value in (("parity", task.parity), ("tools", list(task.tools))) if value}
     return fields | of_task | {"dataset": Path(task.dataset).name, "seed": config.seed}
 
 

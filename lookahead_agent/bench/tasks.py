@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.metrics import Budget
 from lookahead_agent.agents.templates import template
+from lookahead_agent.agents.tool_sources import load_tools
 from lookahead_agent.bench.config import TaskConfig, TaskName
+from lookahead_agent.bench.problems import Problem
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.errors import ConfigurationError
 
 BUDGET = Budget(steps=24, tokens=24_000, seconds=900)
 """Of one run of a template."""
@@ -24,18 +33,30 @@ def solve(
     question: str,
     seed: int | None,
     config: RunnableConfig,
+    *,
+    needs: Sequence[str] = (),
 ) -> str:
-    """The reply to a question, or the answer of a template's graph."""
+    """The reply to a question, or the answer of a template's graph.
+
+    Args:
+        task: What to run.
+        llm: The chat model.
+        question: The question.
+        seed: Of a sampled reply.
+        config: Of the run.
+        needs: Names of the task's tools that the graph gets; none: all.
+    """
     question = task.full_question(question)
     if task.task == "questions":
         return ask(llm, question, seed, config)
     changes: dict[str, Any] = {"seed": seed}
     if task.task == "self_consistency" and llm.temperature == 0:
         changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
-    state = build(task.task, llm.model_copy(update=changes)).invoke(
-        {"task" if task.task == "reflection" else "question": question}, config
-    )
-    return str(state.get("answer", ""))
+    with tools_of(task, needs) as tools:
+        state = build(task.task, llm.model_copy(update=changes), tools).invoke(
+            {"task" if task.task == "reflection" else "question": question}, config
+        )
+        return str(state.get("answer", ""))
 
 
 def ask(llm: ChatLookahead, question: str, seed: int | None, config: RunnableConfig) -> str:
@@ -47,14 +68,51 @@ def ask(llm: ChatLookahead, question: str, seed: int | None, config: RunnableCon
     return chain.invoke(question, config)
 
 
-def build(name: TaskName, llm: ChatLookahead) -> Any:
-    """A template's graph, with tools for problems with numbers."""
+def build(name: TaskName, llm: ChatLookahead, tools: Sequence[BaseTool] | None = None) -> Any:
+    """A template's graph, by default with tools for problems with numbers."""
     make = getattr(template("graphs", name), f"build_{name}")
     calculator = template("tools", "calculator").calculator
     how: dict[str, Any] = {"budget": BUDGET}
     if name == "supervisor":
-        tools = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
-        return make(llm, tools, **how)
+        teams = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
+        return make(llm, teams if tools is None else {tool.name: [tool] for tool in tools}, **how)
     if name in ("reflection", "self_consistency"):
         return make(llm, **how)
-    return make(llm, [calculator], **how)
+    return make(llm, [calculator] if tools is None else list(tools), **how)
+
+
+@contextmanager
+def tools_of(task: TaskConfig, needs: Sequence[str] = ()) -> Iterator[list[BaseTool] | None]:
+    """The tools for one run; None: the task names no sources. What they write is written to a copy of their folder.
+
+    Args:
+        task: Names the sources.
+        needs: Names of the tools that the run gets; none: all.
+    """
+    if not task.tools:
+        yield None
+        return
+    with TemporaryDirectory(prefix="lookahead-bench-") as copies:
+        sources = []
+        for number, source in enumerate(task.tools):
+            kind, colon, folder = source.partition("files:")
+            if colon and (not kind or kind.endswith("=")):
+                copied = copytree(folder, Path(copies, str(number)))
+                source = f"{kind}files:{copied}"
+            sources.append(source)
+        yield [tool for tool in load_tools(sources) if not needs or tool.name in needs]
+
+
+def check_tools(task: TaskConfig, problems: Sequence[Problem]) -> None:
+    """Check that a task has the tools that its problems need, before any model loads.
+
+    Raises:
+        ConfigurationError: A source does not work, or a problem needs a tool that is not there.
+    """
+    if not task.tools:
+        return
+    names = {tool.name for tool in load_tools(task.tools)}
+    for problem in problems:
+        if missing := ", ".join(sorted(set(problem.tools) - names)):
+            known = ", ".join(sorted(names))
+            raise ConfigurationError(f"the problem {problem.id} needs {missing}; the tools are {known}: add --tools")

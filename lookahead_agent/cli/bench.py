@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lookahead_agent.agents.tool_sources import KINDS
 from lookahead_agent.bench.config import MODES, TASKS, BenchConfig, load_config, make_config, packaged_configs
 from lookahead_agent.bench.configurations import chat_model
 from lookahead_agent.bench.parity import Parity, parity
@@ -106,6 +107,10 @@ def run(
         ),
     ] = None,
     engine_arg: options.EngineArgument = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tools", help=f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."),
+    ] = None,
     with_parity: Annotated[
         bool,
         typer.Option(
@@ -132,6 +137,7 @@ def run(
         "samples": samples,
         "concurrency": concurrency,
         "max_tokens": max_tokens,
+        "tools": tools,
         "parity": True if with_parity and policies is None else None,
         **{name: options.words(given) for name, given in lists.items() if given is not None},
         "depths": options.numbers(depths, int, "--depths") if depths is not None else None,

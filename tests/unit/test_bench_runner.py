@@ -73,7 +73,7 @@ def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path) -> None:
     """A shared draft proposes nothing for a sampled reply with a seed, so that one would measure something else."""
     seeds: list[int | None] = []
 
-    def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: Any) -> str:
+    def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: Any, **_: Any) -> str:
         seeds.append(seed)
         return "1"
 
@@ -240,7 +240,7 @@ def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_p
 
 
 def test_a_graph_that_fails_is_a_result(tmp_path: Path) -> None:
-    def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any) -> str:
+    def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any, **_: Any) -> str:
         if "farmer" in question:
             raise RecursionError("the graph went in circles")
         return "It is 14."

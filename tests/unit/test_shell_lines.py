@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sqlite3
 import subprocess
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,13 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: Mea
     monkeypatch.chdir(tmp_path)
     problem = '{"id": "a", "question": "How many?", "answer": "36", "solution": "It is 36."}\n'
     (tmp_path / "problems.jsonl").write_text(problem)
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        shop.execute("CREATE TABLE pens (colour TEXT)")
+    (tmp_path / "servers.json").write_text('{"mcpServers": {}}')
+    for folder in ("handbook", "folder"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "handbook" / "travel.md").write_text("A day abroad has a meal allowance.\n")
+    (tmp_path / "my_module.py").write_text('def my_tool(text: str) -> str:\n    """Say it again."""\n    return text\n')
 
 
 @pytest.mark.parametrize("line", lines("lookahead-agent"))
