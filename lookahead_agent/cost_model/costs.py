@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from lookahead_agent.engines.draft_length import cost_at
 from lookahead_agent.engines.protocol import Engine, Sampling
+from lookahead_agent.engines.shared_draft_proposer import cost_at
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable, write_whole
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import logging
 
 # Imported for its exit handler, which waits for child processes and must be registered before ours: handlers run in
 # reverse order, and ours is what ends those children.
 import multiprocessing.util  # noqa: F401
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from lookahead_agent.engines.processes import Spawner, kill_processes, worker_processes
+from lookahead_agent.engines.processes import refuse_starts
 from lookahead_agent.engines.vllm_config import VLLMConfig
-from lookahead_agent.engines.vllm_engine import SPAWNER, VLLMEngine
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import EngineError
-
-logger = logging.getLogger(__name__)
 
 
 class _Entry:
@@ -33,15 +29,18 @@ class EnginePool:
 
     Args:
         start: Makes an engine from its configuration.
-        spawner: Is told when no more is to be started.
+        refuse_starts: Ends what is starting when the pool is closed: only the process table knows of its processes.
     """
 
-    def __init__(self, start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine, spawner: Spawner = SPAWNER) -> None:
+    def __init__(
+        self,
+        start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine,
+        refuse_starts: Callable[[], None] = refuse_starts,
+    ) -> None:
         self._start = start
-        self._spawner = spawner
+        self._refuse_starts = refuse_starts
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
-        self._number_starting = 0
         self._closed = False
 
     def acquire(self, config: VLLMConfig) -> VLLMEngine:
@@ -65,8 +64,7 @@ class EnginePool:
                     entry.engine.close()
                     entry.engine = None
                 if entry.engine is None:
-                    with self._starting():
-                        entry.engine = self._start(config)
+                    entry.engine = self._start(config)
                     # vLLM has registered exit handlers by now; handlers run in reverse order, and ours must be first:
                     # an engine that is taken apart from below reports it as a crash.
                     atexit.unregister(self.close)
@@ -81,16 +79,6 @@ class EnginePool:
             engine.close()
             raise EngineError("the engine was released while it started")
         return engine
-
-    @contextmanager
-    def _starting(self) -> Iterator[None]:
-        with self._lock:
-            self._number_starting += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._number_starting -= 1
 
     def release(self, config: VLLMConfig) -> None:
         """Say that an engine is no longer needed; the last user's release shuts it down."""
@@ -111,21 +99,15 @@ class EnginePool:
             self._closed = True
             entries = list(self._entries.values())
             self._entries.clear()
-            starting = self._number_starting > 0
         for entry in entries:
             if entry.engine is not None:
                 entry.engine.close()
-        # An engine that is starting, also one that nobody waits for any more, has processes that only the process table
-        # knows of.
-        if starting:
-            self._spawner.refuse()
-            kill_processes(worker_processes())
+        self._refuse_starts()
 
     def begin_anew(self) -> None:
         """Leave all engines to the parent, in a process that was forked: here they cannot be asked, nor closed."""
         self._lock = threading.Lock()
         entries, self._entries = self._entries, {}
-        self._number_starting = 0
         for entry in entries.values():
             if entry.engine is not None:
                 entry.engine.leave_to_parent()

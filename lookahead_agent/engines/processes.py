@@ -1,12 +1,10 @@
-"""vLLM's processes: spawned each with its own environment, found, and ended; and files that outlive killed ones."""
+"""vLLM's processes: spawned each with its own environment, found, and ended."""
 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import logging
-import multiprocessing
 import os
 import shutil
 import signal
@@ -14,14 +12,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from multiprocessing import util
-from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -31,15 +27,29 @@ logger = logging.getLogger(__name__)
 
 PARENT = "LOOKAHEAD_AGENT_PARENT"
 """Environment variable of vLLM's processes: the number of the process that has started them."""
-_SPAWN: Callable[..., int] = util.spawnv_passfds
-_SOCKETS = "la-sockets"
-"""How a folder of sockets is named: as short as "lookahead-", and as nothing else."""
+SOCKETS = "la-sockets"
+"""How the name of a folder of sockets begins; the number of its process follows."""
 _LONGEST_FOLDER = 50
 """Characters: with a folder of ours and vLLM's name of a socket behind it, that is what a socket's address holds."""
+_SPAWN: Callable[..., int] = util.spawnv_passfds
+_QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # vLLM logs to stdout, which belongs to the program's own output.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # On a GPU vLLM would fork, which a process of many threads must not, and which none of the above reaches.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # Python's tracker frees what killed processes leave, and would say so.
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
+}
+"""Of vLLM here and in its processes, unless the user wants a log."""
 _staying: set[int] = set()
-_pausing = threading.Lock()
-_pauses = 0
-_was_enabled = False
+_starting: set[int] = set()
+"""Numbers of processes whose engines are starting."""
+_spawning = threading.Lock()
+_refused = False
 
 
 def available_cores() -> list[int]:
@@ -47,90 +57,64 @@ def available_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-class _Own(NamedTuple):
-    """What one engine's processes are spawned with, and no other's."""
+@contextmanager
+def spawning(environment: Mapping[str, str], when_spawned: Callable[[], None] | None = None) -> Iterator[list[int]]:
+    """Start an engine from this thread within this context, one engine at a time; yields its processes' numbers.
 
-    environment: Mapping[str, str]
-    when_spawned: Callable[[], None] | None
+    vLLM takes much from the environment only, such as its CPU cores. Spawned processes import `worker_main` in place
+    of the user's script.
 
-
-_own: ContextVar[_Own | None] = ContextVar("_own", default=None)
-
-
-class Spawner:
-    """Spawns the engines that are starting in this process, and leaves nothing of those that fail.
-
-    vLLM takes much from the environment only, such as its CPU cores, and engines that start together have one
-    environment to inherit. So what is one engine's alone is in the environment while its process is spawned, one
-    process at a time.
+    Args:
+        environment: Variables of this engine's processes.
+        when_spawned: Called when its process is there, and all is done here but waiting for the engine. It may leave
+            this context.
     """
+    thread, numbers = threading.get_ident(), list[int]()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._number = 0
-        self._replaced = ExitStack()
-        self._before: set[psutil.Process] = set()
-        self._kept: set[psutil.Process] = set()
-        self._failed = False
-        self._spawning = threading.Lock()
-        self._refused = False
-
-    def refuse(self) -> None:
-        """Let no further process be spawned; those that have been can be seen among this one's when it returns."""
-        with self._spawning:
-            self._refused = True
-
-    def _spawn(self, path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
-        own = _own.get() or _Own({}, None)
-        with self._spawning:
-            if self._refused:
+    def spawn(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+        # Python's resource tracker, and what the user's own threads spawn, are no processes of the engine.
+        if threading.get_ident() != thread or "--multiprocessing-fork" not in arguments:
+            return _SPAWN(path, arguments, descriptors)
+        with _spawning:
+            if _refused:
                 raise EngineError("the process is shutting down")
-            with _environment(own.environment):
-                process = _SPAWN(path, arguments, descriptors)
-        if own.when_spawned is not None and "--multiprocessing-fork" in arguments:  # and not Python's resource tracker
-            own.when_spawned()
-        return process
+            numbers.append(_SPAWN(path, arguments, descriptors))
+            _starting.add(numbers[-1])
+        if when_spawned is not None:
+            when_spawned()
+        return numbers[-1]
 
-    @contextmanager
-    def starting(
-        self, environment: Mapping[str, str] | None = None, when_spawned: Callable[[], None] | None = None
-    ) -> Iterator[set[psutil.Process]]:
-        """Start an engine within this context; put the processes that are to stay into the yielded set.
-
-        Args:
-            environment: Variables of this engine's processes.
-            when_spawned: Called when its process is there, and all is done here but waiting for the engine.
-        """
-        with self._lock:
-            if self._number == 0:
-                self._before = worker_processes()
-                self._replaced.enter_context(_quiet_environment())
-                self._replaced.enter_context(_main_module_replaced())
-                setattr(util, "spawnv_passfds", self._spawn)  # noqa: B010
-                self._replaced.callback(setattr, util, "spawnv_passfds", _SPAWN)
-            self._number += 1
-        kept: set[psutil.Process] = set()
-        failed = True
-        token = _own.set(_Own(environment or {}, when_spawned))
+    quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    if "VLLM_LOGGING_LEVEL" in quiet:
+        logging.getLogger("vllm").setLevel(logging.ERROR)
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        quiet["VLLM_RPC_BASE_PATH"] = _folder_of_sockets()
+    main, stand_in = sys.modules["__main__"], ModuleType("__main__")
+    stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
+    # A parent of this process may have set its own number, if this is itself such a worker.
+    with _environment({**quiet, PARENT: str(os.getpid()), **environment}):
+        sys.modules["__main__"] = stand_in
+        setattr(util, "spawnv_passfds", spawn)  # noqa: B010
         try:
-            yield kept
-            failed = False
+            yield numbers
         finally:
-            _own.reset(token)
-            with self._lock:
-                self._number -= 1
-                self._kept |= kept
-                self._failed |= failed
-                if self._number == 0:
-                    self._end()
+            setattr(util, "spawnv_passfds", _SPAWN)  # noqa: B010
+            sys.modules["__main__"] = main
 
-    def _end(self) -> None:
-        self._replaced.close()
-        # Which processes belong to none can only be told once no other engine is starting.
-        if self._failed:
-            kill_processes(worker_processes() - self._before - self._kept)
-        self._failed = False
-        self._before, self._kept = set(), set()
+
+def end_start(numbers: Iterable[int], *, failed: bool) -> None:
+    """Say that the engine of these processes has started, or has failed, which kills them."""
+    if failed:
+        kill_processes(families(numbers))
+    _starting.difference_update(numbers)
+
+
+def refuse_starts() -> None:
+    """Let no engine's process be spawned any more, and kill those whose engines are starting."""
+    global _refused
+    with _spawning:
+        _refused = True
+    kill_processes(families(_starting))
 
 
 @contextmanager
@@ -147,130 +131,40 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def _quiet_environment() -> Iterator[None]:
-    """The environment of vLLM here and in its processes: quiet unless the user wants a log."""
-    quiet = {
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        # vLLM logs to stdout, which belongs to the program's own output.
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "VLLM_RPC_BASE_PATH": _folder_of_sockets(),
-        # On a GPU vLLM would fork, which a process of many threads must not, and which none of the above reaches.
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # Python's tracker frees what killed processes leave, and would say so.
-        "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
-    }
-    missing = {name: value for name, value in quiet.items() if name not in os.environ}
-    if "VLLM_LOGGING_LEVEL" in missing:
-        logging.getLogger("vllm").setLevel(logging.ERROR)
-    # A parent of this process may have set its own number, if this is itself such a worker.
-    with _environment(missing | {PARENT: str(os.getpid())}):
-        yield
-
-
 @cache
 def _folder_of_sockets() -> str:
-    """Where vLLM's processes meet; removed with all that is in it when this process ends, for vLLM leaves it there.
-
-    A process that is killed leaves it, too: the next one removes it.
-    """
+    """Where vLLM's processes meet, which it leaves behind: removed when this process ends, or by its workers."""
     if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
         return tempfile.gettempdir()
-    remove_stale(Path(tempfile.gettempdir()), _SOCKETS)
-    folder, _ = create_locked(partial(tempfile.mkdtemp, prefix=_SOCKETS))
+    folder = tempfile.mkdtemp(prefix=f"{SOCKETS}-{os.getpid()}-")
     atexit.register(_remove_own, folder, os.getpid())
-    return str(folder)
+    return folder
 
 
 os.register_at_fork(after_in_child=_folder_of_sockets.cache_clear)
+os.register_at_fork(after_in_child=_starting.clear)  # the parent's
 
 
-def _remove_own(folder: Path, process: int) -> None:
+def _remove_own(folder: str, process: int) -> None:
     """Remove a folder that this process has made, and not one that was forked from it."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _main_module_replaced() -> Iterator[None]:
-    """Have spawned workers import `worker_main` in place of the user's script."""
-    main = sys.modules["__main__"]
-    stand_in = ModuleType("__main__")
-    stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
-    sys.modules["__main__"] = stand_in
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause the collector; if it was enabled, it is again when the last of several pauses ends.
+    """Pause Python's garbage collector; not in two threads at once.
 
     Importing vLLM makes a million objects, all of which stay. The collector looks through them again and again, which
     takes a third of the time; so it does while a tokenizer is read.
     """
-    global _pauses, _was_enabled
-    with _pausing:
-        if _pauses == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _pauses += 1
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        with _pausing:
-            _pauses -= 1
-            if _pauses == 0 and _was_enabled:
-                gc.enable()
-
-
-def create_locked(create: Callable[[], str]) -> tuple[Path, int]:
-    """Create a file or a folder that `remove_stale` leaves alone until its lock is closed.
-
-    Args:
-        create: Creates it and returns its path.
-
-    Returns:
-        The path, and the descriptor that holds the lock; the system closes it however this process ends.
-    """
-    while True:
-        path = Path(create())
-        descriptor = os.open(path, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if path.exists():  # else another process has removed it before it was locked
-            return path, descriptor
-        os.close(descriptor)
-
-
-def remove_stale(folder: Path, prefix: str) -> None:
-    """Remove what killed processes of this user have left: files and folders that nobody locks.
-
-    Args:
-        folder: Where they are.
-        prefix: How their names begin, and no others.
-    """
-    for path in folder.glob(f"{prefix}*"):
-        try:
-            if path.lstat().st_uid != os.getuid():
-                continue
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:  # it is gone, or is a link
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        except BlockingIOError:
-            logger.debug("%s is in use", path)
-        finally:
-            os.close(descriptor)
+        if was_enabled:
+            gc.enable()
 
 
 def leave_running(pid: int) -> None:
@@ -303,16 +197,6 @@ def _send(sign: signal.Signals, processes: Iterable[psutil.Process]) -> None:
             process.send_signal(sign)
         except psutil.NoSuchProcess:
             logger.debug("process %d had already ended", process.pid)
-
-
-def worker_processes() -> set[psutil.Process]:
-    """Processes that were started by `multiprocessing`, as vLLM does, and theirs.
-
-    The user's program may start others, possibly just now, which are not ours to end.
-    """
-    # Until a process has read what it is for, `multiprocessing` does not list it.
-    spawned = (child for child in psutil.Process().children() if "--multiprocessing-fork" in _command(child))
-    return families([*(worker.pid for worker in multiprocessing.active_children()), *(child.pid for child in spawned)])
 
 
 def families(parents: Iterable[int | None]) -> set[psutil.Process]:

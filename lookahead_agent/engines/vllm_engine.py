@@ -16,7 +16,7 @@ import psutil
 
 from lookahead_agent.engines.crash_report import CrashReport, no_shared_memory
 from lookahead_agent.engines.json_schema import composes, for_llguidance
-from lookahead_agent.engines.processes import Spawner, collection_paused, end_processes, families
+from lookahead_agent.engines.processes import collection_paused, end_processes, end_start, families, spawning
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 _SHUT_DOWN = "the engine was shut down"
 
-SPAWNER = Spawner()
-"""Of the engines that are starting in this process."""
 # transformers imports its modules when they are first used, which two threads must not do at once, and vLLM keeps what
 # it is configuring in global variables. Where an engine measures which memory of a GPU is free, it is held until the
 # engine runs.
@@ -81,24 +79,25 @@ class VLLMEngine:
         self._shared_draft = (
             SharedDraftBuffer() if uses_shared_draft(dict(config.arguments).get("speculative_config")) else None
         )
-        with ExitStack() as configuring:
-            configuring.enter_context(_configuring)
-            configuring.enter_context(collection_paused())
-            try:
+        numbers: list[int] = []
+        try:
+            with ExitStack() as configuring:
+                configuring.enter_context(_configuring)
+                configuring.enter_context(collection_paused())
                 self._tokenizer = HFTokenizer(config.model)
-                measures = not runs_on_cpu() and "kv_cache_memory_bytes" not in dict(config.arguments)
-                with SPAWNER.starting(process_environment(config), None if measures else configuring.close) as kept:
-                    self._llm: Any = _start(config, self._shared_draft)
-                    workers = self._llm.engine_core.resources.engine_manager.processes
-                    self._children = list(families(worker.pid for worker in workers))
-                    kept.update(self._children)
-            except ConfigurationError:
+                when_spawned = configuring.close if _spawns_once(config) else None
+                numbers = configuring.enter_context(spawning(process_environment(config), when_spawned))
+                self._llm: Any = _start(config, self._shared_draft)
+        except BaseException as error:
+            end_start(numbers, failed=True)
+            if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                 raise
-            except Exception as error:
-                raise EngineStartError(_start_failure(config, error, self._crash_report)) from error
-            finally:
-                if self._shared_draft is not None:
-                    self._shared_draft.forget_file()
+            raise EngineStartError(_start_failure(config, error, self._crash_report)) from error
+        finally:
+            if self._shared_draft is not None:
+                self._shared_draft.forget_file()
+        self._children = list(families(numbers))
+        end_start(numbers, failed=False)
         self._context_length = int(self._llm.model_config.max_model_len)
 
     @property
@@ -293,6 +292,13 @@ class VLLMEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _spawns_once(config: VLLMConfig) -> bool:
+    """Whether other engines may be configured once a process is spawned: it is the only one, and measures no memory."""
+    arguments = dict(config.arguments)
+    measures = not runs_on_cpu() and "kv_cache_memory_bytes" not in arguments
+    return not measures and arguments.get("data_parallel_size", 1) == 1
 
 
 def _start(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> Any:

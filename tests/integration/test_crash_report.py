@@ -11,7 +11,7 @@ import pytest
 from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines.processes import worker_processes
+from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import EngineJudge
@@ -123,7 +123,7 @@ def test_without_its_target_the_reply_is_one_clear_error_and_the_next_call_start
     llm: ChatLookahead, alone: list[int], name: str
 ) -> None:
     engines = engines_of(llm)
-    before = set(worker_processes())
+    before = set(child_processes())
     with pytest.raises(EngineError, match="killed") as raised:
         interrupted(llm, engines.target, name, "off")
     assert "kv_cache_memory_bytes" in str(raised.value)

@@ -13,7 +13,7 @@ import pytest
 
 from lookahead_agent.cpu.names import PROVIDER, VARIABLE
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine, background
-from lookahead_agent.engines.processes import worker_processes
+from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.engines.vllm_config import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from tests.integration.conftest import TINY_ENGINE
@@ -22,9 +22,9 @@ from tests.waiting import becomes
 
 @pytest.fixture(scope="module")
 def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
-    before = worker_processes()
+    before = child_processes()
     with VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(TINY_ENGINE))) as engine:
-        started = worker_processes() - before
+        started = child_processes() - before
         assert started
         yield engine
         prompt = prompt_of(engine)
@@ -173,7 +173,7 @@ def test_a_failed_start_leaves_no_process(tiny_pair: tuple[Path, Path], tmp_path
     broken = tmp_path / "broken"
     shutil.copytree(tiny_pair[0], broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    before = worker_processes()
+    before = child_processes()
     with pytest.raises(EngineStartError, match="could not start broken"):
         VLLMEngine(VLLMConfig(broken, "0", as_arguments(TINY_ENGINE)))
-    assert not [p for p in worker_processes() - before if p.is_running()]
+    assert not [p for p in child_processes() - before if p.is_running()]

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from lookahead_agent.cpu.cores import binding, share_cores
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
 from lookahead_agent.engines.engine_pool import EnginePool
-from lookahead_agent.engines.processes import Spawner, child_processes, end_processes, worker_processes
 from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.errors import EngineError, EngineStartError
 
@@ -56,7 +52,7 @@ def pool_of(started: list[FakeEngine], fail: bool = False) -> EnginePool:
         started.append(FakeEngine())
         return started[-1]
 
-    return EnginePool(start, Spawner())
+    return EnginePool(start, lambda: None)
 
 
 CONFIG = VLLMConfig(Path("model"), "0", (("dtype", "float32"),))
@@ -126,7 +122,7 @@ def test_an_engine_that_is_released_while_it_starts_is_closed() -> None:
         assert go_on.wait(20)
         return engine
 
-    pool = EnginePool(start, Spawner())
+    pool = EnginePool(start, lambda: None)
     with ThreadPoolExecutor() as threads:
         acquired = threads.submit(pool.acquire, CONFIG)
         assert begun.wait(20)
@@ -137,22 +133,20 @@ def test_an_engine_that_is_released_while_it_starts_is_closed() -> None:
     assert engine.closed == 1
 
 
-def test_closing_lets_no_start_spawn_anything_also_one_that_nobody_waits_for() -> None:
-    begun, go_on, spawner = threading.Event(), threading.Event(), Spawner()
+def test_closing_ends_what_is_starting_also_what_nobody_waits_for() -> None:
+    begun, refused = threading.Event(), threading.Event()
 
     def start(_: VLLMConfig) -> Any:
-        with spawner.starting():
-            begun.set()
-            assert go_on.wait(20)
-            multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)).start()
+        begun.set()
+        assert refused.wait(20)
+        raise EngineError("the process is shutting down")
 
-    pool = EnginePool(start, spawner)
+    pool = EnginePool(start, refused.set)
     with ThreadPoolExecutor() as threads:
         acquired = threads.submit(pool.acquire, CONFIG)
         assert begun.wait(20)
         pool.release(CONFIG)
         pool.close()
-        go_on.set()
         with pytest.raises(EngineError, match="shutting down"):
             acquired.result(20)
 
@@ -219,21 +213,3 @@ def test_without_vllm_the_error_names_the_extra() -> None:
         "    raise AssertionError('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_only_workers_are_ours_to_end() -> None:
-    users = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    worker.start()
-    try:
-        assert worker.pid is not None
-        found = {process.pid for process in worker_processes()}
-        assert worker.pid in found
-        assert users.pid not in found
-        assert {worker.pid, users.pid} <= {process.pid for process in child_processes()}
-        end_processes(worker_processes())
-        assert not psutil.pid_exists(worker.pid)
-        assert users.poll() is None
-    finally:
-        worker.kill()
-        users.communicate()

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 
 from lookahead_agent.engines.engine_pool import EnginePool
-from lookahead_agent.engines.processes import Spawner
 from lookahead_agent.engines.vllm_config import VLLMConfig
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 
@@ -35,10 +34,10 @@ print(llm.invoke("q").text == "One.\\n\\nTwo.", flush=True)
 SOCKETS = """
 import os, sys
 from pathlib import Path
-from lookahead_agent.engines.processes import Spawner
+from lookahead_agent.engines.processes import spawning
 
 def folder():
-    with Spawner().starting():
+    with spawning({}):
         return Path(os.environ["VLLM_RPC_BASE_PATH"])
 
 own = folder()
@@ -84,7 +83,7 @@ def test_in_a_forked_process_engines_are_left_to_the_parent_and_started_anew() -
         started.append(FakeEngine())
         return started[-1]
 
-    pool, config = EnginePool(start, Spawner()), VLLMConfig(Path("model"))
+    pool, config = EnginePool(start, lambda: None), VLLMConfig(Path("model"))
     pool.acquire(config)
     pool.begin_anew()
     pool.release(config)  # as the parent's holders do when they are collected

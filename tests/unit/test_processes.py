@@ -11,15 +11,16 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from lookahead_agent.engines.processes import Spawner, end_processes, kill_processes, worker_processes
+from lookahead_agent.engines import processes
+from lookahead_agent.engines.processes import end_processes, end_start, kill_processes, refuse_starts, spawning
 from lookahead_agent.errors import EngineError
-from tests.waiting import becomes
 
 SPAWN = multiprocessing.get_context("spawn")
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
@@ -40,16 +41,16 @@ def told(name: str) -> str | None:
 
 
 def test_each_of_two_engines_that_start_together_has_an_environment_of_its_own() -> None:
-    spawner, both = Spawner(), threading.Barrier(2)
+    configuring = threading.Lock()
 
     def start(cores: str) -> str | None:
-        spawned: list[bool] = []
-        with spawner.starting({BINDING: cores}, lambda: spawned.append(True)):
-            both.wait(20)
-            assert not spawned
+        with ExitStack() as stack:
+            stack.enter_context(configuring)
+            numbers = stack.enter_context(spawning({BINDING: cores}, stack.close))
             found = told(BINDING)
-            assert spawned == [True]
-            both.wait(20)
+            assert len(numbers) == 1
+            assert BINDING not in os.environ or configuring.locked(), "another one may be next"
+            end_start(numbers, failed=False)
             return found
 
     with ThreadPoolExecutor() as threads:
@@ -60,30 +61,30 @@ def test_each_of_two_engines_that_start_together_has_an_environment_of_its_own()
 
 def test_the_environment_of_an_engine_goes_before_the_programs_which_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BINDING, "7")
-    with Spawner().starting({BINDING: "1"}):
-        assert told(BINDING) == "1"
-    assert os.environ[BINDING] == "7"
-
-
-def test_the_environment_lasts_as_long_as_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
     main = sys.modules["__main__"]
-    spawner = Spawner()
-    with spawner.starting():
-        with spawner.starting():
-            assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+    with spawning({BINDING: "1"}):
+        assert told(BINDING) == "1"
         assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
         assert os.environ["TOKENIZERS_PARALLELISM"] == "true", "what the user wants goes first"
         assert sys.modules["__main__"] is not main
+    assert os.environ[BINDING] == "7"
     assert "VLLM_NO_USAGE_STATS" not in os.environ
     assert sys.modules["__main__"] is main
 
 
+def test_a_process_of_the_users_own_threads_is_none_of_the_engine() -> None:
+    with spawning({}) as numbers, ThreadPoolExecutor() as threads:
+        users = threads.submit(sleeper).result()
+        assert numbers == []
+    end_processes([psutil.Process(users.pid)])
+
+
 def test_sockets_are_in_a_folder_that_is_removed_at_the_end(tmp_path: Path) -> None:
     script = (
-        "import os; from lookahead_agent.engines.processes import Spawner\n"
-        "with Spawner().starting(): folder = os.environ['VLLM_RPC_BASE_PATH']\n"
+        "import os; from lookahead_agent.engines.processes import spawning\n"
+        "with spawning({}): folder = os.environ['VLLM_RPC_BASE_PATH']\n"
         "open(folder + '/socket', 'w').close(); print(folder)"
     )
     short = tempfile.mkdtemp(prefix="short-")
@@ -118,7 +119,7 @@ class Goodbye:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_worker_leaves_after_its_exit_handlers_with_its_exit_code(tmp_path: Path, fails: bool) -> None:
-    with Spawner().starting():
+    with spawning({}):
         process = SPAWN.Process(target=work, args=(tmp_path,), kwargs={"fails": fails})
         process.start()
         process.join()
@@ -135,34 +136,17 @@ def test_a_worker_whose_parent_ended_before_it_had_sent_anything_says_nothing(er
     assert (error in process.stderr) is told
 
 
-def test_nothing_is_spawned_once_starts_are_refused() -> None:
-    spawner = Spawner()
-    with spawner.starting():
-        spawner.refuse()
+def test_nothing_is_spawned_once_starts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_refused", False)  # to be put back
+    with spawning({}):
+        starting = sleeper()
+        refuse_starts()
+        assert not psutil.pid_exists(starting.pid or 0)
         with pytest.raises(EngineError, match="shutting down"):
             sleeper()
     users = sleeper()
     assert users.is_alive(), "what is spawned otherwise is not ours to refuse"
     kill_processes([psutil.Process(users.pid)])
-
-
-def rest(_: str) -> None:
-    time.sleep(60)
-
-
-async def test_a_worker_is_found_while_it_is_sent_what_it_is_for() -> None:
-    before = worker_processes()
-    with Spawner().starting():
-        # More than a pipe holds: it is written when the worker, which begins with `worker_main`, reads it.
-        process = SPAWN.Process(target=rest, args=("." * (1 << 20),))
-        threading.Thread(target=process.start, daemon=True).start()
-        await becomes(lambda: len(worker_processes() - before) == 1)
-        (found,) = worker_processes() - before
-        assert process not in multiprocessing.active_children()
-        await becomes(lambda: process in multiprocessing.active_children())
-        assert worker_processes() - before == {found}
-    kill_processes([found])
-    assert not found.is_running()
 
 
 def test_killing_takes_no_answer_and_begins_with_the_oldest() -> None:
@@ -184,28 +168,14 @@ def sleeper() -> BaseProcess:
     return process
 
 
-def failing(spawner: Spawner) -> BaseProcess:
-    """The process of an engine that does not start."""
-    process: list[BaseProcess] = []
-
-    def start() -> None:
-        with spawner.starting():
-            process.append(sleeper())
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        start()
-    return process[0]
-
-
-def test_of_two_starts_the_one_that_fails_leaves_nothing_and_the_other_stays() -> None:
-    spawner = Spawner()
+def test_a_start_that_fails_leaves_nothing_and_others_stay() -> None:
     before = sleeper()
-    with spawner.starting() as kept:
+    with spawning({}) as numbers:
+        bad = sleeper()
+    end_start(numbers, failed=True)
+    with spawning({}) as numbers:
         good = sleeper()
-        bad = failing(spawner)
-        assert good.is_alive()
-        kept.add(psutil.Process(good.pid))
+    end_start(numbers, failed=False)
     try:
         assert [psutil.pid_exists(process.pid or 0) for process in (bad, good, before)] == [False, True, True]
     finally:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.engines.draft_length import DraftLength, propose
-from lookahead_agent.engines.shared_draft import (
-    LINES,
-    LINES_OF_REPLY,
-    ROOM,
+from lookahead_agent.engines.shared_draft import LINES, LINES_OF_REPLY, ROOM, SharedDraftBuffer, open_buffer
+from lookahead_agent.engines.shared_draft_proposer import (
+    BUFFER,
+    COSTS,
+    DraftLength,
     ReadLine,
-    SharedDraftBuffer,
-    SharedDraftReader,
+    SharedDraftProposer,
+    propose,
+    read_lines,
 )
-from lookahead_agent.engines.shared_draft_proposer import BUFFER, COSTS, SharedDraftProposer
 
 PROMPT = [5, 6, 7]
 REPLY = list(range(20, 40))
@@ -33,7 +33,7 @@ def buffer(tmp_path: Path) -> SharedDraftBuffer:
 
 
 def read(buffer: SharedDraftBuffer) -> list[ReadLine]:
-    return SharedDraftReader(buffer.path).lines()
+    return read_lines(open_buffer(buffer.path))
 
 
 def ids(tokens: list[int]) -> Any:
@@ -76,11 +76,11 @@ def test_a_full_board_and_a_full_line_leave_the_rest_out(buffer: SharedDraftBuff
 
 
 def test_the_file_is_gone_and_the_board_still_works(buffer: SharedDraftBuffer) -> None:
-    reader = SharedDraftReader(buffer.path)
+    opened = open_buffer(buffer.path)
     buffer.forget_file()
     assert not buffer.path.exists()
     buffer.draft_lines(PROMPT).begin(PROMPT)
-    assert len(reader.lines()) == 1
+    assert len(read_lines(opened)) == 1
 
 
 def line_of(buffer: SharedDraftBuffer, begun: int, drafted: list[int]) -> None:
