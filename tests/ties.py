@@ -16,7 +16,7 @@ from langchain_core.messages import HumanMessage
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
-from lookahead_agent.engines.logprobs import top_logprobs
+from lookahead_agent.engines.protocol import top_logprobs
 from lookahead_agent.policy import as_policy
 
 

@@ -14,8 +14,8 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime
-from lookahead_agent.runtime.spec import RuntimeSpec
 
 _SERVERS = (
     ("target", "model", "base_url", "api_key"),

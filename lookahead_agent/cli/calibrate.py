@@ -18,7 +18,7 @@ from lookahead_agent.certificates.certificate import digest, keep
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich, echo
-from lookahead_agent.cpu.cores import binding
+from lookahead_agent.cpu import binding
 from lookahead_agent.engines.processes import available_cores
 
 calibrate = typer.Typer(

@@ -15,7 +15,7 @@ from lookahead_agent.engines.vllm_config import require_vllm
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, processor
 from lookahead_agent.models import choose_models, fetch
-from lookahead_agent.runtime.engine_selection import EngineRequest, select_engines
+from lookahead_agent.runtime.engine_selection import RuntimeSpec, select_engines
 
 _SIGNS = {"ok": Text("✓", "green"), "missing": Text("✗", "red"), "optional": Text("–", "yellow")}
 
@@ -30,7 +30,9 @@ def hardware(
     require_vllm()
     bars, models = ProgressBars(), choose_models(model, draft)
     assert models.draft is not None  # one was asked for
-    setup = select_engines(EngineRequest(draft_engine=steps), fetch(models.target, bars), fetch(models.draft, bars))
+    setup = select_engines(
+        RuntimeSpec(models, draft_engine=steps), fetch(models.target, bars), fetch(models.draft, bars)
+    )
     found = {
         "processor": processor(),
         "gpus": gpus(),

@@ -23,18 +23,18 @@ from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, 
 from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid
 from lookahead_agent.engines import background
 from lookahead_agent.engines.engine_pool import POOL
-from lookahead_agent.engines.logprobs import sequence_logprobs
+from lookahead_agent.engines.protocol import sequence_logprobs
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Kernel, Precision
-from lookahead_agent.models import ModelFacts, choose_models
+from lookahead_agent.models import ModelFacts, ResolvedSet, choose_models
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, select_engines
+from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares
 from lookahead_agent.runtime.weights import Platform, weights_in
 
@@ -81,7 +81,9 @@ class Pair:
         assert models.draft is not None  # one was asked for
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
-        kernels = chosen_kernels({"target": precision, "draft": draft_precision}, engine_args, fetched, dummy_weights)
+        kernels = chosen_kernels(
+            models, {"target": precision, "draft": draft_precision}, engine_args, fetched, dummy_weights
+        )
         self.names = {str(role): each.name for role, each in facts.items()}
         self.dummy_weights = dummy_weights
         self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
@@ -91,7 +93,7 @@ class Pair:
         self.shares: dict[Role, str | None] = {"target": None, "draft": None}
         """Each model's share of the cores; None on a GPU."""
         if self.divided:
-            from lookahead_agent.cpu.cores import binding, share_cores
+            from lookahead_agent.cpu import binding, share_cores
 
             self.every_core = binding(available_cores())
             target, draft = share_cores(available_cores(), with_draft=True)
@@ -134,27 +136,30 @@ class Pair:
 
 
 def chosen_kernels(
+    models: ResolvedSet,
     precisions: Mapping[Role, Precision | None],
     engine_args: Mapping[str, Any],
     folders: Mapping[Role, Path],
     dummy_weights: bool,
-    select: Callable[[EngineRequest, Path, Path], EngineSetup] = select_engines,
+    select: Callable[[RuntimeSpec, Path, Path], EngineSetup] = select_engines,
 ) -> dict[Role, Kernel | None]:
     """The precision of each model's weights; None: as vLLM has them.
 
     Args:
+        models: The pair.
         precisions: "auto" is what a chat model would choose; for made-up weights it is None.
         select: As `select_engines`.
     """
     chosen: Mapping[str, Kernel] = {}
     if "auto" in precisions.values() and not dummy_weights:
-        request = EngineRequest(
+        spec = RuntimeSpec(
+            models,
             precision=precisions["target"] or "auto",
             draft_precision=precisions["draft"] or "auto",
             target_arguments=engine_args,
             draft_arguments=engine_args,
         )
-        chosen = select(request, folders["target"], folders["draft"]).precision
+        chosen = select(spec, folders["target"], folders["draft"]).precision
     return {role: chosen.get(role) if each == "auto" else each for role, each in precisions.items()}
 
 

@@ -22,8 +22,8 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW8A8Int8
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from lookahead_agent.cpu import INT8
 from lookahead_agent.cpu.matrix import Matrix, RoundedOutputLayer, rounded
-from lookahead_agent.cpu.names import INT8
 
 _MOST_TOKENS = 32
 """That the kernel is prepared for; it takes more, too."""

@@ -17,8 +17,8 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from lookahead_agent.cpu import INT8_WEIGHTS
 from lookahead_agent.cpu.matrix import Matrix, RoundedOutputLayer, rounded
-from lookahead_agent.cpu.names import INT8_WEIGHTS
 
 
 def _kernel() -> ModuleType:

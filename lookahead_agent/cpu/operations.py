@@ -10,7 +10,7 @@ from vllm import ir
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.platforms import current_platform
 
-from lookahead_agent.cpu.names import PROVIDER
+from lookahead_agent.cpu import PROVIDER
 
 current_platform.import_kernels()
 

@@ -11,7 +11,7 @@ import os
 import time
 from functools import cache, partial
 
-from lookahead_agent.cpu.names import VARIABLE
+from lookahead_agent.cpu import VARIABLE
 
 _NAP = 0.0005
 """Seconds that vLLM's processes sleep while they wait for each other."""

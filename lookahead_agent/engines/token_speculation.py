@@ -28,7 +28,6 @@ def check_token_speculation(
     engine_args: Mapping[str, Any],
     *,
     installed: Callable[[str], object] = find_spec,
-    takes_classes: bool | None = None,
 ) -> None:
     """Refuse, before any model loads, what cannot work.
 
@@ -36,7 +35,6 @@ def check_token_speculation(
         method: A name of `TokenSpeculation`, or vLLM's `speculative_config`.
         engine_args: The target's other engine arguments.
         installed: Whether there is a package of a name.
-        takes_classes: Whether vLLM takes a proposer's class; None: as the installed one does.
 
     Raises:
         ConfigurationError: No such method, or a method that needs more than its name.
@@ -64,18 +62,6 @@ def check_token_speculation(
         )
     if name == "ngram" and not installed("numba"):
         raise MissingExtraError("ngram speculation needs the package numba: pip install numba")
-    if name == "shared_draft" and not (vllm_takes_classes() if takes_classes is None else takes_classes):
-        raise ConfigurationError(
-            "a shared draft needs a vLLM that asks a class for draft tokens (speculative method custom_class), and the "
-            "one that is installed does not: update vllm, or choose draft_model or ngram"
-        )
-
-
-def vllm_takes_classes() -> bool:
-    """Whether the installed vLLM asks a class of ours for draft tokens; without importing it."""
-    vllm = find_spec("vllm")
-    folders = vllm.submodule_search_locations if vllm is not None else None
-    return any(Path(folder, "v1", "spec_decode", "custom_class_proposer.py").is_file() for folder in folders or ())
 
 
 def uses_shared_draft(speculative_config: Any) -> bool:

@@ -64,7 +64,7 @@ def require_plugin(plugins: Collection[EntryPoint] | None = None) -> None:
     Raises:
         EngineStartError: There is none; the message says what to do.
     """
-    from lookahead_agent.cpu.names import ENTRY_POINT
+    from lookahead_agent.cpu import ENTRY_POINT
 
     if not (entry_points(group="vllm.general_plugins", name=ENTRY_POINT) if plugins is None else plugins):
         raise EngineStartError(
@@ -89,7 +89,7 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
     """Variables of an engine's processes on a CPU, which vLLM and others read when they are imported there."""
     if not runs_on_cpu():
         return {}
-    from lookahead_agent.cpu.names import ENTRY_POINT, VARIABLE
+    from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
 
     variables = {VARIABLE: "1"}
     if (allowed := os.environ.get("VLLM_PLUGINS")) is not None:
@@ -138,7 +138,7 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
     if runs_on_cpu():
-        from lookahead_agent.cpu.names import PROVIDER
+        from lookahead_agent.cpu import PROVIDER
 
         arguments |= {
             "dtype": "bfloat16",

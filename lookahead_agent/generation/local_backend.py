@@ -18,7 +18,7 @@ from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.runtime.runtime import EngineLease, Runtime
+from lookahead_agent.runtime.runtime import Runtime
 
 
 class LocalBackend:
@@ -32,7 +32,8 @@ class LocalBackend:
     def __init__(self, engines: EngineSet | None = None, runtime: Runtime | None = None) -> None:
         self.runtime = runtime
         self._given = engines
-        self._lease: EngineLease | None = runtime.lease() if runtime is not None else None
+        if runtime is not None:
+            runtime.lease(self)
         self._tool_parsers: dict[str | None, ToolParser] = {}
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
@@ -63,8 +64,7 @@ class LocalBackend:
             assert self._given is not None
             yield self._given
             return
-        if self._lease is None:
-            self._lease = self.runtime.lease()
+        self.runtime.lease(self)
         async with self.runtime.engines(policy) as engines:
             yield engines
 
@@ -78,9 +78,8 @@ class LocalBackend:
 
     def close(self) -> None:
         """Release the engines, which shuts them down unless another chat model has leased them."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.release()
+        if self.runtime is not None:
+            self.runtime.release(self)
 
     @property
     def running(self) -> EngineSet | None:

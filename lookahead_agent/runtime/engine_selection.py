@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from lookahead_agent import __version__
+from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.token_speculation import speculates_by_draft_model, speculative_config
 from lookahead_agent.engines.tokenizer import HFTokenizer
@@ -20,6 +23,7 @@ from lookahead_agent.hardware.choice import (
     choose_configuration,
 )
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
+from lookahead_agent.models import ResolvedSet
 from lookahead_agent.models.conversion import is_quantized
 from lookahead_agent.runtime.gpu_memory import weight_bytes
 from lookahead_agent.runtime.weights import Platform, Weights, weights_in
@@ -30,24 +34,59 @@ _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "b
 
 
 @dataclass(frozen=True)
-class EngineRequest:
-    """What a user asks of the engines.
+class RuntimeSpec:
+    """What determines the engines of a chat model.
 
     Attributes:
-        token_speculation: Method of token speculation, or "auto".
+        models: Target, draft, judge and embedding model.
+        target_arguments: Arguments of the target's vLLM engine.
+        draft_arguments: Arguments of the draft's vLLM engine.
+        judge_arguments: Arguments of the judge's vLLM engine.
+        remote: The models that are behind servers, by role: "target", "draft", "judge", "embedding".
+        token_speculation: Method of token-level speculation inside the target's engine, or "auto".
         precision: Of the target's weights.
         draft_precision: Of the draft's.
-        target_arguments: Arguments of the target's engine; a `dtype` there fixes the precision.
-        draft_arguments: Arguments of the draft's.
+        cores: CPU cores as (target, draft) in vLLM's notation; None: chosen. A judge shares the draft's.
         draft_engine: Whether the draft needs an engine of its own, since step speculation is forced.
     """
 
+    models: ResolvedSet
+    target_arguments: Mapping[str, Any] = field(default_factory=dict)
+    draft_arguments: Mapping[str, Any] = field(default_factory=dict)
+    judge_arguments: Mapping[str, Any] = field(default_factory=dict)
+    remote: Mapping[str, RemoteModel] = field(default_factory=dict)
     token_speculation: str | Mapping[str, Any] = "auto"
     precision: Precision = "auto"
     draft_precision: Precision = "auto"
-    target_arguments: Mapping[str, Any] = field(default_factory=dict)
-    draft_arguments: Mapping[str, Any] = field(default_factory=dict)
+    cores: tuple[str, str] | None = None
     draft_engine: bool = False
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for equal specifications."""
+        return repr(asdict(self))
+
+    @property
+    def digest(self) -> str:
+        """The key in 64 characters, of this version: by it processes agree on which engines they mean."""
+        return sha256(f"{__version__} {self.key}".encode()).hexdigest()
+
+    def runs_here(self, *roles: str) -> bool:
+        """Whether these roles' models all run in engines of this process."""
+        return self.remote.keys().isdisjoint(roles)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The models' names by role; a judge is only named if it has an engine of its own."""
+        models = self.models
+        facts = {"target": models.target, "draft": models.draft, "judge": models.judge, "embedding": models.embedding}
+        found = {role: each.name for role, each in facts.items() if each}
+        return found | {role: each.model for role, each in self.remote.items() if each.model is not None}
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft model, here or behind a server."""
+        return self.models.draft is not None or not self.runs_here("draft")
 
 
 @dataclass(frozen=True)
@@ -98,12 +137,12 @@ class EngineSetup:
 
 
 def select_engines(
-    request: EngineRequest, target: Path | None, draft: Path | None, platform: Platform | None = None
+    spec: RuntimeSpec, target: Path | None, draft: Path | None, platform: Platform | None = None
 ) -> EngineSetup:
     """Decide which engines to start.
 
     Args:
-        request: The user's settings.
+        spec: The user's settings.
         target: The target's folder; None: it is behind a server.
         draft: The draft's; None: there is none here.
         platform: What the engines run on; None: this machine.
@@ -113,29 +152,29 @@ def select_engines(
     """
     platform = platform or Platform.detect()
     alike = target is not None and draft is not None and same_vocabulary(target, draft)
-    methods = _methods(request, platform, draft, here=target is not None, alike=alike)
+    methods = _methods(spec, platform, draft, here=target is not None, alike=alike)
     configuration, reason, speeds = None, "", None
     if target is not None and platform.on_cpu:
         speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])
-        found = _choose_on_cpu(request, platform, target, draft if alike else None, methods, speeds)
+        found = _choose_on_cpu(spec, platform, target, draft if alike else None, methods, speeds)
         configuration, reason = found or (None, "")
     method: str = configuration.method if configuration is not None else methods[-1]
-    given = method if request.token_speculation == "auto" else request.token_speculation
+    given = method if spec.token_speculation == "auto" else spec.token_speculation
     if configuration is not None:
         kernels = {"target": configuration.target, "draft": configuration.draft}
     else:
         kernels = {
-            "target": _fixed(request.precision, request.target_arguments),
-            "draft": _fixed(request.draft_precision, request.draft_arguments),
+            "target": _fixed(spec.precision, spec.target_arguments),
+            "draft": _fixed(spec.draft_precision, spec.draft_arguments),
         }
     if draft is not None and kernels["draft"] is None:
-        kernels["draft"] = _fastest_alone(request, platform, draft)
+        kernels["draft"] = _fastest_alone(spec.draft_precision, spec.draft_arguments, draft, platform)
     folders = {"target": target, "draft": draft}
     weights = {
         role: weights_in(folder, kernels[role], platform) for role, folder in folders.items() if folder is not None
     }
     speculation = _speculation(given, weights.get("draft"), platform, configuration) if target is not None else {}
-    draft_engine = draft is not None and (request.draft_engine or method == "shared_draft")
+    draft_engine = draft is not None and (spec.draft_engine or method == "shared_draft")
     drafts = "draft" in weights and _model_of(speculation) == str(weights["draft"].folder)
     return EngineSetup(
         weights.get("target"),
@@ -151,14 +190,14 @@ def select_engines(
 
 
 def _methods(
-    request: EngineRequest, platform: Platform, draft: Path | None, *, here: bool, alike: bool
+    spec: RuntimeSpec, platform: Platform, draft: Path | None, *, here: bool, alike: bool
 ) -> tuple[SpeculationMethod, ...]:
     """Token methods that may be chosen; on a GPU the last one is taken.
 
     Raises:
         ConfigurationError: The one that is asked for needs what is not there.
     """
-    method = request.token_speculation
+    method = spec.token_speculation
     name = method if isinstance(method, str) else method.get("method")
     if speculates_by_draft_model(method):
         if draft is None:
@@ -171,11 +210,9 @@ def _methods(
         return ("shared_draft",) if name == "shared_draft" else ("draft_model",)
     if name != "auto" or not here or not alike:
         return ("none",)
-    # No measurement of a shared draft on a GPU exists, and vLLM takes its old model runner for it there.
-    shared_draft: tuple[SpeculationMethod, ...] = (
-        ("shared_draft",) if platform.takes_proposers and platform.on_cpu else ()
-    )
-    if request.draft_engine:
+    # On a GPU vLLM takes its old model runner for a shared draft.
+    shared_draft: tuple[SpeculationMethod, ...] = ("shared_draft",) if platform.on_cpu else ()
+    if spec.draft_engine:
         return shared_draft or ("none",)
     return ("none", "draft_model", *shared_draft)
 
@@ -222,7 +259,7 @@ def _kernels(
 
 
 def _choose_on_cpu(
-    request: EngineRequest,
+    spec: RuntimeSpec,
     platform: Platform,
     target: Path,
     draft: Path | None,
@@ -230,10 +267,10 @@ def _choose_on_cpu(
     speeds: ReplySpeeds,
 ) -> tuple[Configuration, str] | None:
     """The choice by the table and by measured replies; None where a model's folder decides."""
-    kernels = _kernels(request.precision, request.target_arguments, target, platform)
+    kernels = _kernels(spec.precision, spec.target_arguments, target, platform)
     draft_kernels: tuple[Kernel, ...] = ()
     if draft is not None:
-        draft_kernels = _kernels(request.draft_precision, request.draft_arguments, draft, platform)
+        draft_kernels = _kernels(spec.draft_precision, spec.draft_arguments, draft, platform)
     if not kernels or (draft is not None and not draft_kernels):
         return None
     return choose_configuration(
@@ -259,14 +296,14 @@ def _size(folder: Path) -> int:
 def default_weights(folder: Path, platform: Platform | None = None) -> Weights:
     """A model's weights in the precision that is the fastest here for the model alone."""
     platform = platform or Platform.detect()
-    return weights_in(folder, _fastest_alone(EngineRequest(), platform, folder), platform)
+    return weights_in(folder, _fastest_alone("auto", {}, folder, platform), platform)
 
 
-def _fastest_alone(request: EngineRequest, platform: Platform, draft: Path) -> Kernel | None:
-    """The fastest precision on a CPU of a draft whose target is elsewhere, or has another tokenizer."""
-    if not platform.on_cpu:
-        return None
-    kernels = _kernels(request.draft_precision, request.draft_arguments, draft, platform)
+def _fastest_alone(
+    precision: Precision, arguments: Mapping[str, Any], folder: Path, platform: Platform
+) -> Kernel | None:
+    """The fastest precision on a CPU of a model whose partner is elsewhere, or has another tokenizer."""
+    kernels = _kernels(precision, arguments, folder, platform) if platform.on_cpu else ()
     return kernels[0] if kernels else None
 
 
@@ -293,11 +330,3 @@ def _speculation(
 def _model_of(arguments: Mapping[str, Any]) -> str | None:
     """The model that drafts tokens in the target's engine."""
     return (arguments.get("speculative_config") or {}).get("model")
-
-
-def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform | None = None) -> Weights:
-    """A judge's weights: in its makers' precision, but where that is slow on this CPU."""
-    platform = platform or Platform.detect()
-    if not platform.on_cpu or "dtype" in given or is_quantized(folder):
-        return Weights(folder, "bf16", {})
-    return Weights(folder, "bf16", {"dtype": "bfloat16" if platform.int8 else "float32"})

@@ -7,8 +7,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lookahead_agent.engines import background
 from lookahead_agent.engines.background import in_daemon_thread
@@ -22,9 +23,8 @@ from lookahead_agent.errors import EngineError
 from lookahead_agent.models import fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.progress import Progress
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup, select_engines
+from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.gpu_memory import USABLE, memory_shares
-from lookahead_agent.runtime.spec import RuntimeSpec
 from lookahead_agent.runtime.weights import Platform, Weights
 from lookahead_agent.verifiers import Embedder, SentenceEmbedder
 
@@ -38,6 +38,9 @@ class Closable(Protocol):
     async def aclose(self) -> None:
         """Close it."""
         ...
+
+
+Connection = TypeVar("Connection", bound=Closable)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Loaders:
     """
 
     fetch: Callable[[ModelFacts, Progress], Path] = fetch
-    select: Callable[[EngineRequest, Path | None, Path | None, Platform], EngineSetup] = select_engines
+    select: Callable[[RuntimeSpec, Path | None, Path | None, Platform], EngineSetup] = select_engines
     write: Callable[[Weights, Progress], Path] = Weights.write
     pool: EnginePool = POOL
     load_embedder: Callable[[Path], Embedder] = SentenceEmbedder
@@ -79,7 +82,7 @@ class EngineLauncher:
         self.setup = EngineSetup()
         """The engines that are started, or were last."""
         self.held: list[VLLMConfig] = []
-        self.connections: list[Closable] = []
+        self._connections: list[Closable] = []
         self._spec = spec
         self._memory_shares: Mapping[str, float] = {}
         self._holding = threading.Lock()
@@ -87,37 +90,29 @@ class EngineLauncher:
         # The finalizers must not keep the launcher alive, so they get the lists and not a method.
         weakref.finalize(self, _release, loaders.pool, self.held)
         # At exit no loop runs coroutines any more, and the system ends connections.
-        weakref.finalize(self, _disconnect, self.connections).atexit = False
+        weakref.finalize(self, _disconnect, self._connections).atexit = False
 
     async def fetch(self, facts: ModelFacts) -> Path:
         """Bring a model onto this machine."""
         return await in_daemon_thread(lambda: self.loaders.fetch(facts, self.progress))
 
-    async def write_weights(self, engine_setup: EngineSetup) -> None:
-        """Convert weights that are not in the precision of their engines yet, both models' at the same time."""
+    async def write(self, *models: Weights | None) -> None:
+        """Convert models' weights that are not in the precision of their engines yet, all at the same time."""
+        write, progress = self.loaders.write, self.progress
+        await asyncio.gather(*(in_daemon_thread(partial(write, each, progress)) for each in models if each is not None))
 
-        models = [each for each in (engine_setup.target, engine_setup.draft) if each is not None]
-        await asyncio.gather(*(self.write(each) for each in models))
-
-    async def write(self, weights: Weights) -> Path:
-        """Convert a model's weights, if their engine needs it."""
-        return await in_daemon_thread(lambda: self.loaders.write(weights, self.progress))
-
-    async def divide_memory(self, engine_setup: EngineSetup) -> None:
-        """Divide a GPU's memory between the engines to come, unless the target has it alone."""
-        spec, target, draft = self._spec, engine_setup.target, engine_setup.draft
-        if self.platform.on_cpu or target is None or draft is None or not engine_setup.draft_engine:
+    async def divide_memory(self) -> None:
+        """Divide a GPU's memory between the engines of `setup`, unless the target has it alone."""
+        spec, setup, target, draft = self._spec, self.setup, self.setup.target, self.setup.draft
+        if self.platform.on_cpu or target is None or draft is None or not setup.draft_engine:
             self._memory_shares = {}
             return
-        target_arguments = {**target.arguments, **engine_setup.target_arguments, **spec.target_arguments}
-        draft_arguments = {**draft.arguments, **spec.draft_arguments}
+        engines = {
+            "target": (target.folder, {**target.arguments, **setup.target_arguments, **spec.target_arguments}),
+            "draft": (draft.folder, {**draft.arguments, **spec.draft_arguments}),
+        }
         usable = USABLE if spec.models.judge is None else USABLE - _JUDGE_SHARE
-
-        def shares() -> Mapping[str, float]:
-            engines = {"target": (target.folder, target_arguments), "draft": (draft.folder, draft_arguments)}
-            return self.loaders.memory_shares(engines, usable=usable)
-
-        self._memory_shares = await in_daemon_thread(shares)
+        self._memory_shares = await in_daemon_thread(lambda: self.loaders.memory_shares(engines, usable=usable))
 
     async def start(
         self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
@@ -159,13 +154,10 @@ class EngineLauncher:
         cores = None
         both = self.setup.draft_engine and spec.runs_here("target", "draft")
         if self.platform.on_cpu:
-            chosen = spec.cores
-            if chosen is None:
-                from lookahead_agent.cpu.cores import binding, share_cores
+            from lookahead_agent.cpu import binding, share_cores
 
-                target, draft = share_cores(available_cores(), with_draft=both)
-                chosen = binding(target), binding(draft)
-            cores = chosen[0] if role == "target" or not spec.runs_here("target") else chosen[1]
+            target, draft = spec.cores or map(binding, share_cores(available_cores(), with_draft=both))
+            cores = target if role == "target" or not spec.runs_here("target") else draft
         elif both:
             arguments.setdefault("gpu_memory_utilization", self._memory_shares.get(role, _JUDGE_SHARE))
             # The longest context for which the share has room.
@@ -173,15 +165,18 @@ class EngineLauncher:
         return VLLMConfig(folder, cores, as_arguments(arguments))
 
     async def remote_engine(self, role: str) -> OpenAIEngine:
-        """An engine over this role's servers, not connected yet."""
+        """An engine over this role's server, not connected yet."""
         models, remote = self._spec.models, self._spec.remote[role]
         facts = models.target if role == "target" else models.draft or models.target
         folder = await in_daemon_thread(lambda: fetch_tokenizer(facts, self.progress))
         tokenizer = await asyncio.to_thread(HFTokenizer, folder)
         arguments = self._spec.target_arguments if role == "target" else self._spec.draft_arguments
-        engine = OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len"))
-        self.connections.append(engine)
-        return engine
+        return self.connected(OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len")))
+
+    def connected(self, connection: Connection) -> Connection:
+        """Hold a connection, which is returned."""
+        self._connections.append(connection)
+        return connection
 
     def release(self) -> None:
         """Shut down the engines and connections that nobody else uses, those that are still starting included."""
@@ -192,14 +187,14 @@ class EngineLauncher:
     def clear(self) -> None:
         """Shut down the engines and connections that nobody else uses."""
         _release(self.loaders.pool, self.held)
-        _disconnect(self.connections)
+        _disconnect(self._connections)
 
     def leave_to_parent(self) -> list[object]:
         """Forget engines and connections in a forked process; they are returned, so that nothing of them is closed."""
-        kept: list[object] = list(self.connections)
+        kept: list[object] = list(self._connections)
         self._holding = threading.Lock()
         self.held.clear()
-        self.connections.clear()
+        self._connections.clear()
         return kept
 
 

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,10 +22,9 @@ from lookahead_agent.errors import ConfigurationError, EngineStartError, Lookahe
 from lookahead_agent.models import ResolvedSet, configured, fetch_tokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
+from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher, Loaders
-from lookahead_agent.runtime.spec import RuntimeSpec
 from lookahead_agent.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Runtime:
         self._engines: EngineSet | None = None
         self._calls = 0
         self._changed = asyncio.Condition()
-        self._leases: weakref.WeakSet[EngineLease] = weakref.WeakSet()
+        self._holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._tokenizing = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         _RUNTIMES.add(self)
@@ -82,16 +82,14 @@ class Runtime:
                 runtime = cls._registry[key] = cls(spec, expects_draft=expects_draft)
             return runtime
 
-    def lease(self) -> EngineLease:
-        """A claim on the engines; it ends when it is released or collected."""
-        lease = EngineLease(self)
-        self._leases.add(lease)
-        return lease
+    def lease(self, holder: object) -> None:
+        """Have the engines wait for one more, until it releases them or is collected."""
+        self._holders.add(holder)
 
-    def release(self, lease: EngineLease) -> None:
-        """End a lease; the end of the last one shuts the engines down."""
-        self._leases.discard(lease)
-        if not self._leases:
+    def release(self, holder: object) -> None:
+        """End a claim on the engines; the end of the last one shuts them down."""
+        self._holders.discard(holder)
+        if not self._holders:
             self.close()
 
     @property
@@ -177,7 +175,7 @@ class Runtime:
     async def _start(self, policy: VerifierPolicy) -> None:
         if not self._must_start(policy):
             return  # another call started them while this one waited
-        spec = self._spec
+        spec, launcher = self._spec, self.launcher
         if policy.forces_speculation and not spec.has_draft:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
@@ -187,48 +185,52 @@ class Runtime:
         self._with_draft = self._with_draft or policy.forces_speculation
         self._engines = None
         self._supervisor.reset()
-        await in_daemon_thread(self.launcher.clear)
+        await in_daemon_thread(launcher.clear)
         target_folder, (draft_folder, problem) = await asyncio.gather(self._fetch_target(), self._fetch_draft())
-        engine_setup = await self._select_engines(target_folder, draft_folder)
+        launcher.setup = await self._select_engines(target_folder, draft_folder)
         try:
-            await self.launcher.write_weights(engine_setup)
+            await launcher.write(launcher.setup.target, launcher.setup.draft)
         except ModelError as error:
             if draft_folder is None:
                 raise
             problem = str(error)
-            engine_setup = await self._select_engines(target_folder, None)
-            await self.launcher.write_weights(engine_setup)
-        self.launcher.setup = engine_setup
+            launcher.setup = await self._select_engines(target_folder, None)
+            await launcher.write(launcher.setup.target)
         try:
-            target, (draft, late_problem) = await self._start_engines(engine_setup)
+            target, draft = await self._start_engines()
         except EngineStartError as error:
-            if engine_setup.speculation_method != "shared_draft":
+            if launcher.setup.speculation_method != "shared_draft":
                 raise
-            engine_setup = self.launcher.setup = engine_setup.without_shared_draft(str(error))
-            logger.warning("%s", engine_setup.reason)
-            target, (draft, late_problem) = await self._start_engines(engine_setup)
-        engines = EngineSet(target, engine_setup=engine_setup, names=spec.names)
-        engines.draft = draft
-        problem = problem or late_problem
-        if not spec.runs_here("draft") and self._may_use_draft():
-            self._supervisor.remote_draft = await self.launcher.remote_engine("draft")
-            problem = await self._supervisor.connect_draft(engines)
+            launcher.setup = launcher.setup.without_shared_draft(str(error))
+            logger.warning("%s", launcher.setup.reason)
+            target, draft = await self._start_engines()
+        engines = EngineSet(target, engine_setup=launcher.setup, names=spec.names)
+        if isinstance(draft, LookaheadError):
+            problem = str(draft)
+        else:
+            engines.draft = draft
         if problem is not None:
             logger.warning("running without the draft model: %s", problem)
             engines.problems["draft"] = problem
+        if not spec.runs_here("draft") and self._may_use_draft():
+            await self._supervisor.connect_draft(engines)
         self._engines = engines
 
-    async def _start_engines(self, engine_setup: EngineSetup) -> tuple[Engine, tuple[Engine | None, str | None]]:
-        """Start target and draft at the same time."""
-        await self.launcher.divide_memory(engine_setup)
+    async def _start_engines(self) -> tuple[Engine, Engine | LookaheadError | None]:
+        """Start target and draft at the same time; for a draft that does not start, the error."""
+        await self.launcher.divide_memory()
+        starts = [self._start_target()]
+        if self.launcher.setup.draft is not None and self.launcher.setup.draft_engine:
+            starts.append(self._supervisor.start_draft())
         # Waited for both, so that none is left behind.
-        target, draft = await asyncio.gather(
-            self._start_target(engine_setup), self._supervisor.start_draft(engine_setup), return_exceptions=True
-        )
-        if isinstance(target, BaseException) or isinstance(draft, BaseException):
+        target, *drafts = await asyncio.gather(*starts, return_exceptions=True)
+        draft = drafts[0] if drafts else None
+        done_without = isinstance(draft, LookaheadError) and not isinstance(draft, ConfigurationError)
+        failures = [one for one in (target, None if done_without else draft) if isinstance(one, BaseException)]
+        if failures:
             await in_daemon_thread(self.launcher.clear)
-            raise next(failure for failure in (target, draft) if isinstance(failure, BaseException))
-        return target, draft
+            raise failures[0]
+        return target, draft  # type: ignore[return-value]
 
     async def _fetch_target(self) -> Path | None:
         return await self.launcher.fetch(self._spec.models.target) if self._spec.runs_here("target") else None
@@ -254,25 +256,19 @@ class Runtime:
         method = spec.token_speculation if target is not None else "none"
         if draft is None and spec.has_draft and spec.runs_here("draft") and speculates_by_draft_model(method):
             method = "none"  # it could not be fetched, and the target works without it
-        wanted = EngineRequest(
-            method,
-            spec.precision,
-            spec.draft_precision,
-            spec.target_arguments,
-            spec.draft_arguments,
-            draft_engine=(self._with_draft or not spec.runs_here("target")) and draft is not None,
-        )
-        # The model's own arguments go before what is chosen here, so that nothing is decided that cannot be.
+        own_engine = (self._with_draft or not spec.runs_here("target")) and draft is not None
+        wanted = replace(spec, token_speculation=method, draft_engine=own_engine)
         select, platform = self.launcher.loaders.select, self.launcher.platform
         return await in_daemon_thread(lambda: select(wanted, target, draft, platform))
 
-    async def _start_target(self, engine_setup: EngineSetup) -> Engine:
-        if engine_setup.target is None:
+    async def _start_target(self) -> Engine:
+        setup = self.launcher.setup
+        if setup.target is None:
             engine = await self.launcher.remote_engine("target")
             await engine.connect()
             return engine
         name = self._spec.models.target.hub_id
-        return await self.launcher.start("target", name, engine_setup.target, engine_setup.target_arguments)
+        return await self.launcher.start("target", name, setup.target, setup.target_arguments)
 
     def begin_anew(self) -> None:
         """Leave engines and connections to the parent, in a process that was forked."""
@@ -285,17 +281,6 @@ class Runtime:
         """Shut down the engines that nobody else uses; a later call starts them again."""
         self.launcher.release()
         self._engines = None
-
-
-class EngineLease:
-    """One chat model's claim on the engines of a runtime."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def release(self) -> None:
-        """End the claim; the end of the last one shuts the engines down."""
-        self._runtime.release(self)
 
 
 def _begin_anew() -> None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.engines.token_speculation import vllm_takes_classes
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import WITH_INT8, WITHOUT_INT8, CPUDefaults, Kernel, multiplies_int8
-from lookahead_agent.models.conversion import Form, converted, converted_folder
+from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
 from lookahead_agent.progress import Progress
 
 _DTYPE: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16", "int8-weights": "float32"}
@@ -24,17 +23,15 @@ class Platform:
     Attributes:
         on_cpu: Whether the installed vLLM is for CPUs.
         int8: Whether the CPU multiplies int8.
-        takes_proposers: Whether the installed vLLM asks a class of ours for draft tokens.
     """
 
     on_cpu: bool
     int8: bool
-    takes_proposers: bool
 
     @classmethod
     def detect(cls) -> Platform:
         """This machine's."""
-        return cls(runs_on_cpu(), multiplies_int8(), vllm_takes_classes())
+        return cls(runs_on_cpu(), multiplies_int8())
 
     @property
     def defaults(self) -> CPUDefaults:
@@ -88,7 +85,7 @@ def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weigh
     weights = Weights(folder, "int8" if kernel == "int8" else "bf16", {})
     arguments: dict[str, Any] = {}
     if platform.on_cpu:
-        from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
+        from lookahead_agent.cpu import INT8, INT8_WEIGHTS
 
         if kernel == "int8-weights":
             arguments["quantization"] = INT8_WEIGHTS
@@ -97,3 +94,11 @@ def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weigh
     if platform.on_cpu or kernel != "int8":
         arguments["dtype"] = _DTYPE[kernel]
     return Weights(folder, weights.form, arguments)
+
+
+def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform | None = None) -> Weights:
+    """A judge's weights: in its makers' precision, but where that is slow on this CPU."""
+    platform = platform or Platform.detect()
+    if not platform.on_cpu or "dtype" in given or is_quantized(folder):
+        return Weights(folder, "bf16", {})
+    return Weights(folder, "bf16", {"dtype": "bfloat16" if platform.int8 else "float32"})

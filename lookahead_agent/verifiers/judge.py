@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import httpx
 
 from lookahead_agent.decoding.verifier import StepPair, Verdict
-from lookahead_agent.engines.logprobs import top_logprobs
-from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.protocol import Engine, top_logprobs
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import ContextLengthError, EngineError
 from lookahead_agent.policy import check_prompt

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lookahead_agent.decoding.verifier import DraftStep, Verdict
-from lookahead_agent.engines.logprobs import sequence_logprobs
-from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 
 
 class LikelihoodVerifier:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from lookahead_agent.decoding.verifier import DraftStep, Verdict
-from lookahead_agent.engines.logprobs import top_logprobs
-from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.protocol import Engine, top_logprobs
 from lookahead_agent.errors import EngineError
 
 PROMPT = (

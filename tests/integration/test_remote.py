@@ -19,8 +19,8 @@ from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import background
-from lookahead_agent.engines.logprobs import top_logprobs
 from lookahead_agent.engines.processes import end_processes
+from lookahead_agent.engines.protocol import top_logprobs
 from lookahead_agent.errors import EngineError
 from tests.integration.conftest import descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.cpu.names import PROVIDER, VARIABLE
+from lookahead_agent.cpu import PROVIDER, VARIABLE
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine, background
 from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.engines.vllm_config import as_arguments

@@ -19,7 +19,8 @@ from lookahead_agent.cost_model.pair import PairMeasurement, chosen_kernels, mea
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
+from lookahead_agent.models import choose_models
+from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.theory.formulas import shared_draft_speedup
 from tests.unit.chat import reply_script, scripted_engines
@@ -241,14 +242,15 @@ def test_the_command_measures_and_keeps_what_it_measured(
 def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
     given: tuple[Any, Any], dummy: bool, kernels: list[str | None]
 ) -> None:
-    requests: list[EngineRequest] = []
+    requests: list[RuntimeSpec] = []
 
-    def select(request: EngineRequest, target: Path, draft: Path) -> EngineSetup:
+    def select(request: RuntimeSpec, target: Path, draft: Path) -> EngineSetup:
         requests.append(request)
         assert (target, draft) == (Path("big"), Path("small"))
         return EngineSetup(precision={"target": "int8", "draft": "bf16"})
 
     found = chosen_kernels(
+        choose_models("qwen2.5-coder-1.5b"),
         {"target": given[0], "draft": given[1]},
         {"max_model_len": 99},
         {"target": Path("big"), "draft": Path("small")},

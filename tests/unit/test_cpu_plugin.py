@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lookahead_agent.cpu
-from lookahead_agent.cpu.names import ENTRY_POINT, VARIABLE
+from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
 from lookahead_agent.engines.vllm_config import require_plugin
 from lookahead_agent.errors import EngineStartError
 

@@ -8,29 +8,30 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu.names import INT8, INT8_WEIGHTS
+from lookahead_agent.cpu import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.token_speculation import uses_shared_draft
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models import choose_models
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.conversion import converted_folder
 from lookahead_agent.runtime.engine_selection import (
-    EngineRequest,
     EngineSetup,
+    RuntimeSpec,
     default_weights,
-    judge_weights,
     same_vocabulary,
     select_engines,
 )
-from lookahead_agent.runtime.weights import Platform, Weights
+from lookahead_agent.runtime.weights import Platform, Weights, judge_weights
 from tests.unit.fake_vllm import WORDS, tokenizer_in
 
+MODELS = choose_models("qwen2.5-coder-1.5b")
 LARGE = {"hidden_size": 1536, "num_hidden_layers": 28, "intermediate_size": 8960}
 SMALL = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864}
-PLAIN = Platform(on_cpu=True, int8=False, takes_proposers=True)
-WITH_INT8 = Platform(on_cpu=True, int8=True, takes_proposers=True)
-GPU = Platform(on_cpu=False, int8=True, takes_proposers=True)
+PLAIN = Platform(on_cpu=True, int8=False)
+WITH_INT8 = Platform(on_cpu=True, int8=True)
+GPU = Platform(on_cpu=False, int8=True)
 
 
 def model(folder: Path, config: dict[str, Any], words: list[str] = WORDS) -> Path:
@@ -47,7 +48,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 
 def setup(pair: tuple[Path, Path], platform: Platform = PLAIN, **asked: Any) -> EngineSetup:
-    return select_engines(EngineRequest(**asked), *pair, platform)
+    return select_engines(RuntimeSpec(MODELS, **asked), *pair, platform)
 
 
 def folder_of(weights: Weights | None) -> Path:
@@ -186,10 +187,10 @@ def test_a_draft_with_another_vocabulary_drafts_no_tokens(pair: tuple[Path, Path
 
 
 def test_without_a_draft_there_are_no_draft_tokens(pair: tuple[Path, Path]) -> None:
-    found = select_engines(EngineRequest(), pair[0], None, PLAIN)
+    found = select_engines(RuntimeSpec(MODELS), pair[0], None, PLAIN)
     assert found.speculation_method == "none"
     with pytest.raises(ConfigurationError, match="needs a draft model"):
-        select_engines(EngineRequest(token_speculation="shared_draft"), pair[0], None, PLAIN)
+        select_engines(RuntimeSpec(MODELS, token_speculation="shared_draft"), pair[0], None, PLAIN)
 
 
 def test_on_a_gpu_the_folder_says_how_its_weights_are(pair: tuple[Path, Path]) -> None:
@@ -210,7 +211,7 @@ def test_a_gpu_has_a_shared_draft_only_where_a_user_asks_for_it(pair: tuple[Path
 
 
 def test_a_draft_whose_target_is_elsewhere_has_its_own_precision(pair: tuple[Path, Path]) -> None:
-    found = select_engines(EngineRequest("none", draft_engine=True), None, pair[1], PLAIN)
+    found = select_engines(RuntimeSpec(MODELS, token_speculation="none", draft_engine=True), None, pair[1], PLAIN)
     assert found.target is None
     assert folder_of(found.draft) == pair[1]
     assert found.draft is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu.cores import binding, share_cores
+from lookahead_agent.cpu import binding, share_cores
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
 from lookahead_agent.engines.engine_pool import EnginePool
 from lookahead_agent.engines.scripted import run_in_virtual_time

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu.cores import binding, share_cores
+from lookahead_agent.cpu import binding, share_cores
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.servers import RemoteModel
@@ -16,11 +16,10 @@ from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
 from lookahead_agent.models import ModelFacts, choose_models
 from lookahead_agent.policy import as_policy
-from lookahead_agent.runtime.engine_selection import EngineRequest, EngineSetup
+from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import Loaders
 from lookahead_agent.runtime.runtime import Runtime
-from lookahead_agent.runtime.spec import RuntimeSpec
 from lookahead_agent.runtime.weights import Platform, Weights
 from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge
 from tests.waiting import becomes
@@ -76,7 +75,7 @@ def _hub(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 HUB: list[Path] = []
-CPU = Platform(on_cpu=True, int8=False, takes_proposers=True)
+CPU = Platform(on_cpu=True, int8=False)
 
 
 def fetched(facts: ModelFacts, _: object) -> Path:
@@ -91,7 +90,7 @@ def as_it_is(folder: Path | None) -> Weights | None:
     return Weights(folder, None, {}) if folder is not None else None
 
 
-def plainly(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
+def plainly(wanted: RuntimeSpec, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
     """Arranges what is wanted without a look at the machine."""
     return EngineSetup(as_it_is(target), as_it_is(draft) if wanted.draft_engine else None, wanted.draft_engine)
 
@@ -247,7 +246,7 @@ def gpu_loaders(pool: Pool, select: Any = plainly) -> Loaders:
     def shares(engines: dict[str, Any], usable: float) -> dict[str, float]:
         return {role: round(usable * part, 4) for role, part in zip(engines, (0.75, 0.25), strict=True)}
 
-    platform = Platform(on_cpu=False, int8=True, takes_proposers=True)
+    platform = Platform(on_cpu=False, int8=True)
     return Loaders(fetched, select, pool=pool, platform=platform, memory_shares=shares)  # type: ignore[arg-type]
 
 
@@ -288,7 +287,7 @@ def test_memory_that_a_user_divides_stays_as_it_is() -> None:
     runtime.close()
 
 
-def with_shared_draft(_: EngineRequest, target: Path | None, draft: Path | None, __: object) -> EngineSetup:
+def with_shared_draft(_: RuntimeSpec, target: Path | None, draft: Path | None, __: object) -> EngineSetup:
     config = {"speculative_config": {"method": "custom_class"}}
     return EngineSetup(as_it_is(target), as_it_is(draft), True, config, "shared_draft")
 
@@ -333,7 +332,7 @@ def test_without_its_judge_a_policy_runs_the_target_alone() -> None:
 
 
 def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it() -> None:
-    def engine_setup(wanted: EngineRequest, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
+    def engine_setup(wanted: RuntimeSpec, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
         assert wanted.token_speculation == "shared_draft"
         assert target is not None
         assert draft is not None
@@ -491,7 +490,7 @@ async def test_without_a_draft_that_cannot_be_written_in_its_precision_the_targe
             raise DiskSpaceError("the disk is full")
         return weights.source
 
-    def select(wanted: EngineRequest, target: Path | None, draft: Path | None, platform: object) -> EngineSetup:
+    def select(wanted: RuntimeSpec, target: Path | None, draft: Path | None, platform: object) -> EngineSetup:
         assert draft is not None or wanted.token_speculation in ("auto", "none")
         return plainly(wanted, target, draft, platform)
 

@@ -64,12 +64,6 @@ def test_a_shared_draft_asks_a_class_of_ours() -> None:
     assert not token_speculation.uses_shared_draft(None)
 
 
-def test_a_vllm_that_asks_no_classes_has_no_shared_drafts() -> None:
-    with pytest.raises(ConfigurationError, match="custom_class"):
-        check_token_speculation("shared_draft", {}, takes_classes=False)
-    check_token_speculation("shared_draft", {}, takes_classes=True)
-
-
 def test_what_does_not_run_on_a_cpu_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="does not run on a CPU"):
         speculative_config({"method": "medusa", "model": "a/b"}, None, on_cpu=True)
