@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -40,8 +40,6 @@ _JSON = (
 """Files that a model is loaded from besides weights: JSON objects."""
 _READ_WHOLE = 1 << 20
 """Bytes of a JSON file that is parsed to check it."""
-_LONGEST_HEADER = 100_000_000
-"""Bytes of a safetensors file's header, as its own library bounds them."""
 
 
 def cache_dir() -> Path:
@@ -58,14 +56,10 @@ def cache_dir() -> Path:
 
 
 def user_folder(find: Callable[[], str], advice: str) -> Path:
-    """A folder of this user.
-
-    Args:
-        find: Tells which.
-        advice: What to do where it cannot be told.
+    """A folder of this user, which `find` tells.
 
     Raises:
-        ConfigurationError: It depends on a home folder, and there is none.
+        ConfigurationError: It depends on a home folder, and there is none; `advice` says what to do.
     """
     try:
         return Path(find()).expanduser()
@@ -88,12 +82,10 @@ def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
         )
 
 
-def _no_weights_or_damage(folder: Path) -> str | None:
-    return damage(folder, weights="wanted")
-
-
 def made_once(
-    folder: Path, make: Callable[[Path], None], check: Callable[[Path], str | None] = _no_weights_or_damage
+    folder: Path,
+    make: Callable[[Path], None],
+    check: Callable[[Path], str | None] = lambda folder: damage(folder, weights="wanted"),
 ) -> Path:
     """Return a model's folder that appears under its name by one rename, once it is complete; one process makes it.
 
@@ -123,19 +115,13 @@ def made_once(
             try:
                 make(unfinished)
                 unfinished.chmod(0o755)
-                _to_disk(unfinished)
+                for path in filter(Path.is_file, unfinished.rglob("*")):
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())  # so that no power cut leaves zeros in it after the rename
                 os.replace(unfinished, folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
     return folder
-
-
-def _to_disk(folder: Path) -> None:
-    """Have the system write all files of a folder now, so that no power cut leaves zeros in them after the rename."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
 
 
 @contextmanager
@@ -199,19 +185,13 @@ def _wrong_json(file: Path) -> str | None:
 
 
 def _wrong_weights(file: Path) -> str | None:
-    """The same of a safetensors file, whose header says how long it is."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        size = file.stat().st_size
-        with file.open("rb") as content:
-            length = int.from_bytes(content.read(8), "little")
-            if not 0 < length <= min(size - 8, _LONGEST_HEADER):
-                return f"{file.name} has no header that can be read"
-            header = json.loads(content.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        expected = 8 + length + max(ends, default=0)
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        return f"{file.name} has no header that can be read: {error}"
-    return None if size == expected else f"{file.name} has {size} bytes in place of {expected}"
+        with safe_open(file, framework="numpy"):  # it reads the header, which says how long the file is
+            return None
+    except (SafetensorError, OSError) as error:
+        return f"{file.name} is no whole safetensors file: {error}"
 
 
 @contextmanager
@@ -231,8 +211,7 @@ def writable(file: Path) -> Iterator[None]:
 def write_whole(file: Path, text: str) -> None:
     """Write a text file that is there whole or not at all, in place of the one before.
 
-    Processes that write the same file wait for each other, and the next one takes over what a killed one has left. A
-    lone surrogate is written as its escape. A device or a pipe is written to as it is.
+    A lone surrogate is written as its escape. A device or a pipe is written to as it is.
 
     Raises:
         OSError: It cannot be written; the file before is still there.
@@ -242,30 +221,13 @@ def write_whole(file: Path, text: str) -> None:
     if file.exists() and not file.is_file():
         file.write_bytes(content)
         return
-    unfinished = file.with_name(f"{file.name}.unfinished")
-    while True:
-        if unfinished.is_symlink():  # nobody else chooses what is overwritten
-            unfinished.unlink(missing_ok=True)
-        with os.fdopen(os.open(unfinished, _UNFINISHED, 0o666), "wb") as out:
-            fcntl.flock(out, fcntl.LOCK_EX)
-            try:
-                still = os.path.samestat(os.fstat(out.fileno()), unfinished.stat())
-            except FileNotFoundError:
-                still = False
-            if not still:
-                continue  # whoever had it has finished it meanwhile
-            try:
-                out.truncate(0)
-                out.write(content)
-                out.flush()
-                unfinished.replace(file)
-            except OSError:
-                unfinished.unlink(missing_ok=True)
-                raise
-            return
-
-
-_UNFINISHED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}.unfinished")
+    try:
+        with unfinished.open("xb") as out:
+            out.write(content)
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path, advance: Advance | None = None) -> str:

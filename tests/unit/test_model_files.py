@@ -83,12 +83,12 @@ def sharded_with_one_missing(folder: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
-    (cut("model.safetensors", 500), "model.safetensors has 500 bytes in place of"),
-    (cut("model.safetensors", 5), "model.safetensors has no header"),
-    (cut("model.safetensors", 0), "model.safetensors has no header"),
-    (zeroed("model.safetensors"), "model.safetensors has no header"),
-    (longer, "model.safetensors has"),
-    (link_to_nothing, "model.safetensors"),
+    (cut("model.safetensors", 500), "model.safetensors is no whole safetensors file"),
+    (cut("model.safetensors", 5), "model.safetensors is no whole safetensors file"),
+    (cut("model.safetensors", 0), "model.safetensors is no whole safetensors file"),
+    (zeroed("model.safetensors"), "model.safetensors is no whole safetensors file"),
+    (longer, "model.safetensors is no whole safetensors file"),
+    (link_to_nothing, "model.safetensors is no whole safetensors file"),
     (sharded_with_one_missing, "model-2-of-2.safetensors"),
     (cut("config.json", 1), "config.json cannot be read"),
     (zeroed("config.json"), "config.json cannot be read"),
