@@ -18,8 +18,7 @@ ADVICE = (
 )
 """What takes less memory."""
 
-_KILLED = -int(signal.SIGKILL)
-_AT_START = re.compile(rf"Failed core proc\(s\):.*(?<!\d){_KILLED}\b")
+_AT_START = re.compile(r"Failed core proc\(s\):.*(?<!\d)-9\b")
 SHARED = Path("/dev/shm")
 """Memory that processes share by files, on Linux."""
 _SHARED_BYTES = 240 << 20
@@ -40,7 +39,7 @@ class CrashReport:
         self._before = kills_for_memory(counters)
 
     def explain(self, processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
-        """Why an engine that does not work any more does not, as far as can be told.
+        """Why an engine does not work any more, as far as can be told.
 
         Args:
             processes: vLLM's, started by this process; each has workers of its own.
@@ -49,11 +48,11 @@ class CrashReport:
         for process in processes:
             process.join(patience)
         codes = [process.exitcode for process in processes]
+        signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
         if kills_for_memory(self._counters) > self._before:
             return f"the system has killed a process for lack of memory ({_free()}): {ADVICE}"
-        if _KILLED in codes:
+        if "SIGKILL" in signals:
             return _killed()
-        signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
         if "SIGBUS" in signals:
             return f"its process found {SHARED} full (SIGBUS): make it larger (--shm-size=1g for a container)"
         if signals:
@@ -64,11 +63,7 @@ class CrashReport:
         )
 
     def explain_start(self, said: str) -> str | None:
-        """The same of an engine that did not start.
-
-        Args:
-            said: What vLLM says of it.
-        """
+        """The same of an engine that did not start, of which vLLM says something."""
         if kills_for_memory(self._counters) > self._before or _AT_START.search(said):
             return _killed()
         return None
@@ -86,11 +81,7 @@ def _free() -> str:
 def memory(group: Path = _GROUP) -> tuple[int, int]:
     """Bytes of memory that this process and its children may use in all, and that are free now.
 
-    A container's limit counts where it is lower than the machine's memory; processes beside ours in the container then
-    take from what is free.
-
-    Args:
-        group: The folder of the container's control group.
+    A container's limit, in the folder of its control group, counts where it is lower than the machine's memory.
     """
     machine = psutil.virtual_memory()
     limit = _number(group / "memory.max") or _number(group / "memory" / "memory.limit_in_bytes")
@@ -121,11 +112,7 @@ def _number(file: Path) -> int | None:
 
 
 def no_shared_memory(folder: Path = SHARED) -> str | None:
-    """Why vLLM's processes cannot exchange what they have to by shared memory; None: they can, or one cannot tell.
-
-    Args:
-        folder: Where the system keeps it.
-    """
+    """Why vLLM's processes cannot exchange what they have to by shared memory; None: they can, or one cannot tell."""
     if os.uname().sysname != "Linux":
         return None
     advice = "start the container with --shm-size=1g or --ipc=host, or mount a tmpfs there"

@@ -51,29 +51,19 @@ class OpenAIEngine:
         self._remote = remote
         self._role = role
         self._own_tokenizer = tokenizer
-        self._tokenizer: Tokenizer = tokenizer
+        self.tokenizer: Tokenizer = tokenizer
         self._context_length = context_length
         self._server = Server(remote, role, transport)
         self._model = remote.model
         self._accepts_ids = True
         self._tells_cached = False
         self._connected = False
-        self._in_flight = 0
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._tokenizer
+        self.in_flight = 0
 
     @property
     def context_length(self) -> int:
         """Most tokens of prompt and reply together."""
         return self._context_length or _DEFAULT_CONTEXT
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are running."""
-        return self._in_flight
 
     @property
     def healthy(self) -> bool:
@@ -131,7 +121,7 @@ class OpenAIEngine:
             if counted is not None and counted not in (len(ids), len(ids) + 1):
                 # It counts other tokens than the tokenizer here makes: ids would mean something else to it.
                 self._accepts_ids = False
-            self._tokenizer = self._own_tokenizer.exchanging_text()
+            self.tokenizer = self._own_tokenizer.exchanging_text()
         elif _without_first_token(theirs, ids) != ids:
             raise ConfigurationError(
                 f"the {self._role}'s server has another tokenizer than the one given here: name the tokenizer of "
@@ -151,7 +141,7 @@ class OpenAIEngine:
             raise ContextLengthError(
                 f"the prompt has {len(prompt_ids)} tokens and the context of the {self._role} {self.context_length}"
             )
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             if sampling.prompt_logprobs:
                 yield await self._prompt_logprobs(prompt_ids)
@@ -175,7 +165,7 @@ class OpenAIEngine:
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
 
     def _body(self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         prompt: Any = list(prompt_ids) if self._accepts_ids else self._own_tokenizer.decode_all(prompt_ids)
@@ -186,7 +176,7 @@ class OpenAIEngine:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
-        if self._tokenizer is self._own_tokenizer:
+        if self.tokenizer is self._own_tokenizer:
             body["return_token_ids"] = True
         optional: dict[str, Any] = {
             "top_k": sampling.top_k or None,

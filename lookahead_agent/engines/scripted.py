@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from lookahead_agent.engines.chat_template import ThinkingTags, check_arguments, continues
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.tokenizer import TextStream, Tokenizer, prompt_too_long
+from lookahead_agent.engines.tokenizer import TextStream, prompt_too_long
 from lookahead_agent.errors import EngineError
 
 T = TypeVar("T")
@@ -67,37 +67,20 @@ class ScriptedTokenizer:
 
     EOS = 0
     _PIECE = re.compile(r"<[\w/|]+>|\n\n|\s?\w+|\s|.", re.DOTALL)
+    eos_ids = frozenset({EOS})
+    template_variables = frozenset({"enable_thinking"})
 
     def __init__(self, thinking: ThinkingTags | None = None, *, opens_thinking: bool = False) -> None:
-        self._thinking = thinking
+        self.thinking = thinking
+        self.fingerprint = f"scripted-{id(self)}"
         self._opening = f"{thinking.open}\n" if thinking is not None and opens_thinking else ""
         self._ids: dict[str, int] = {"": self.EOS}
         self._texts: list[str] = [""]
 
     @property
-    def eos_ids(self) -> frozenset[int]:
-        """The one token that ends a reply."""
-        return frozenset({self.EOS})
-
-    @property
     def size(self) -> int:
         """Tokens given out so far."""
         return len(self._texts)
-
-    @property
-    def thinking(self) -> ThinkingTags | None:
-        """The tags given."""
-        return self._thinking
-
-    @property
-    def fingerprint(self) -> str:
-        """Unique to the instance."""
-        return f"scripted-{id(self)}"
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """The variables of most templates of models that think."""
-        return frozenset({"enable_thinking"})
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
         """Token ids of `text`; see `Tokenizer.encode`."""
@@ -177,49 +160,29 @@ class ScriptedEngine:
         tokens_per_delta: int = 1,
         prefix_cache: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._script = script if callable(script) else following(script)
-        self._prompt_length = prompt_length
-        self._logprobs = logprobs or {}
-        self._context_length = context_length
-        self._tokens_per_delta = tokens_per_delta
-        self._prefix_cache = prefix_cache
-        self._in_flight = 0
-        self._closed = False
+        self.tokenizer = tokenizer
+        self.context_length = context_length
+        self.healthy = True
+        self.in_flight = 0
         self.generated = 0
         """Tokens that were generated in all, but for answers."""
         self.answers = 0
         """Requests for log-probabilities that were answered, with one token each."""
         self.requests: list[tuple[tuple[int, ...], Sampling]] = []
         """Prompt and sampling parameters of every request."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer given."""
-        return self._tokenizer
-
-    @property
-    def context_length(self) -> int:
-        """The context length given."""
-        return self._context_length
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are running."""
-        return self._in_flight
-
-    @property
-    def healthy(self) -> bool:
-        """Whether it is not closed."""
-        return not self._closed
+        self._script = script if callable(script) else following(script)
+        self._prompt_length = prompt_length
+        self._logprobs = logprobs or {}
+        self._tokens_per_delta = tokens_per_delta
+        self._prefix_cache = prefix_cache
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Write what the script says, token by token; see `Engine.generate`."""
-        if self._closed:
+        if not self.healthy:
             raise EngineError("the engine is shut down")
         cached = self._cached(tuple(prompt_ids))
         self.requests.append((tuple(prompt_ids), sampling))
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             if sampling.logprobs is not None:
                 yield self._likelihoods(sampling)
@@ -227,7 +190,7 @@ class ScriptedEngine:
             if sampling.prompt_logprobs:
                 yield self._prompt_likelihoods(prompt_ids)
                 return
-            room = min(sampling.max_tokens, self._context_length - len(prompt_ids))
+            room = min(sampling.max_tokens, self.context_length - len(prompt_ids))
             together: tuple[int, ...] = ()
             for written, (token, seconds, step) in enumerate(self._tokens(prompt_ids), 1):
                 if seconds:
@@ -236,7 +199,7 @@ class ScriptedEngine:
                     if step.hangs:
                         await asyncio.Event().wait()
                     raise EngineError(step.error or "the script has no more to say")
-                ended = token in self._tokenizer.eos_ids
+                ended = token in self.tokenizer.eos_ids
                 together += (token,)
                 last = ended or written >= room
                 if last or len(together) == self._tokens_per_delta:
@@ -246,7 +209,7 @@ class ScriptedEngine:
                 if last:
                     return
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
 
     def _cached(self, prompt_ids: tuple[int, ...]) -> int | None:
         """The longest beginning of a prompt that an earlier one has, but for its last token, which is always read."""
@@ -259,13 +222,13 @@ class ScriptedEngine:
     def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:
         """Tokens to write with the seconds before each; None where the script fails or hangs."""
         if self._prompt_length is not None:
-            prompt = self._tokenizer.decode(prompt_ids[: self._prompt_length])
-            reply = self._tokenizer.decode(prompt_ids[self._prompt_length :])
+            prompt = self.tokenizer.decode(prompt_ids[: self._prompt_length])
+            reply = self.tokenizer.decode(prompt_ids[self._prompt_length :])
         else:
-            prompt, _, reply = self._tokenizer.decode(prompt_ids).rpartition("assistant: ")
+            prompt, _, reply = self.tokenizer.decode(prompt_ids).rpartition("assistant: ")
         tokens: list[tuple[int | None, float, ScriptedStep]] = []
         for step in self._script(prompt, reply):
-            ids: list[int | None] = [*(step.ids if step.ids is not None else self._tokenizer.encode(step.text))]
+            ids: list[int | None] = [*(step.ids if step.ids is not None else self.tokenizer.encode(step.text))]
             if step.error is not None or step.hangs:
                 ids.append(None)
             tokens += [(token, step.seconds / len(ids), step) for token in ids]
@@ -274,12 +237,12 @@ class ScriptedEngine:
         return [*tokens, (ScriptedTokenizer.EOS, 0.0, ScriptedStep(""))]
 
     def _prompt_likelihoods(self, prompt_ids: Sequence[int]) -> Delta:
-        known = [self._logprobs.get(self._tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
+        known = [self._logprobs.get(self.tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
         self.answers += 1
         return Delta((ScriptedTokenizer.EOS,), None, "length", (None, *known))
 
     def _likelihoods(self, sampling: Sampling) -> Delta:
-        logprobs = {self._tokenizer.encode(text)[0]: value for text, value in self._logprobs.items()}
+        logprobs = {self.tokenizer.encode(text)[0]: value for text, value in self._logprobs.items()}
         if sampling.allowed_token_ids is not None:
             logprobs = {token: logprobs.get(token, -math.inf) for token in sampling.allowed_token_ids}
         self.answers += 1
@@ -288,7 +251,7 @@ class ScriptedEngine:
 
     def close(self) -> None:
         """Refuse further requests."""
-        self._closed = True
+        self.healthy = False
 
 
 def reply_script(reply: Callable[[str], str] | str, seconds: float = 0.0) -> Script:
@@ -327,16 +290,14 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("every task waits for something that no timer will bring about")
-        if timeout > 0:
-            self.now += timeout
+        self.now += max(0.0, timeout)
         return super().select(0)
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Runs coroutines in virtual time: `asyncio.sleep(3600)` returns at once and `loop.time()` is an hour later.
 
-    Waiting for threads or sockets does not work in it; a task that waits for neither a timer nor another task is
-    reported as a deadlock (RuntimeError).
+    It waits for no thread or socket; a task that waits for neither a timer nor another task is a RuntimeError.
     """
 
     def __init__(self) -> None:

@@ -70,10 +70,6 @@ class Tokenizer(Protocol):
     def encode(self, text: str, longest: int | None = None) -> list[int]:
         """Token ids of `text`, without special tokens around it.
 
-        Args:
-            text: The text.
-            longest: Most tokens that are wanted; None: any number.
-
         Raises:
             ContextLengthError: A text has far more tokens than `longest`. It is not encoded to its end.
         """
@@ -137,8 +133,8 @@ _SHAPES = 1024
 """Orders of messages of which a tokenizer remembers that its template shows them whole."""
 # Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
 _CONTEXT_TOKENS = 8
-
-
+# Special tokens that part a reply: they are shown as text, so that whoever looks for them finds them.
+_PARTS_A_REPLY = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
 _PIECE_LENGTH = 1 << 14
 """Characters that are encoded at once of a text that may be too long."""
 _LOST_AT_CUT = 16
@@ -148,10 +144,6 @@ _LOST_AT_CUT = 16
 def prompt_too_long(longest: int) -> ContextLengthError:
     """The error of a prompt that has more than `longest` tokens."""
     return ContextLengthError(f"the prompt is too long: it has more than {longest} tokens; shorten it")
-
-
-# Special tokens that part a reply: they are shown as text, so that whoever looks for them finds them.
-_PARTS_A_REPLY = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
 
 
 class _HFStream:
@@ -185,6 +177,10 @@ class HFTokenizer:
     Args:
         folder: Folder with `tokenizer.json`.
 
+    Attributes:
+        backend: The transformers tokenizer.
+        chat_template: The model's chat template; empty if it has none.
+
     Raises:
         ModelNotFoundError: The folder has no fast tokenizer.
     """
@@ -194,63 +190,38 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            self.backend: Any = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
             raise ModelNotFoundError(f"{folder} has no usable tokenizer: {error}") from error
-        if not self._tokenizer.is_fast:
+        if not self.backend.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
-        self._backend = self._tokenizer.backend_tokenizer
+        self._fast = self.backend.backend_tokenizer
         self._shown: dict[int, str] = {
             token_id: token.content
-            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+            for token_id, token in self.backend.added_tokens_decoder.items()
             if token.special and _PARTS_A_REPLY.search(token.content)
         }
         self._follow_ups: dict[str, list[int]] = {}
         self._shown_whole: set[int] = set()
+        self._name = Path(self.backend.name_or_path).name
         self._warned_of_names = False
-        self._eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
-        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
-        self._fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
-
-    @property
-    def backend(self) -> Any:
-        """The transformers tokenizer."""
-        return self._tokenizer
-
-    @property
-    def chat_template(self) -> str:
-        """The model's chat template; empty if it has none."""
-        template = self._tokenizer.chat_template
-        return template if isinstance(template, str) else json.dumps(template or "")
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a reply, from the model's generation config."""
-        return self._eos_ids
-
-    @property
-    def size(self) -> int:
-        """Number of tokens, special ones included."""
-        return len(self._tokenizer)
-
-    @property
-    def thinking(self) -> ThinkingTags | None:
-        """`<think>` tags, if the chat template or the vocabulary knows them."""
+        template = self.backend.chat_template
+        self.chat_template = template if isinstance(template, str) else json.dumps(template or "")
+        self.eos_ids = _eos_ids(folder, self.backend.eos_token_id)
+        self.size = len(self.backend)
+        vocabulary = json.dumps(sorted(self.backend.get_vocab().items()))
+        self.fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
         tags = ThinkingTags()
-        if any(tag in self.chat_template for tag in (tags.open, tags.close)):
-            return tags
-        # A vocabulary may have them of models that never think.
-        return ThinkingTags(always=False) if tags.close in self._tokenizer.get_added_vocab() else None
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the vocabulary."""
-        return self._fingerprint
+        self.thinking: ThinkingTags | None = None
+        if tags.open in self.chat_template or tags.close in self.chat_template:
+            self.thinking = tags
+        elif tags.close in self.backend.get_added_vocab():  # which may have them of models that never think
+            self.thinking = ThinkingTags(always=False)
 
     def exchanging_text(self) -> HFTokenizer:
         """The same tokenizer of a server that tells texts and not tokens: nobody may exchange token ids with it."""
         other = copy.copy(self)
-        other._fingerprint = f"text-{uuid.uuid4().hex}"
+        other.fingerprint = f"text-{uuid.uuid4().hex}"
         return other
 
     @cached_property
@@ -262,11 +233,11 @@ class HFTokenizer:
 
         supplied = {
             "messages",
-            *inspect.signature(self._tokenizer.apply_chat_template).parameters,
-            *self._tokenizer.SPECIAL_TOKENS_ATTRIBUTES,
-            *self._tokenizer.special_tokens_map,
+            *inspect.signature(self.backend.apply_chat_template).parameters,
+            *self.backend.SPECIAL_TOKENS_ATTRIBUTES,
+            *self.backend.special_tokens_map,
         }
-        templates = self._tokenizer.chat_template or ""
+        templates = self.backend.chat_template or ""
         texts = [templates] if isinstance(templates, str) else templates.values()
         return frozenset().union(*map(_get_template_variables, texts)) - supplied
 
@@ -275,29 +246,29 @@ class HFTokenizer:
         if longest is not None and len(text) > 4 * longest:
             count = 0
             for start in range(0, len(text), _PIECE_LENGTH):
-                piece = self._tokenizer.encode(text[start : start + _PIECE_LENGTH], add_special_tokens=False)
+                piece = self.backend.encode(text[start : start + _PIECE_LENGTH], add_special_tokens=False)
                 count += max(0, len(piece) - _LOST_AT_CUT)
                 if count > longest:
                     raise prompt_too_long(longest)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False)
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special tokens left out but for those that part a reply (`<think>`, `[TOOL_CALLS]`)."""
         if not self._shown or self._shown.keys().isdisjoint(token_ids):
-            text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
+            text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
             return text
         stream = self.stream()
         return "".join(map(stream.push, token_ids)) + stream.flush()
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """Text of tokens with all special tokens but the beginning-of-text, which whoever encodes it adds again."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
-        return text.removeprefix(self._tokenizer.bos_token or "")
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=False)
+        return text.removeprefix(self.backend.bos_token or "")
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         """Start decoding tokens that follow `before`."""
-        return _HFStream(self._backend, before, self._shown)
+        return _HFStream(self._fast, before, self._shown)
 
     def chat_prompt(
         self,
@@ -306,7 +277,7 @@ class HFTokenizer:
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
     ) -> list[int]:
-        """Token ids of a chat, ready for the assistant's reply; see `Tokenizer.chat_prompt`."""
+        """See `Tokenizer.chat_prompt`."""
         return self.encode(self._render(messages, tools, template_arguments or {}, ending(messages)), longest)
 
     def check_shown(
@@ -333,24 +304,19 @@ class HFTokenizer:
                     f"the chat template of {self._name} leaves out {what} {message['role']!r}"
                     + (": give one system message, as the first" if message["role"] == "system" and place else "")
                 )
-            if message["role"] == "user" and (message.get("name") or "") not in seen:
-                self._warn_of_names()
+            if message["role"] == "user" and (message.get("name") or "") not in seen and not self._warned_of_names:
+                self._warned_of_names = True
+                logger.warning(
+                    "the chat template of %s leaves out the names of users: put them into the text", self._name
+                )
         if len(self._shown_whole) >= _SHAPES:
             self._shown_whole.clear()
         self._shown_whole.add(shape)
 
-    def _warn_of_names(self) -> None:
-        if not self._warned_of_names:
-            self._warned_of_names = True
-            logger.warning("the chat template of %s leaves out the names of users: put them into the text", self._name)
-
     def follow_up(self, question: str) -> list[int]:
         """See `Tokenizer.follow_up`."""
-        if question not in self._follow_ups:
-            self._follow_ups[question] = self._follow_up(question)
-        return self._follow_ups[question]
-
-    def _follow_up(self, question: str) -> list[int]:
+        if question in self._follow_ups:
+            return self._follow_ups[question]
         reply = "A reply."
         messages = [
             {"role": "user", "content": "A question?"},
@@ -361,7 +327,8 @@ class HFTokenizer:
         _, found, rest = text.partition(reply)
         if not found:
             raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
-        return self.encode(rest)
+        self._follow_ups[question] = self.encode(rest)
+        return self._follow_ups[question]
 
     def _render(
         self,
@@ -370,18 +337,12 @@ class HFTokenizer:
         arguments: Mapping[str, Any],
         ending: Mapping[str, bool],
     ) -> str:
-        if self._tokenizer.chat_template is None:
+        if self.backend.chat_template is None:
             raise ConfigurationError(f"{self._name} has no chat template: use an instruct model")
         check_arguments(arguments, self.template_variables)
-
-        def render(shown: Sequence[Mapping[str, Any]]) -> str:
-            text: str = self._tokenizer.apply_chat_template(
-                list(shown), tools=list(tools) if tools else None, tokenize=False, **ending, **arguments
-            )
-            return text
-
         refused: Exception | None = None
         shown = list(messages)
+        options = {"tools": list(tools) if tools else None, "tokenize": False, **ending, **arguments}
         # Some templates take a tool's result only after its call, and one that could not be read is text; others join
         # arguments to text.
         for change in (list, without_lone_results, with_argument_texts):
@@ -389,17 +350,13 @@ class HFTokenizer:
             if refused is None or changed != shown:
                 shown = changed
                 try:
-                    return render(shown)
+                    return str(self.backend.apply_chat_template(shown, **options))
                 # A template is a program of the model's makers: what it does not expect makes it fail.
                 except Exception as error:
                     refused = refused or error
         raise ConfigurationError(
             f"the chat template of {self._name} refuses these messages: {refused or type(refused).__name__}"
         ) from refused
-
-    @property
-    def _name(self) -> str:
-        return Path(self._tokenizer.name_or_path).name
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:

@@ -72,7 +72,7 @@ class VLLMEngine:
         self._running: set[str] = set()
         self._starting: set[asyncio.Future[Any]] = set()
         self._closed = False
-        self._children: list[psutil.Process] = []
+        self.processes: list[psutil.Process] = []
         self._crash_report = CrashReport()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
@@ -84,7 +84,7 @@ class VLLMEngine:
             with ExitStack() as configuring:
                 configuring.enter_context(_configuring)
                 configuring.enter_context(collection_paused())
-                self._tokenizer = HFTokenizer(config.model)
+                self.tokenizer: Tokenizer = HFTokenizer(config.model)
                 when_spawned = configuring.close if _spawns_once(config) else None
                 numbers = configuring.enter_context(spawning(process_environment(config), when_spawned))
                 self._llm: Any = _start(config, self._shared_draft)
@@ -96,29 +96,14 @@ class VLLMEngine:
         finally:
             if self._shared_draft is not None:
                 self._shared_draft.forget_file()
-        self._children = list(families(numbers))
+        self.processes = list(families(numbers))
         end_start(numbers, failed=False)
-        self._context_length = int(self._llm.model_config.max_model_len)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._tokenizer
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of prompt and reply together."""
-        return self._context_length
+        self.context_length = int(self._llm.model_config.max_model_len)
 
     @property
     def in_flight(self) -> int:
         """Requests that are running."""
         return len(self._running)
-
-    @property
-    def processes(self) -> list[psutil.Process]:
-        """vLLM's processes."""
-        return list(self._children)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -157,11 +142,11 @@ class VLLMEngine:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        room = self._context_length - len(prompt_ids)
+        room = self.context_length - len(prompt_ids)
         if room < 1:
             raise ContextLengthError(
                 f"the prompt has {len(prompt_ids)} tokens and the context of {self._config.model.name} "
-                f"{self._context_length}: shorten the prompt or raise max_model_len"
+                f"{self.context_length}: shorten the prompt or raise max_model_len"
             )
         if self._closed:
             raise EngineError(_SHUT_DOWN)
@@ -211,7 +196,7 @@ class VLLMEngine:
         if self._closed:
             raise EngineError(_SHUT_DOWN)
         config = self._llm.vllm_config
-        verify = _sampling_params(sampling, self._context_length).verify
+        verify = _sampling_params(sampling, self.context_length).verify
         try:
             # In a thread: vLLM makes a grammar of the schema to find out.
             await asyncio.to_thread(
@@ -259,7 +244,7 @@ class VLLMEngine:
                     wait([stopped], timeout=2.0)
             self._llm.shutdown()
         finally:
-            end_processes(self._children)
+            end_processes(self.processes)
             # Collected now and not at interpreter exit, when vLLM's destructor no longer finds what it calls.
             self._llm = None
 

@@ -94,7 +94,7 @@ def test_target_and_draft_run_on_cores_of_their_own(tiny: ChatLookahead) -> None
     assert engines is not None
     for engine in (engines.target, engines.draft):
         assert isinstance(engine, VLLMEngine)
-        workers = [process for process in engine._children if "Worker" in " ".join(process.cmdline())]
+        workers = [process for process in engine.processes if "Worker" in " ".join(process.cmdline())]
         assert workers
         threads = [thread.id for worker in workers for thread in worker.threads()]
         cores.append({core for thread in threads for core in os.sched_getaffinity(thread)})
