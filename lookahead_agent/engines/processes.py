@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 PARENT = "LOOKAHEAD_AGENT_PARENT"
 """Environment variable of vLLM's processes: the number of the process that has started them."""
-SOCKETS = "la-sockets"
+SOCKETS = "la"
 """How the name of a folder of sockets begins; the number of its process follows."""
-_LONGEST_FOLDER = 50
+_LONGEST_FOLDER = 45
 """Characters: with a folder of ours and vLLM's name of a socket behind it, that is what a socket's address holds."""
 _SPAWN: Callable[..., int] = util.spawnv_passfds
 _QUIET = {

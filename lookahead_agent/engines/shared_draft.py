@@ -65,7 +65,7 @@ class SharedDraftBuffer:
     def __init__(self, folder: Path | None = None) -> None:
         folder = folder or (SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir()))
         try:
-            self._file = tempfile.NamedTemporaryFile(prefix="lookahead-shared-draft-", dir=folder)  # noqa: SIM115
+            self._file = tempfile.NamedTemporaryFile(prefix="lookahead-draft-", dir=folder)  # noqa: SIM115
             # Not by its length alone: where there is no room for it, writing to it would end this process.
             os.posix_fallocate(self._file.fileno(), 0, LINES * _LINE.itemsize)
         except OSError as error:

@@ -131,4 +131,4 @@ def test_without_its_target_the_reply_is_one_clear_error_and_the_next_call_start
     assert tokens(llm.invoke(QUESTION, policy="off")) == alone
     assert llm.backend.healthy()
     assert not any(process.is_running() for process in before), "nothing is left of the engines before"
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("lookahead-shared-draft-")]
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("lookahead-draft-")]
