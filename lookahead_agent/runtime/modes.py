@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Mode = Literal["off", "sd", "lr", "lr+sd"]
 """The target alone; with draft tokens; with draft steps; with both."""
@@ -23,14 +23,8 @@ _BUSY = 4
 """Requests in the target's engine from which steps are left to it: their batches cost those who wait."""
 
 
-@dataclass(frozen=True)
-class ModeChoice:
-    """A mode, and why.
-
-    Attributes:
-        mode: The mode.
-        reason: In a few words.
-    """
+class ModeChoice(NamedTuple):
+    """A mode, and in a few words why."""
 
     mode: Mode
     reason: str
