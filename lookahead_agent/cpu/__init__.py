@@ -22,17 +22,10 @@ PROVIDER = "lookahead_cpu"
 
 
 def share_cores(cores: Sequence[int], *, with_draft: bool) -> tuple[list[int], list[int]]:
-    """Divide cores between target and draft.
+    """Divide cores between target and draft, if there is one.
 
     The draft gets a quarter (at least one core), the target the rest: a step of the target costs about three times
     one of the draft. With a single core both get it, there is no other way.
-
-    Args:
-        cores: Core numbers.
-        with_draft: Whether there is a draft engine.
-
-    Returns:
-        The target's cores and the draft's.
     """
     if not with_draft:
         return list(cores), []

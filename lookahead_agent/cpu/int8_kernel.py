@@ -155,13 +155,10 @@ def _share(work):  # type: ignore[no-untyped-def]
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:
-    """A matrix as `multiply` takes it.
+    """A matrix as `multiply` takes it: int8, shape (packs, inputs / LANES, rows of a pack, LANES).
 
     Args:
         integers: Its weights, int8, shape (outputs, inputs); inputs are a multiple of LANES.
-
-    Returns:
-        int8, shape (packs, inputs / LANES, rows of a pack, LANES).
 
     Raises:
         ValueError: The inputs are not.
@@ -174,15 +171,12 @@ def packed(integers: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(tokens: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Multiply tokens by a matrix of integers.
+    """Multiply tokens by a matrix of integers; the result is float32, shape (tokens, outputs).
 
     Args:
         tokens: float32, shape (tokens, inputs).
         weights: As of `packed`.
         scale: Of each output: float32, shape (outputs,).
-
-    Returns:
-        float32, shape (tokens, outputs).
     """
     tokens = tokens.contiguous()
     out = torch.empty(tokens.shape[0], scale.shape[0])

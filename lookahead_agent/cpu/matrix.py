@@ -66,14 +66,7 @@ _as_operation.register_fake(_shaped)
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights as 8-bit integers, symmetric, one scale for each output.
-
-    Args:
-        weight: Shape (outputs, inputs).
-
-    Returns:
-        The integers, int8 of the same shape, and the scales, float32 of shape (outputs,).
-    """
+    """Weights, shape (outputs, inputs), as symmetric 8-bit integers, with float32 scales of shape (outputs,)."""
     exact = weight.detach()
     scale = torch.empty(exact.shape[0], dtype=torch.float32)  # what a model loads with may be bf16
     integers = torch.empty_like(exact, dtype=torch.int8)
@@ -88,9 +81,7 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class RoundedOutputLayer(UnquantizedEmbeddingMethod):  # type: ignore[misc]
     """How the output layer is kept; embeddings that are the same weights stay as they are.
 
-    Args:
-        rounded: Makes of weights, shape (outputs, inputs), what multiplies by them: called with inputs, weights and
-            bias, as vLLM calls its own.
+    `rounded` makes of weights, shape (outputs, inputs), what multiplies by them, as vLLM calls its own.
     """
 
     def __init__(self, rounded: Callable[[torch.Tensor], Callable[..., torch.Tensor]]) -> None:

@@ -30,12 +30,7 @@ class DraftMemory:
         self._missed: set[int] = set()
 
     def write(self, slots: npt.NDArray[np.int64], *, read: bool) -> None:
-        """Take in where the tokens of a pass were written to.
-
-        Args:
-            slots: Their places, shape (tokens,): those of a block follow each other.
-            read: Whether the draft has read them, too.
-        """
+        """Take in the slots of a pass, shape (tokens,), those of a block in order, and whether the draft read them."""
         if read and self.whole:
             return
         blocks = slots // self._block_size

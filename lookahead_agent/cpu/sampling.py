@@ -24,7 +24,7 @@ Filter = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torc
 def for_each_token(
     of_replies: torch.Tensor, ends: torch.Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """What each reply is sampled by, for each of its draft tokens.
+    """Each reply's parameter for each of its draft tokens: the same type, shape (tokens,).
 
     Args:
         of_replies: A value for each reply, shape (n,).
@@ -32,20 +32,13 @@ def for_each_token(
         tokens: Draft tokens in all.
         replace_from: A value in place of which another is taken.
         replace_to: That other value.
-
-    Returns:
-        Values of the same type, shape (tokens,).
     """
     values = torch.where(of_replies == replace_from, torch.full_like(of_replies, replace_to), of_replies)
     return values.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)), output_size=tokens)
 
 
 def without_sorting_all(sort_all: Filter) -> Filter:
-    """A filter by top-k and top-p that sorts the likeliest tokens only.
-
-    Args:
-        sort_all: vLLM's, for rows in which the likeliest are not enough.
-    """
+    """A filter by top-k and top-p that sorts the likeliest tokens only, or by vLLM's where they are not enough."""
 
     def keep_likeliest(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
         """Logits (n, v), with -∞ for tokens not among the k likeliest or not needed for p, both of shape (n,)."""

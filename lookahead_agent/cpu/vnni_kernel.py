@@ -252,13 +252,10 @@ def fits(outputs: int, inputs: int, activations: torch.dtype, out: torch.dtype) 
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:
-    """A matrix as `multiplication` takes it.
+    """A matrix as `multiplication` takes it: int8, shape (outputs / ROWS, inputs / COLUMNS, ROWS, COLUMNS).
 
     Args:
         integers: Its weights, int8, shape (outputs, inputs), which `fits`.
-
-    Returns:
-        int8, shape (outputs / ROWS, inputs / COLUMNS, ROWS, COLUMNS).
     """
     outputs, inputs = integers.shape
     return integers.view(outputs // ROWS, ROWS, inputs // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
@@ -267,16 +264,12 @@ def packed(integers: torch.Tensor) -> torch.Tensor:
 def multiplication(
     integers: torch.Tensor, scale: torch.Tensor, out: torch.dtype
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """What multiplies tokens by a matrix.
+    """A function of bf16 tokens, shape (tokens, inputs), and a bias or None; it gives the shape (tokens, outputs).
 
     Args:
-        integers: Its weights, int8, shape (outputs, inputs), which `fits`.
+        integers: The weights, int8, shape (outputs, inputs), which `fits`.
         scale: Of each output, shape (outputs,).
         out: Dtype of what comes out.
-
-    Returns:
-        Takes bf16 of the shape (tokens, inputs), and what is added to each output or nothing; gives the shape
-        (tokens, outputs).
     """
     rows, columns = integers.shape
     weights = packed(integers)

@@ -29,7 +29,7 @@ class EnginePool:
 
     Args:
         start: Makes an engine from its configuration.
-        refuse_starts: Ends what is starting when the pool is closed: only the process table knows of its processes.
+        refuse_starts: Ends what is starting when the pool is closed.
     """
 
     def __init__(
@@ -44,10 +44,9 @@ class EnginePool:
         self._closed = False
 
     def acquire(self, config: VLLMConfig) -> VLLMEngine:
-        """Return the running engine with this configuration, or start it; blocks while it starts.
+        """Return the running engine with this configuration, or start it; every `acquire` is paired with one `release`.
 
-        An engine whose process has ended is started again; who holds it from before finds it unhealthy. Every
-        `acquire` is paired with one `release`.
+        It blocks while it starts. An engine whose process has ended is started again; who holds it finds it unhealthy.
 
         Raises:
             EngineStartError: It could not start.

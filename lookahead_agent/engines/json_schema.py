@@ -101,12 +101,7 @@ def refers_to_itself(schema: Mapping[str, Any]) -> bool:
 
 
 def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
-    """A copy of a schema as part of another one: its references point to its place there.
-
-    Args:
-        schema: One that `check_schema` takes.
-        pointer: Where it will stand, as a JSON pointer.
-    """
+    """A copy of a checked schema as part of another one, at a JSON pointer: its references point there."""
     if pointer and isinstance(schema.get("$id"), str):
         return dict(schema)  # references in it count from itself
 

@@ -156,10 +156,6 @@ class SupportsSharedDraft(Protocol):
 async def top_logprobs(engine: Engine, prompt_ids: Sequence[int]) -> Mapping[int, float]:
     """Log-probabilities, in nats, of the 20 likeliest next tokens by id; empty if the engine gives none.
 
-    Args:
-        engine: The model that is asked.
-        prompt_ids: Token ids of what precedes, shape (n,).
-
     Raises:
         EngineError: The engine failed.
     """

@@ -255,11 +255,9 @@ class ScriptedEngine:
 
 
 def reply_script(reply: Callable[[str], str] | str, seconds: float = 0.0) -> Script:
-    """A script that writes whole replies step by step.
+    """A script that writes whole replies step by step, each step in some seconds.
 
-    Args:
-        reply: The reply to every prompt, or to a given one; a function is asked for each step, and has to say the same.
-        seconds: How long each step takes.
+    A reply is given for every prompt, or by a function of the prompt, which is asked for each step.
     """
 
     def script(prompt: str, begun: str) -> Sequence[ScriptedStep]:

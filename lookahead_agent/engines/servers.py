@@ -214,9 +214,8 @@ def _message(answer: Any) -> str:
 async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
     """The data of each event of a body that comes in chunks, wherever these are cut.
 
-    A line ends with a line feed, a carriage return, or both, and with no other character: those that `str.splitlines`
-    takes for ends of lines too may occur in the data. An event that is not ended by an empty line counts, since some
-    servers leave out the last one.
+    A line ends with a line feed, a carriage return, or both, and with no other character of `str.splitlines`. An event
+    that is not ended by an empty line counts, since some servers leave out the last one.
     """
     data: list[str] = []
     async for line in _lines(chunks):

@@ -48,15 +48,12 @@ class SharedDraftProposer:
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Ids, token_ids_cpu: Ids, **_: Any
     ) -> list[list[int]]:
-        """Propose what follows each reply.
+        """Draft tokens by reply; vLLM calls it.
 
         Args:
             sampled_token_ids: The tokens that each reply won in the last pass; none while its prompt is read.
             num_tokens_no_spec: Tokens of prompt and reply, those included, shape (replies,).
             token_ids_cpu: They themselves, shape (replies, context).
-
-        Returns:
-            Draft tokens by reply.
         """
         for proposed, won in zip(self._proposed, sampled_token_ids, strict=False):
             self._count.learn(proposed, max(len(won) - 1, 0))
@@ -76,14 +73,7 @@ class SharedDraftProposer:
 
 
 class ReadLine(NamedTuple):
-    """A line of a buffer as it was at one moment.
-
-    Attributes:
-        prompt_length: Tokens of the prompt.
-        prompt_sum: Their `checksum`.
-        origin: Index, in prompt and reply, of the line's first token.
-        token_ids: The line's tokens, shape (m,): the prefix's last ones and the draft's.
-    """
+    """A line of a buffer as it was at one moment: see `shared_draft._LINE`; token ids have the shape (m,)."""
 
     prompt_length: int
     prompt_sum: int
@@ -117,7 +107,7 @@ def _of_reply(written: Ids, lines: Sequence[ReadLine]) -> list[ReadLine]:
 
 
 def propose(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
-    """The tokens that most likely follow, as far as one of the lines knows.
+    """The tokens that most likely follow, as far as one of the lines knows, at most `most`.
 
     A line that goes on from just here is believed. Where the target has left every line, the place with its last words
     is looked for: the more words agree, the more tokens are proposed.
@@ -126,9 +116,6 @@ def propose(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
         written: Prompt and reply so far, shape (n,).
         lines: The reply's.
         most: Draft tokens, at most.
-
-    Returns:
-        Draft tokens, at most `most`; none if no line knows more.
     """
     found: list[int] = []
     for line in lines:
@@ -168,12 +155,7 @@ def _met_again(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
 
 
 def cost_at(costs: Mapping[int, float], tokens: float) -> float:
-    """The cost of a pass of so many tokens: between measured sizes by a straight line, beyond them too.
-
-    Args:
-        costs: By number of tokens, at least one entry.
-        tokens: In the pass.
-    """
+    """The cost of a pass of so many tokens, by measured ones: between them on a straight line, beyond them too."""
     sizes = sorted(costs)
     if len(sizes) == 1:
         return costs[sizes[0]]

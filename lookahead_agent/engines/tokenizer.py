@@ -93,8 +93,8 @@ class Tokenizer(Protocol):
         """Token ids of a chat, ready for the assistant's reply.
 
         Args:
-            messages: Messages in OpenAI's format; tool-call arguments as mappings. The reply continues a last one of
-                the assistant that is not `FINISHED` and calls no tools.
+            messages: In OpenAI's format, arguments of calls as mappings. The reply continues a last one of the
+                assistant that is not `FINISHED` and calls no tools.
             tools: Tools in OpenAI's format.
             template_arguments: Values of `template_variables`, of JSON's types.
             longest: See `encode`.

@@ -56,10 +56,7 @@ def require_vllm() -> None:
 
 
 def require_plugin(plugins: Collection[EntryPoint] | None = None) -> None:
-    """Check that vLLM finds this library's plugin for CPUs.
-
-    Args:
-        plugins: Of that name in vLLM's group; None: those that are installed.
+    """Check that vLLM finds this library's plugin for CPUs, among the installed plugins if none are given.
 
     Raises:
         EngineStartError: There is none; the message says what to do.

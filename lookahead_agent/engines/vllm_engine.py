@@ -122,11 +122,7 @@ class VLLMEngine:
         return self._shared_draft is not None
 
     def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
-        """Where a draft shows what it writes of one reply; see `SupportsSharedDraft`.
-
-        Raises:
-            ConfigurationError: The engine was not started with a shared draft.
-        """
+        """Where a draft shows what it writes of one reply; see `SupportsSharedDraft`."""
         if self._shared_draft is None:
             raise ConfigurationError("this engine takes no draft tokens: start it with a shared draft")
         return self._shared_draft.draft_lines(prompt_ids)

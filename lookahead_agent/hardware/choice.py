@@ -88,11 +88,7 @@ WITHOUT_INT8 = CPUDefaults(
 
 
 def multiplies_int8(instructions: str | None = None) -> bool:
-    """Whether a processor has instructions for int8 arithmetic.
-
-    Args:
-        instructions: Its CPU flags, separated by spaces; None: this machine's.
-    """
+    """Whether a processor, by its CPU flags or this machine's, has instructions for int8 arithmetic."""
     return not set((processor() if instructions is None else instructions).split()).isdisjoint(_INT8_INSTRUCTIONS)
 
 

@@ -44,14 +44,7 @@ _GGUF_GROWTH = 3.0
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked for.
-
-    Attributes:
-        name: Its name.
-        state: Whether it was found.
-        found: The details.
-        fix: The command that brings it; None if it is there, or cannot be had.
-    """
+    """One thing that was looked for, with the command that brings it; None if it is there, or cannot be had."""
 
     name: str
     state: State

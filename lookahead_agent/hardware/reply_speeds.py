@@ -32,11 +32,7 @@ _NOT_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
 class ReplySpeeds:
-    """Measured speed of the replies of one pair on one machine.
-
-    Args:
-        models: The models' folders.
-    """
+    """Measured speed of the replies of one pair, named by its models' folders, on one machine."""
 
     def __init__(self, models: Sequence[str]) -> None:
         known = json.dumps([processor(), len(available_cores()), engine_versions(), list(models), _FORM])

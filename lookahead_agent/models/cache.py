@@ -144,9 +144,7 @@ def _writing_to_cache(root: Path) -> Iterator[None]:
 def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "checked") -> str | None:
     """The damage to a model's files that shows without reading its weights; None if there is none.
 
-    Args:
-        folder: The model's.
-        weights: Whether a folder without them is damaged, too, or none is looked at.
+    `weights` says whether a folder without them is damaged, too, or none is looked at.
     """
     texts = [folder / name for name in _JSON if (folder / name).exists()]
     if (wrong := next((problem for file in texts if (problem := _wrong_json(file)) is not None), None)) is not None:

@@ -31,12 +31,7 @@ class PackagedWeights:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One model: where it comes from.
-
-    Attributes:
-        hub_id: Hugging Face repository.
-        packaged: Where to get it with pip when the Hub cannot be reached.
-    """
+    """One model: its Hugging Face repository, and where to get it with pip when the Hub cannot be reached."""
 
     hub_id: str
     packaged: PackagedWeights | None = None

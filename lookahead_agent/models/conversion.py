@@ -33,7 +33,7 @@ _CHILD = (sys.executable, "-m", "lookahead_agent.models.conversion")
 
 
 def converted_folder(model: Path, form: Form) -> Path:
-    """Folder in which a model's weights are (or will be) in int8, or in floating point ("bf16").
+    """Folder in which a model's weights are, or will be, in int8 or in floating point ("bf16").
 
     It is the model's own if its weights are quantized already, or are safetensors and "bf16" is asked for.
     """
@@ -66,7 +66,7 @@ def write_metadata(gguf: Path, folder: Path, name: str, progress: Progress) -> N
     """Write the configuration, tokenizer and chat template that are in a GGUF file into a folder.
 
     Raises:
-        ConversionError: The file cannot be read; the message ends with the child's last words.
+        ConversionError: The file cannot be read.
     """
     run_child([*_CHILD, "metadata", str(gguf), str(folder)], f"Reading the tokenizer of {name}", progress)
 

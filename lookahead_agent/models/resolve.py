@@ -149,11 +149,7 @@ def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
 
 
 def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path:
-    """Return a folder with the model's tokenizer, without its weights if they are not on this machine.
-
-    Raises:
-        ModelError: It can be had from nowhere, or is damaged; the message names what was tried, or what to delete.
-    """
+    """Return a folder with the model's tokenizer, without its weights if they are not here; raises as `fetch`."""
     return _fetch(facts, progress, _TOKENIZER)
 
 
@@ -171,11 +167,7 @@ def _fetch(facts: ModelFacts, progress: Progress | None, patterns: tuple[str, ..
 
 
 def _whole(facts: ModelFacts, folder: Path, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
-    """The same folder, if its files are whole: those that were to be fetched.
-
-    Raises:
-        IntegrityError: They are not; the message says what to delete.
-    """
+    """The same folder, if its files are whole; IntegrityError says what to delete."""
     if (problem := damage(folder, weights="checked" if patterns == _WEIGHTS else "ignored")) is None:
         return folder
     if Path(facts.hub_id).is_dir():

@@ -130,10 +130,9 @@ class EngineSet:
         return self.draft is not None and isinstance(self.target, SupportsSharedDraft) and self.target.shared_draft
 
     def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, Certificate | None, str | None]:
-        """A policy that states a risk with the verifier that keeps it on these models.
+        """A policy that states a risk with the verifier that keeps it on these models, the certificate, and why.
 
-        Returns:
-            The policy; by which certificate, None: there is none; and this in words, None of a policy without a risk.
+        There may be no certificate; of a policy without a risk both are None.
 
         Raises:
             ConfigurationError: The file of certificates is something else.

@@ -45,17 +45,7 @@ Connection = TypeVar("Connection", bound=Closable)
 
 @dataclass(frozen=True)
 class Loaders:
-    """The sources of models and engines; tests give others.
-
-    Attributes:
-        fetch: Brings a model onto this machine.
-        select: Decides which engines to start.
-        write: Converts a model's weights where they need it.
-        pool: Starts engines, and shares those of one configuration.
-        load_embedder: Loads an embedding model.
-        platform: What the engines run on; None: this machine.
-        memory_shares: Divides a GPU's memory.
-    """
+    """The sources of models and engines, which tests replace; no platform: this machine's."""
 
     fetch: Callable[[ModelFacts, Progress], Path] = fetch
     select: Callable[[RuntimeSpec, Path | None, Path | None, Platform], EngineSetup] = select_engines
@@ -69,10 +59,7 @@ class Loaders:
 class EngineLauncher:
     """Starts engines and connections of a specification, and holds them until it releases them or is collected.
 
-    Args:
-        spec: Which engines.
-        progress: Told about downloads and starts.
-        loaders: Sources of models and engines.
+    `progress` is told about downloads and starts.
     """
 
     def __init__(self, spec: RuntimeSpec, progress: Progress, loaders: Loaders) -> None:

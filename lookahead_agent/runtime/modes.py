@@ -47,12 +47,9 @@ class ModeChooser:
         self._nodes: OrderedDict[str, _Node] = OrderedDict()
 
     def choose(self, node: str, modes: Sequence[Mode], waiting: int = 0) -> ModeChoice:
-        """The mode of a node's next reply.
+        """The mode of a node's next reply, of those that the engines offer.
 
-        Args:
-            node: The node and whatever else makes its replies alike.
-            modes: What the engines offer.
-            waiting: Requests in the target's engine, or replies that are being written.
+        `waiting` counts the requests in the target's engine, or the replies that are being written.
         """
         if waiting >= _BUSY and "sd" in modes:
             return ModeChoice("sd", f"{waiting} requests are running: no steps beside them")

@@ -40,9 +40,8 @@ class Runtime:
 
     Args:
         spec: Which engines.
-        expects_draft: Whether some policy of the chat model commands that steps are speculated on, which takes a draft
-            with an engine of its own. If none does, what is fastest is started; should a call then force steps all
-            the same, the engines are started anew.
+        expects_draft: Whether some policy forces step speculation, which takes a draft with an engine of its own. A
+            call that forces it all the same starts the engines anew.
         progress: Told about downloads and starts.
         loaders: Sources of models and engines; None: the real ones.
     """

@@ -28,12 +28,7 @@ _RESTARTS = 3
 
 
 class Supervisor:
-    """Keeps the models beside a target; without them the target writes alone.
-
-    Args:
-        spec: Which models.
-        launcher: Starts their engines.
-    """
+    """Keeps the models beside a target; without them the target writes alone."""
 
     def __init__(self, spec: RuntimeSpec, launcher: EngineLauncher) -> None:
         self.remote_draft: OpenAIEngine | None = None

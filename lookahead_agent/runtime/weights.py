@@ -18,12 +18,7 @@ _DTYPE: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "
 
 @dataclass(frozen=True)
 class Platform:
-    """What the engines run on, as far as it decides how.
-
-    Attributes:
-        on_cpu: Whether the installed vLLM is for CPUs.
-        int8: Whether the CPU multiplies int8.
-    """
+    """What the engines run on: whether vLLM is for CPUs, and whether the CPU multiplies int8."""
 
     on_cpu: bool
     int8: bool
@@ -41,13 +36,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights as its engine loads them.
-
-    Attributes:
-        source: The model's folder.
-        form: The conversion that they need first; None: none.
-        arguments: Of the engine.
-    """
+    """A model's weights as its engine loads them: its folder, the conversion they need first, and engine arguments."""
 
     source: Path
     form: Form | None
@@ -68,12 +57,7 @@ class Weights:
 
 
 def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weights:
-    """A model's weights in a precision.
-
-    Args:
-        folder: The model's.
-        kernel: The precision; None: as the folder says.
-        platform: What the engine runs on.
+    """A model's weights in a precision; without one as its folder says.
 
     Raises:
         ConfigurationError: The precision is for CPUs only.

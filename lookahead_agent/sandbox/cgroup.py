@@ -27,8 +27,7 @@ _LIMITS = {
 def memory_cgroup(memory: int) -> Iterator[int | None]:
     """A cgroup whose processes, with the kernel's memory for them, may have so many bytes.
 
-    Yields:
-        A descriptor: a process that writes 0 to it is in the cgroup. None where none can be made.
+    Yields a descriptor: a process that writes 0 to it is in the cgroup. None where none can be made.
     """
     group, descriptor = None, None
     with suppress(OSError):
@@ -53,9 +52,7 @@ def memory_cgroup(memory: int) -> Iterator[int | None]:
 def place(root: Path = _ROOT, memberships: str | None = None) -> Path | None:
     """The cgroup to make one in: of version 1 its own, of version 2 the one above, for only leaves have processes.
 
-    Args:
-        root: Where cgroups are mounted.
-        memberships: This process's cgroups; None: as /proc says them.
+    `memberships` are this process's cgroups; None: as /proc says them.
     """
     memberships = _MEMBERSHIPS.read_text() if memberships is None else memberships
     for line in memberships.splitlines():

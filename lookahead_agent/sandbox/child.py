@@ -25,13 +25,10 @@ _OFTEN = 0.05
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a program ended.
+    """How a program ended: its output or results, its exit status (negative: a signal), and why it was stopped.
 
-    Attributes:
-        output: What it printed on both streams, or its results; cut where it was too much.
-        status: Its exit status; negative: the signal that killed it.
-        stopped: Why it was stopped: "time", "output" or "files"; None if it ended alone.
-        changes: What it wrote to its second descriptor; empty where it was stopped.
+    `stopped` is "time", "output" or "files", and None if it ended alone. The output is cut where it was too much;
+    `changes` is what it wrote to its second descriptor, empty where it was stopped.
     """
 
     output: bytes
@@ -50,11 +47,7 @@ class ChildResult:
 
 @cache
 def program_text(name: str) -> str:
-    """The text of a file here that is handed to another interpreter (`python -c`).
-
-    Args:
-        name: The file's name without `.py`.
-    """
+    """The text of a file here, named without `.py`, that is handed to another interpreter (`python -c`)."""
     return importlib.resources.files(__package__).joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -80,12 +73,10 @@ def run_child(
         given: Its standard input.
         seconds: Wall-clock time for all of it.
         output: Bytes that it may print, or of its results.
-        results: The program gets the number of a descriptor as its last argument and writes its results there. Its
-            output goes nowhere, so that no library's print can forge a result.
+        results: Whether its last argument is a descriptor for results; its output goes nowhere then.
         environment: All of its environment; None: nothing but an empty PATH.
         folder: Where it runs.
-        files: Bytes that `folder` may come to; None: no limit. The folder is measured twenty times a second, so a
-            program can have written some more by then.
+        files: Bytes that `folder` may come to; None: no limit. It is measured twenty times a second.
         changes: Bytes that it may write to a second descriptor, whose number is its last argument; None: it has none.
         descriptors: Descriptors that it inherits.
 

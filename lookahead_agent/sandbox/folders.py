@@ -22,9 +22,7 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_
 def size(folder: Path, enough: int) -> int:
     """Bytes that a folder's files and folders take; it may be written to meanwhile.
 
-    Args:
-        folder: The folder.
-        enough: Counting ends once there is more. Folders that are nested deeper than a name can tell count as more.
+    Counting ends once there is `enough`. Folders that are nested deeper than a name can tell count as more.
     """
     total = 0
     with suppress(FileNotFoundError), open_folder(folder) as base:
@@ -82,11 +80,7 @@ def _emptied(folder: int) -> list[str]:
 
 @contextmanager
 def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is no link.
-
-    Args:
-        name: The folder.
-        base: Descriptor of the folder that the name begins at; None: as usual.
+    """A descriptor of a folder that is no link, below the folder of another descriptor if one is given.
 
     Raises:
         OSError: It cannot be opened.
@@ -107,7 +101,7 @@ def read_regular(path: str | Path, most: int, folder: int | None = None) -> byte
         folder: Descriptor of the folder that the path begins at; None: as usual.
 
     Raises:
-        OSError: It cannot be opened, or is a link; IsADirectoryError: it is a folder.
+        OSError: It cannot be opened, is a link, or is a folder (IsADirectoryError).
         ValueError: It is no regular file, or too long; the message says which, as "is no regular file".
     """
     descriptor = os.open(path, _FILE_FLAGS, dir_fd=folder)

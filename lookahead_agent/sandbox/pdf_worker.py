@@ -14,13 +14,7 @@ import sys
 
 
 def main(memory: int, seconds: int, results: int) -> None:
-    """Read the PDF.
-
-    Args:
-        memory: Bytes of data that the process may have.
-        seconds: Time of a processor that it may take, also if the agent was killed.
-        results: Descriptor that results are written to, a JSON object on each line.
-    """
+    """Read the PDF within bytes of memory and seconds of a processor, and write to a descriptor for results."""
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

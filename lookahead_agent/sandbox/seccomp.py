@@ -161,14 +161,11 @@ _CALLS_BY_ARGUMENT: dict[tuple[int, int], list[_Line]] = {
 
 
 def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes | None:
-    """The program of a filter: 8 bytes an instruction.
+    """The program of a filter, 8 bytes an instruction; None for an architecture whose calls are not known here.
 
     Args:
         landlock: Whether Landlock is all that is between the code and the user's files and processes.
         machine: The architecture; this machine's by default.
-
-    Returns:
-        None for an architecture whose calls are not known here.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:

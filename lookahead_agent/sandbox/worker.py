@@ -49,11 +49,7 @@ def may_change_user() -> bool:
 
 
 def become_unprivileged(kept: int = 0) -> None:
-    """Become a user who has nothing else, for the kernel counts threads by user.
-
-    Args:
-        kept: What stays of root's capabilities.
-    """
+    """Become a user who has nothing else, with the kept capabilities, for the kernel counts threads by user."""
     call("prctl", PR_SET_KEEPCAPS, int(kept != 0), 0, 0, 0)
     os.setgroups([])
     number = int.from_bytes(os.urandom(4), "big")
