@@ -1,4 +1,4 @@
-"""An engine that follows a script: for tests and simulation, with time that its event loop provides."""
+"""An engine that follows a script: for tests and simulation, in the time of its event loop."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import asyncio
 import json
 import math
 import re
-import selectors
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 from lookahead_agent.engines.chat_template import ThinkingTags, check_arguments, continues
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.tokenizer import TextStream, prompt_too_long
 from lookahead_agent.errors import EngineError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -278,36 +275,3 @@ def following(steps: Sequence[ScriptedStep], delimiter: str = "\n\n") -> Script:
         return rest
 
     return script
-
-
-class _Selector(selectors.SelectSelector):
-    """Never waits: an idle loop with a timer has its clock moved on to it."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("every task waits for something that no timer will bring about")
-        self.now += max(0.0, timeout)
-        return super().select(0)
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Runs coroutines in virtual time: `asyncio.sleep(3600)` returns at once and `loop.time()` is an hour later.
-
-    It waits for no thread or socket; a task that waits for neither a timer nor another task is a RuntimeError.
-    """
-
-    def __init__(self) -> None:
-        self._virtual = _Selector()
-        super().__init__(self._virtual)
-
-    def time(self) -> float:
-        """Virtual seconds since the loop was made."""
-        return self._virtual.now
-
-
-def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in virtual time and return its result."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(main)

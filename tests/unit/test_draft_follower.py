@@ -9,9 +9,9 @@ import pytest
 
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.verifiers import ExactVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
+from tests.virtual_time import run_in_virtual_time
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
 OTHER = ["First of all.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]

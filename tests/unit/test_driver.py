@@ -8,10 +8,10 @@ import pytest
 
 from lookahead_agent.decoding import DecodingSettings, lookahead
 from lookahead_agent.engines import Sampling, ScriptedStep
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.errors import EngineError
 from lookahead_agent.verifiers import ExactVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
+from tests.virtual_time import run_in_virtual_time
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
 ALL = ScriptedVerifier(lambda draft, target: True)

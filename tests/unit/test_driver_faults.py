@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
 from lookahead_agent.engines import Sampling, ScriptedStep
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.errors import EngineError
 from lookahead_agent.verifiers import ExactVerifier, ScoreVerifier, StepPair, Verdict
 from tests.unit.scripts import Pair, ScriptedVerifier, Steps
+from tests.virtual_time import run_in_virtual_time
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
 ALL = ScriptedVerifier(lambda draft, target: True)

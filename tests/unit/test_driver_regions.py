@@ -10,8 +10,8 @@ from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, look
 from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from tests.unit.scripts import ScriptedVerifier
+from tests.virtual_time import run_in_virtual_time
 
 ALL = ScriptedVerifier(lambda draft, target: True)
 THINK = Regions(thinking=ThinkingTags(), answer_from_target=True)

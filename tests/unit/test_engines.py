@@ -13,8 +13,8 @@ import pytest
 from lookahead_agent.cpu import binding, share_cores
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
 from lookahead_agent.engines.engine_pool import EnginePool
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.errors import EngineError, EngineStartError
+from tests.virtual_time import run_in_virtual_time
 
 
 @pytest.mark.parametrize("count", range(2, 40))

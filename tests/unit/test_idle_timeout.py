@@ -8,8 +8,8 @@ import random
 import pytest
 
 from lookahead_agent.decoding.idle_timeout import IdleTimeout
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.errors import EngineError
+from tests.virtual_time import run_in_virtual_time
 
 
 def test_a_silence_ends_however_times_are_rounded() -> None:

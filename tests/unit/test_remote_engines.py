@@ -12,7 +12,6 @@ from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Delta, Engine
-from lookahead_agent.engines.scripted import run_in_virtual_time
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
@@ -20,6 +19,7 @@ from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.verifiers import ExactVerifier, RemoteEmbedder
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
+from tests.virtual_time import run_in_virtual_time
 
 REPLY = "aab\n\nbca\n\ncab"
 
