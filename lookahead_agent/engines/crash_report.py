@@ -24,49 +24,34 @@ SHARED = Path("/dev/shm")
 _SHARED_BYTES = 240 << 20
 """Free bytes without which vLLM makes no queue between its processes, although it uses kilobytes of them."""
 _GROUP = Path("/sys/fs/cgroup")
-_COUNTERS = (_GROUP / "memory.events", Path("/proc/vmstat"))
 
 
-class CrashReport:
-    """Watches what the system kills while an engine runs; made before the engine starts.
+def explain(processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
+    """Why an engine does not work any more, as far as can be told.
 
     Args:
-        counters: See `kills_for_memory`.
+        processes: vLLM's, started by this process; each has workers of its own.
+        patience: Seconds to wait for one that is ending; blocks so long.
     """
+    for process in processes:
+        process.join(patience)
+    codes = [process.exitcode for process in processes]
+    signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
+    if "SIGKILL" in signals:
+        return _killed()
+    if "SIGBUS" in signals:
+        return f"its process found {SHARED} full (SIGBUS): make it larger (--shm-size=1g for a container)"
+    if signals:
+        return f"its process was ended by {signals[0]}"
+    return (
+        "its worker failed, or was killed, as systems do that run out of memory; the log says which "
+        f"(VLLM_LOGGING_LEVEL=INFO). If it was memory ({_free()}): {ADVICE}"
+    )
 
-    def __init__(self, counters: Sequence[Path] = _COUNTERS) -> None:
-        self._counters = counters
-        self._before = kills_for_memory(counters)
 
-    def explain(self, processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
-        """Why an engine does not work any more, as far as can be told.
-
-        Args:
-            processes: vLLM's, started by this process; each has workers of its own.
-            patience: Seconds to wait for one that is ending; blocks so long.
-        """
-        for process in processes:
-            process.join(patience)
-        codes = [process.exitcode for process in processes]
-        signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
-        if kills_for_memory(self._counters) > self._before:
-            return f"the system has killed a process for lack of memory ({_free()}): {ADVICE}"
-        if "SIGKILL" in signals:
-            return _killed()
-        if "SIGBUS" in signals:
-            return f"its process found {SHARED} full (SIGBUS): make it larger (--shm-size=1g for a container)"
-        if signals:
-            return f"its process was ended by {signals[0]}"
-        return (
-            "its worker failed, or was killed, as systems do that run out of memory; the log says which "
-            f"(VLLM_LOGGING_LEVEL=INFO). If it was memory ({_free()}): {ADVICE}"
-        )
-
-    def explain_start(self, said: str) -> str | None:
-        """The same of an engine that did not start, of which vLLM says something."""
-        if kills_for_memory(self._counters) > self._before or _AT_START.search(said):
-            return _killed()
-        return None
+def explain_start(said: str) -> str | None:
+    """The same of an engine that did not start, of which vLLM says something."""
+    return _killed() if _AT_START.search(said) else None
 
 
 def _killed() -> str:
@@ -89,19 +74,6 @@ def memory(group: Path = _GROUP) -> tuple[int, int]:
         return machine.total, machine.available
     used = _number(group / "memory.current") or _number(group / "memory" / "memory.usage_in_bytes") or 0
     return limit, max(0, min(machine.available, limit - used))
-
-
-def kills_for_memory(counters: Sequence[Path] = _COUNTERS) -> int:
-    """How often the system has killed a process for lack of memory, by the first of these files that counts them."""
-    for file in counters:
-        try:
-            lines = file.read_text(encoding="ascii").splitlines()
-        except OSError:
-            continue
-        counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
-        if counts:
-            return counts[0]
-    return 0
 
 
 def _number(file: Path) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.crash_report import CrashReport, no_shared_memory
+from lookahead_agent.engines.crash_report import explain, explain_start, no_shared_memory
 from lookahead_agent.engines.json_schema import composes, for_llguidance
 from lookahead_agent.engines.processes import collection_paused, end_processes, end_start, families, spawning
 from lookahead_agent.engines.protocol import Delta, Sampling
@@ -73,7 +73,6 @@ class VLLMEngine:
         self._starting: set[asyncio.Future[Any]] = set()
         self._closed = False
         self.processes: list[psutil.Process] = []
-        self._crash_report = CrashReport()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._shared_draft = (
@@ -92,7 +91,7 @@ class VLLMEngine:
             end_start(numbers, failed=True)
             if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                 raise
-            raise EngineStartError(_start_failure(config, error, self._crash_report)) from error
+            raise EngineStartError(_start_failure(config, error)) from error
         finally:
             if self._shared_draft is not None:
                 self._shared_draft.forget_file()
@@ -208,7 +207,7 @@ class VLLMEngine:
     def _why(self, error: Exception) -> str:
         """Why a request failed: what became of vLLM's processes, or else what vLLM says."""
         if self._llm is not None and self._llm.errored:
-            return self._crash_report.explain(self._llm.engine_core.resources.engine_manager.processes)
+            return explain(self._llm.engine_core.resources.engine_manager.processes)
         return str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
 
     async def _first(self, outputs: AsyncGenerator[Any, None]) -> Any:
@@ -350,10 +349,8 @@ def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float |
     )
 
 
-def _start_failure(config: VLLMConfig, error: Exception, crash_report: CrashReport) -> str:
-    if (killed := crash_report.explain_start(str(error))) is not None:
-        return f"vLLM could not start {config.model.name}: {killed}"
-    if (problem := no_shared_memory()) is not None:
+def _start_failure(config: VLLMConfig, error: Exception) -> str:
+    if (problem := explain_start(str(error)) or no_shared_memory()) is not None:
         return f"vLLM could not start {config.model.name}: {problem}"
     lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
     reason = list(filter(None, lines)) or [type(error).__name__]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
-from lookahead_agent.engines.crash_report import CrashReport, kills_for_memory, memory
+from lookahead_agent.engines.crash_report import explain, explain_start, memory
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, output_of
@@ -115,23 +115,14 @@ class Ended:
         """Nothing to wait for."""
 
 
-def test_a_process_that_the_system_killed_is_named(tmp_path: Path) -> None:
-    events = tmp_path / "memory.events"
-    counters = (tmp_path / "nothing", events)
-    assert kills_for_memory(counters) == 0
-    events.write_text("low 0\noom 3\noom_kill 3\n")
-    assert kills_for_memory(counters) == 3
-    crash_report = CrashReport(counters)
-    assert "failed, or was killed" in crash_report.explain([Ended(0), Ended(None)])  # type: ignore[list-item]
-    assert crash_report.explain_start("Failed core proc(s): {'EngineCore': 1}") is None
-    assert "out of memory" in str(crash_report.explain_start("Failed core proc(s): {'EngineCore': -9}"))
-    assert "SIGSEGV" in crash_report.explain([Ended(-11), Ended(None)])  # type: ignore[list-item]
-    killed = crash_report.explain([Ended(-9)])  # type: ignore[list-item]
+def test_a_process_that_the_system_killed_is_named() -> None:
+    assert "failed, or was killed" in explain([Ended(0), Ended(None)])  # type: ignore[list-item]
+    assert explain_start("Failed core proc(s): {'EngineCore': 1}") is None
+    assert "out of memory" in str(explain_start("Failed core proc(s): {'EngineCore': -9}"))
+    assert "SIGSEGV" in explain([Ended(-11), Ended(None)])  # type: ignore[list-item]
+    killed = explain([Ended(-9)])  # type: ignore[list-item]
     assert "run out of memory" in killed
     assert "kv_cache_memory_bytes" in killed
-    events.write_text("oom_kill 4\n")
-    assert "has killed a process for lack of memory" in crash_report.explain([Ended(1)])  # type: ignore[list-item]
-    assert "out of memory" in str(crash_report.explain_start("anything"))
 
 
 def test_programs_that_are_not_there_fail_or_take_too_long() -> None:
