@@ -23,9 +23,8 @@ from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, 
 from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid
 from lookahead_agent.engines import background
 from lookahead_agent.engines.engine_pool import POOL
-from lookahead_agent.engines.protocol import sequence_logprobs
 from lookahead_agent.engines.processes import available_cores
-from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError

@@ -42,7 +42,6 @@ class Int8Product(Matrix):
     """
 
     def __init__(self, integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> None:
-        super().__init__(integers.shape[0], out)
         kernel = _kernel()
         self._multiply: Multiply
         if kernel is not None and kernel.fits(*integers.shape, activations, out):

@@ -36,7 +36,6 @@ class Int8Matrix(Matrix):
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
-        super().__init__(weight.shape[0])
         kernel = _kernel()
         integers, self.scale = rounded(weight)
         self.integers = kernel.packed(integers)

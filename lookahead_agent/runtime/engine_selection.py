@@ -253,9 +253,14 @@ def _kernels(
         raise ConfigurationError(
             "this processor has no instructions for int8 arithmetic (VNNI, AMX): choose the precision int8-weights"
         )
-    if fixed is not None:
-        return (fixed,)
-    return platform.defaults.kernels
+    kernels = platform.defaults.kernels if fixed is None else (fixed,)
+    if arguments.get("enforce_eager") is False:  # our kernels cannot be compiled
+        kernels = tuple(kernel for kernel in kernels if kernel not in ("int8", "int8-weights"))
+        if not kernels:
+            raise ConfigurationError(
+                f"vLLM cannot compile the kernels of {fixed}: leave enforce_eager out, or choose the precision bf16"
+            )
+    return kernels
 
 
 def _choose_on_cpu(

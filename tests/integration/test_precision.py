@@ -255,33 +255,6 @@ def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pa
     assert apart > 0, "it is another precision"
 
 
-def test_a_compiler_is_shown_a_matrix_as_one_operation() -> None:
-    import torch
-
-    from lookahead_agent.cpu.int8 import Int8Product
-    from lookahead_agent.cpu.int8_weights import Int8Matrix
-    from lookahead_agent.cpu.matrix import rounded
-
-    torch.manual_seed(0)
-    weight, tokens, bias = torch.randn(96, 64), torch.randn(2, 5, 64), torch.randn(96)
-    for matrix in (Int8Product(*rounded(weight), torch.float32, torch.float32), Int8Matrix(weight)):
-        compiled = torch.compile(lambda x, by=matrix: by(2 * x, None, bias), fullgraph=True, backend="aot_eager")
-        assert torch.equal(compiled(tokens), matrix(2 * tokens, None, bias))
-
-
-@pytest.mark.timeout(900)
-def test_a_compiled_engine_multiplies_by_our_kernels_too(
-    in_int8: list[float], cache: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(cache / "vllm"))
-    weights = weights_in(tiny_pair[0], "int8", Platform.detect())
-    folder, arguments = weights.write(LogProgress()), weights.arguments
-    compiled = logprobs_in(folder, **arguments, enforce_eager=False)
-    assert any((cache / "vllm").rglob("torch_aot_compile/*"))
-    apart = statistics.mean(abs(one - other) for one, other in zip(in_int8, compiled, strict=True))
-    assert apart < 0.05 * statistics.stdev(in_int8), "a compiler may round what is between them otherwise, and no more"
-
-
 async def _logprobs(engine: VLLMEngine, ids: list[int]) -> list[float]:
     async with aclosing(engine.generate(ids, Sampling(max_tokens=1, temperature=0, prompt_logprobs=True))) as deltas:
         async for delta in deltas:

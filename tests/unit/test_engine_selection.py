@@ -165,6 +165,13 @@ def test_a_precision_that_is_given_is_taken(pair: tuple[Path, Path]) -> None:
         setup(pair, GPU, precision="int8-weights")
 
 
+def test_what_vllm_is_to_compile_is_in_a_precision_that_it_can(pair: tuple[Path, Path]) -> None:
+    compiled = {"target_arguments": {"enforce_eager": False}}
+    assert setup(pair, WITH_INT8, **compiled).precision["target"] == "bf16"
+    with pytest.raises(ConfigurationError, match="cannot compile the kernels of int8"):
+        setup(pair, WITH_INT8, precision="int8", **compiled)
+
+
 def test_a_model_that_is_quantized_already_is_left_as_it_is(pair: tuple[Path, Path]) -> None:
     config = json.loads((pair[0] / "config.json").read_text())
     (pair[0] / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
