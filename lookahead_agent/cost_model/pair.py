@@ -34,8 +34,7 @@ from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
-from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares
-from lookahead_agent.runtime.weights import Platform, weights_in
+from lookahead_agent.runtime.weights import Platform, kv_cache_bytes_per_token, memory_shares, weights_in
 
 Role = Literal["target", "draft"]
 

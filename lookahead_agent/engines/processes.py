@@ -7,12 +7,11 @@ import gc
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from multiprocessing import util
@@ -22,8 +21,6 @@ from typing import Any
 import psutil
 
 from lookahead_agent.errors import EngineError
-
-logger = logging.getLogger(__name__)
 
 PARENT = "LOOKAHEAD_AGENT_PARENT"
 """Environment variable of vLLM's processes: the number of the process that has started them."""
@@ -175,7 +172,9 @@ def leave_running(pid: int) -> None:
 def end_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
     """Terminate processes and wait for them; those still there after `patience` seconds are killed."""
     processes = list(processes)
-    _send(signal.SIGTERM, processes)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
     _, alive = psutil.wait_procs(processes, timeout=patience)
     kill_processes(alive, patience)
 
@@ -187,27 +186,19 @@ def kill_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -
     complain of their end.
     """
     processes = sorted(processes, key=psutil.Process.create_time)
-    _send(signal.SIGKILL, processes)
-    psutil.wait_procs(processes, timeout=patience)
-
-
-def _send(sign: signal.Signals, processes: Iterable[psutil.Process]) -> None:
     for process in processes:
-        try:
-            process.send_signal(sign)
-        except psutil.NoSuchProcess:
-            logger.debug("process %d had already ended", process.pid)
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=patience)
 
 
 def families(parents: Iterable[int | None]) -> set[psutil.Process]:
     """The processes of these numbers that have not ended, and those that they have started."""
     found: set[psutil.Process] = set()
     for parent in parents:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process = psutil.Process(parent)
             found |= {process, *process.children(recursive=True)}
-        except psutil.NoSuchProcess:
-            logger.debug("process %d had already ended", parent)
     return found
 
 

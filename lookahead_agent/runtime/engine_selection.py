@@ -25,8 +25,7 @@ from lookahead_agent.hardware.choice import (
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models import ResolvedSet
 from lookahead_agent.models.conversion import is_quantized
-from lookahead_agent.runtime.gpu_memory import weight_bytes
-from lookahead_agent.runtime.weights import Platform, Weights, weights_in
+from lookahead_agent.runtime.weights import Platform, Weights, weight_bytes, weights_in
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a vocabulary; without the first there is none."""

@@ -24,8 +24,7 @@ from lookahead_agent.models import fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
-from lookahead_agent.runtime.gpu_memory import USABLE, memory_shares
-from lookahead_agent.runtime.weights import Platform, Weights
+from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_shares
 from lookahead_agent.verifiers import Embedder, SentenceEmbedder
 
 # Share of a GPU's memory for a judge of its own, which is loaded later than target and draft.

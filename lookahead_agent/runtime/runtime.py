@@ -19,7 +19,7 @@ from lookahead_agent.engines.token_speculation import speculates_by_draft_model
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_config import CPU_CONTEXT, require_vllm, trained_context
 from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
-from lookahead_agent.models import ResolvedSet, configured, fetch_tokenizer
+from lookahead_agent.models import configured, fetch_tokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
@@ -59,11 +59,13 @@ class Runtime:
     ) -> None:
         if spec.runs_here("target") or (expects_draft and spec.runs_here("draft")):
             require_vllm()
-        self._spec = spec
+        self.spec = spec
+        self.models = spec.models
         self._with_draft = expects_draft and spec.has_draft
         self.launcher = EngineLauncher(spec, progress or LogProgress(), loaders or Loaders())
         self._supervisor = Supervisor(spec, self.launcher)
-        self._engines: EngineSet | None = None
+        self.running: EngineSet | None = None
+        """The engines, if they have been started."""
         self._calls = 0
         self._changed = asyncio.Condition()
         self._holders: weakref.WeakSet[object] = weakref.WeakSet()
@@ -91,42 +93,27 @@ class Runtime:
         if not self._holders:
             self.close()
 
-    @property
-    def spec(self) -> RuntimeSpec:
-        """Which engines these are."""
-        return self._spec
-
-    @property
-    def models(self) -> ResolvedSet:
-        """Which models these are."""
-        return self._spec.models
-
-    @property
-    def running(self) -> EngineSet | None:
-        """The engines, if they have been started."""
-        return self._engines
-
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer, without its engine.
 
         Raises:
             ModelError: It could not be fetched.
         """
-        if self._engines is not None:
-            return self._engines.target.tokenizer
+        if self.running is not None:
+            return self.running.target.tokenizer
         with self._tokenizing:
             if self._tokenizer is None:
-                self._tokenizer = HFTokenizer(fetch_tokenizer(self._spec.models.target, self.launcher.progress))
+                self._tokenizer = HFTokenizer(fetch_tokenizer(self.spec.models.target, self.launcher.progress))
             return self._tokenizer
 
     def known_context_length(self) -> int | None:
         """Most tokens of prompt and reply together, as far as one knows without starting engines or asking servers."""
-        if self._engines is not None:
-            return self._engines.target.context_length
-        given = self._spec.target_arguments.get("max_model_len")
+        if self.running is not None:
+            return self.running.target.context_length
+        given = self.spec.target_arguments.get("max_model_len")
         if isinstance(given, int) and given > 0:
             return given
-        models, on_cpu = self._spec.models, self._spec.runs_here("target") and self.launcher.platform.on_cpu
+        models, on_cpu = self.spec.models, self.spec.runs_here("target") and self.launcher.platform.on_cpu
         if models.catalogued is not None:
             trained = models.catalogued.context_length
         elif (folder := configured(models.target)) is not None:
@@ -150,7 +137,7 @@ class Runtime:
             if self._must_start(policy):
                 await self._changed.wait_for(lambda: self._calls == 0)
                 await self._start(policy)
-            engines = self._engines
+            engines = self.running
             assert engines is not None
             await self._supervisor.attend(engines, policy)
             self._calls += 1
@@ -163,9 +150,9 @@ class Runtime:
 
     def _must_start(self, policy: VerifierPolicy) -> bool:
         """Whether no engines run, or not those that a policy needs, or the target's process has ended."""
-        if self._engines is None or self._lacks_draft(policy):
+        if self.running is None or self._lacks_draft(policy):
             return True
-        return self._spec.runs_here("target") and not self._engines.target.healthy
+        return self.spec.runs_here("target") and not self.running.target.healthy
 
     def _lacks_draft(self, policy: VerifierPolicy) -> bool:
         """Whether a policy commands what the engines that are running were not started for."""
@@ -174,15 +161,15 @@ class Runtime:
     async def _start(self, policy: VerifierPolicy) -> None:
         if not self._must_start(policy):
             return  # another call started them while this one waited
-        spec, launcher = self._spec, self.launcher
+        spec, launcher = self.spec, self.launcher
         if policy.forces_speculation and not spec.has_draft:
             raise ConfigurationError(
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
-        if self._engines is not None and not self._lacks_draft(policy):
+        if self.running is not None and not self._lacks_draft(policy):
             logger.warning("the target's process has ended: starting the engines again")
         self._with_draft = self._with_draft or policy.forces_speculation
-        self._engines = None
+        self.running = None
         self._supervisor.reset()
         await in_daemon_thread(launcher.clear)
         target_folder, (draft_folder, problem) = await asyncio.gather(self._fetch_target(), self._fetch_draft())
@@ -213,7 +200,7 @@ class Runtime:
             engines.problems["draft"] = problem
         if not spec.runs_here("draft") and self._may_use_draft():
             await self._supervisor.connect_draft(engines)
-        self._engines = engines
+        self.running = engines
 
     async def _start_engines(self) -> tuple[Engine, Engine | LookaheadError | None]:
         """Start target and draft at the same time; for a draft that does not start, the error."""
@@ -232,12 +219,12 @@ class Runtime:
         return target, draft  # type: ignore[return-value]
 
     async def _fetch_target(self) -> Path | None:
-        return await self.launcher.fetch(self._spec.models.target) if self._spec.runs_here("target") else None
+        return await self.launcher.fetch(self.spec.models.target) if self.spec.runs_here("target") else None
 
     async def _fetch_draft(self) -> tuple[Path | None, str | None]:
         """The draft's folder, or why it could not be fetched: the target works without it."""
-        draft = self._spec.models.draft
-        if draft is None or not self._spec.runs_here("draft") or not self._may_use_draft():
+        draft = self.spec.models.draft
+        if draft is None or not self.spec.runs_here("draft") or not self._may_use_draft():
             return None, None
         try:
             return await self.launcher.fetch(draft), None
@@ -246,12 +233,12 @@ class Runtime:
 
     def _may_use_draft(self) -> bool:
         """Whether the draft may be of use: for steps, or for draft tokens."""
-        method = self._spec.token_speculation
+        method = self.spec.token_speculation
         name = method if isinstance(method, str) else method.get("method")
         return self._with_draft or name in ("auto", "draft_model", "shared_draft")
 
     async def _select_engines(self, target: Path | None, draft: Path | None) -> EngineSetup:
-        spec = self._spec
+        spec = self.spec
         method = spec.token_speculation if target is not None else "none"
         if draft is None and spec.has_draft and spec.runs_here("draft") and speculates_by_draft_model(method):
             method = "none"  # it could not be fetched, and the target works without it
@@ -266,20 +253,20 @@ class Runtime:
             engine = await self.launcher.remote_engine("target")
             await engine.connect()
             return engine
-        name = self._spec.models.target.hub_id
+        name = self.spec.models.target.hub_id
         return await self.launcher.start("target", name, setup.target, setup.target_arguments)
 
     def begin_anew(self) -> None:
         """Leave engines and connections to the parent, in a process that was forked."""
         self._changed, self._calls = asyncio.Condition(), 0
-        _OF_PARENTS.extend([self._engines, *self.launcher.leave_to_parent()])
+        _OF_PARENTS.extend([self.running, *self.launcher.leave_to_parent()])
         self._supervisor.leave_to_parent()
-        self._engines = None
+        self.running = None
 
     def close(self) -> None:
         """Shut down the engines that nobody else uses; a later call starts them again."""
         self.launcher.release()
-        self._engines = None
+        self.running = None
 
 
 def _begin_anew() -> None:

@@ -1,11 +1,12 @@
-"""A model's weights as an engine on some platform loads them."""
+"""A model's weights as an engine on some platform loads them, and how engines on one GPU divide its memory."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
@@ -13,6 +14,16 @@ from lookahead_agent.hardware.choice import WITH_INT8, WITHOUT_INT8, CPUDefaults
 from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
 from lookahead_agent.progress import Progress
 
+Role = TypeVar("Role", bound=str)
+
+USABLE = 0.92
+"""Share of the memory that all engines take together: vLLM's own default for one."""
+_OVERHEAD = 5 << 29
+"""Bytes that each engine needs besides weights and cache: activations, CUDA graphs, the CUDA context."""
+_SHARE = "gpu_memory_utilization"
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
+_BYTES = {"float32": 4, "fp8": 1}
+"""Of a value; 2 where none is named here."""
 _DTYPE: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16", "int8-weights": "float32"}
 
 
@@ -86,3 +97,83 @@ def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform | N
     if not platform.on_cpu or "dtype" in given or is_quantized(folder):
         return Weights(folder, "bf16", {})
     return Weights(folder, "bf16", {"dtype": "bfloat16" if platform.int8 else "float32"})
+
+
+def memory_shares(
+    engines: Mapping[Role, tuple[Path, Mapping[str, Any]]], total: int | None = None, usable: float = USABLE
+) -> dict[Role, float]:
+    """The `gpu_memory_utilization` of each engine that shares a GPU.
+
+    Args:
+        engines: By role, the model's folder and the engine's arguments. An engine whose arguments have a share keeps
+            it.
+        total: Bytes of the GPU's memory; None: as the driver says.
+        usable: Share of it for these engines together.
+
+    Raises:
+        ConfigurationError: The weights alone do not fit.
+    """
+    if total is None:
+        from vllm.platforms import current_platform
+
+        total = int(current_platform.get_device_total_memory())
+    given = {role: arguments[_SHARE] for role, (_, arguments) in engines.items() if _SHARE in arguments}
+    free = {role: engine for role, engine in engines.items() if role not in given}
+    fixed = {role: weight_bytes(*engine) + _OVERHEAD for role, engine in free.items()}
+    cache = {role: kv_cache_bytes_per_token(*engine) for role, engine in free.items()}
+    rest = total * (usable - sum(given.values())) - sum(fixed.values())
+    if free and rest <= 0:
+        sizes = ", ".join(f"{role} {size / 2**30:.1f} GiB" for role, size in fixed.items())
+        raise ConfigurationError(
+            f"the models do not fit into the GPU's {total / 2**30:.0f} GiB together ({sizes} before any cache): "
+            "choose a smaller or quantized model, more GPUs (engine_args={'tensor_parallel_size': …}), or a server"
+        )
+    return {role: round((fixed[role] + rest * cache[role] / sum(cache.values())) / total, 4) for role in free} | given
+
+
+def weight_bytes(folder: Path, arguments: Mapping[str, Any]) -> int:
+    """Bytes of an engine's weights on each of its GPUs: of the files, or of the shape where weights are made up."""
+    size = next((found for kind in _WEIGHT_FILES if (found := _size(folder, kind))), 0)
+    if not size or arguments.get("load_format") == "dummy":
+        size = 2 * _parameters(_text_config(folder))
+    of_draft = sum(weight_bytes(draft, {}) for draft in _drafts(arguments))
+    return size // int(arguments.get("tensor_parallel_size", 1)) + of_draft
+
+
+def kv_cache_bytes_per_token(folder: Path, arguments: Mapping[str, Any]) -> int:
+    """Bytes of an engine's keys and values of a token on each of its GPUs."""
+    config = _text_config(folder)
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    size = 2 * config["num_hidden_layers"] * heads * _head_size(config)
+    trained = config.get("torch_dtype") or config.get("dtype")
+    dtype = str(arguments.get("kv_cache_dtype", arguments.get("dtype", trained)))
+    of_value = next((number for name, number in _BYTES.items() if name in dtype), 2)
+    of_draft = sum(kv_cache_bytes_per_token(draft, {}) for draft in _drafts(arguments))
+    return int(size * of_value) // int(arguments.get("tensor_parallel_size", 1)) + of_draft
+
+
+def _drafts(arguments: Mapping[str, Any]) -> list[Path]:
+    """The draft model that the engine itself speculates on tokens with, if it has one."""
+    config = arguments.get("speculative_config") or {}
+    return [Path(config["model"])] if config.get("method") == "draft_model" else []
+
+
+def _size(folder: Path, kind: str) -> int:
+    return sum(file.stat().st_size for file in folder.glob(kind))
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config.get("text_config") or config
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _parameters(config: Mapping[str, Any]) -> int:
+    """Weights of a dense decoder."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    attention = 2 * hidden * _head_size(config) * (heads + (config.get("num_key_value_heads") or heads))
+    layers = config["num_hidden_layers"] * (attention + 3 * hidden * config["intermediate_size"])
+    return int(layers + hidden * config["vocab_size"] * (1 if config.get("tie_word_embeddings") else 2))

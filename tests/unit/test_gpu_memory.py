@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.runtime.gpu_memory import kv_cache_bytes_per_token, memory_shares, weight_bytes
+from lookahead_agent.runtime.weights import kv_cache_bytes_per_token, memory_shares, weight_bytes
 
 GIB = 2**30
 H100 = 85_014_020_096
