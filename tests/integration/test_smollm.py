@@ -38,7 +38,7 @@ def test_a_draft_with_another_tokenizer(mixed: ChatLookahead) -> None:
     assert figures["speculation_disabled"] is None
     assert figures["accepted"] > 0
     assert "\ufffd" not in message.text
-    engines = mixed.backend.runtime._engines  # type: ignore[union-attr]
+    engines = mixed.backend.runtime.running  # type: ignore[union-attr]
     assert engines is not None
     assert engines.draft is not None
     assert engines.draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint

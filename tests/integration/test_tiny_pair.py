@@ -90,7 +90,7 @@ def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead
 def test_target_and_draft_run_on_cores_of_their_own(tiny: ChatLookahead) -> None:
     cores: list[set[int]] = []
     assert tiny.backend.runtime is not None
-    engines = tiny.backend.runtime._engines
+    engines = tiny.backend.runtime.running
     assert engines is not None
     for engine in (engines.target, engines.draft):
         assert isinstance(engine, VLLMEngine)
