@@ -63,7 +63,6 @@ class ModelSet:
         embedding: The sentence-transformers model of the `embedding` verifier.
         judge: Which model judges step pairs; None: the target itself.
         context_length: Tokens of prompt and reply together that the target was trained for.
-        tool_format: Format of tool calls in the reply ("hermes": JSON inside `<tool_call>` tags).
         thinking: The tags around the thinking, None for models that do not think apart.
         sampling: What the model card recommends.
         note: One line for `lookahead-agent models list`.
@@ -75,7 +74,6 @@ class ModelSet:
     embedding: ModelFacts
     judge: ModelFacts | None = None
     context_length: int = 32768
-    tool_format: str = "hermes"
     thinking: ThinkingTags | None = None
     sampling: RecommendedSampling = field(default_factory=RecommendedSampling)
     note: str = ""
