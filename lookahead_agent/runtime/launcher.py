@@ -175,14 +175,6 @@ class EngineLauncher:
         _release(self.loaders.pool, self.held)
         _disconnect(self._connections)
 
-    def leave_to_parent(self) -> list[object]:
-        """Forget engines and connections in a forked process; they are returned, so that nothing of them is closed."""
-        kept: list[object] = list(self._connections)
-        self._holding = threading.Lock()
-        self.held.clear()
-        self._connections.clear()
-        return kept
-
 
 def _release(pool: EnginePool, held: list[VLLMConfig]) -> None:
     while held:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _RUNTIMES: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _OF_PARENTS: list[object] = []
+"""Kept, so that nothing is closed that the parent uses."""
 
 
 class Runtime:
@@ -62,16 +63,19 @@ class Runtime:
         self.spec = spec
         self.models = spec.models
         self._with_draft = expects_draft and spec.has_draft
-        self.launcher = EngineLauncher(spec, progress or LogProgress(), loaders or Loaders())
-        self._supervisor = Supervisor(spec, self.launcher)
-        self.running: EngineSet | None = None
-        """The engines, if they have been started."""
-        self._calls = 0
-        self._changed = asyncio.Condition()
+        self._begin(progress or LogProgress(), loaders or Loaders())
         self._holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._tokenizing = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         _RUNTIMES.add(self)
+
+    def _begin(self, progress: Progress, loaders: Loaders) -> None:
+        self.launcher = EngineLauncher(self.spec, progress, loaders)
+        self._supervisor = Supervisor(self.spec, self.launcher)
+        self.running: EngineSet | None = None
+        """The engines, if they have been started."""
+        self._calls = 0
+        self._changed = asyncio.Condition()
 
     @classmethod
     def shared(cls, spec: RuntimeSpec, *, expects_draft: bool) -> Runtime:
@@ -258,10 +262,8 @@ class Runtime:
 
     def begin_anew(self) -> None:
         """Leave engines and connections to the parent, in a process that was forked."""
-        self._changed, self._calls = asyncio.Condition(), 0
-        _OF_PARENTS.extend([self.running, *self.launcher.leave_to_parent()])
-        self._supervisor.leave_to_parent()
-        self.running = None
+        _OF_PARENTS.extend([self.running, self.launcher, self._supervisor])
+        self._begin(self.launcher.progress, self.launcher.loaders)
 
     def close(self) -> None:
         """Shut down the engines that nobody else uses; a later call starts them again."""

@@ -58,11 +58,6 @@ class Supervisor:
             task.cancel()
         self._restarts.clear()
 
-    def leave_to_parent(self) -> None:
-        """Forget engines and tasks in a forked process."""
-        self._tasks.clear()
-        self._judged = self.remote_draft = None
-
     async def connect_draft(self, engines: EngineSet) -> None:
         """Put the draft behind a server to work; the engines' problems say why if it cannot be reached."""
         self.remote_draft = await self._launcher.remote_engine("draft")
