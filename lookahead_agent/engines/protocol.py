@@ -74,22 +74,18 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        ...
 
     @property
     def context_length(self) -> int:
         """Most tokens of prompt and reply together."""
-        ...
 
     @property
     def in_flight(self) -> int:
         """Requests that are running."""
-        ...
 
     @property
     def healthy(self) -> bool:
         """Whether it can generate, as far as one knows without asking it."""
-        ...
 
     def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from a prompt of token ids, shape (n,), streaming what comes.
@@ -99,11 +95,9 @@ class Engine(Protocol):
         Raises:
             EngineError: The engine failed.
         """
-        ...
 
     def close(self) -> None:
         """Shut down; every running request fails. May be called again."""
-        ...
 
 
 class DraftLine(Protocol):
@@ -111,7 +105,6 @@ class DraftLine(Protocol):
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Show more tokens."""
-        ...
 
 
 class DraftLines(Protocol):
@@ -119,11 +112,9 @@ class DraftLines(Protocol):
 
     def begin(self, prefix_ids: Sequence[int]) -> DraftLine | None:
         """A line for what the draft writes after a prefix, shape (m,); None if there is no room for it."""
-        ...
 
     def close(self) -> None:
         """Forget the reply's lines."""
-        ...
 
 
 @runtime_checkable
@@ -136,7 +127,6 @@ class ChecksSampling(Protocol):
         Raises:
             ConfigurationError: The engine does not take them; the message has the reason.
         """
-        ...
 
 
 @runtime_checkable
@@ -146,11 +136,9 @@ class SupportsSharedDraft(Protocol):
     @property
     def shared_draft(self) -> bool:
         """Whether it was started to do so."""
-        ...
 
     def draft_lines(self, prompt_ids: Sequence[int]) -> DraftLines:
         """Where a draft shows its tokens of one reply, by the reply's prompt in token ids, shape (n,)."""
-        ...
 
 
 async def top_logprobs(engine: Engine, prompt_ids: Sequence[int]) -> Mapping[int, float]:

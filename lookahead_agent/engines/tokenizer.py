@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lookahead_agent.engines.chat_template import (
     MARK,
+    Message,
     ThinkingTags,
     check_arguments,
     ending,
@@ -32,11 +33,9 @@ class TextStream(Protocol):
 
     def push(self, token_id: int) -> str:
         """Add a token; returns the text that it completes (empty inside a multi-byte character)."""
-        ...
 
     def flush(self) -> str:
         """The text of tokens that have not completed a character (replacement characters)."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -45,27 +44,22 @@ class Tokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a reply."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of tokens; ids are below it."""
-        ...
 
     @property
     def thinking(self) -> ThinkingTags | None:
         """The tags around the model's thinking; None if it does not think apart."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Equal for tokenizers with the same vocabulary, which may exchange token ids."""
-        ...
 
     @property
     def template_variables(self) -> frozenset[str]:
         """Variables of the chat template that a call may set, such as `enable_thinking`."""
-        ...
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
         """Token ids of `text`, without special tokens around it.
@@ -73,19 +67,16 @@ class Tokenizer(Protocol):
         Raises:
             ContextLengthError: A text has far more tokens than `longest`. It is not encoded to its end.
         """
-        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special tokens left out."""
-        ...
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         """Start decoding tokens that follow `before`."""
-        ...
 
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
@@ -103,11 +94,10 @@ class Tokenizer(Protocol):
             ConfigurationError: The template refuses the messages, or has no such variable.
             ContextLengthError: The chat has far more tokens than `longest`.
         """
-        ...
 
     def check_shown(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
@@ -116,7 +106,6 @@ class Tokenizer(Protocol):
         Raises:
             ConfigurationError: It leaves one out, or refuses the messages.
         """
-        ...
 
     def follow_up(self, question: str) -> list[int]:
         """Token ids that end an assistant's reply, ask a further question, and begin the reply to that.
@@ -124,11 +113,9 @@ class Tokenizer(Protocol):
         Raises:
             ConfigurationError: The template cannot.
         """
-        ...
 
 
 logger = logging.getLogger(__name__)
-
 _SHAPES = 1024
 """Orders of messages of which a tokenizer remembers that its template shows them whole."""
 # Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
@@ -272,7 +259,7 @@ class HFTokenizer:
 
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
@@ -282,7 +269,7 @@ class HFTokenizer:
 
     def check_shown(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:

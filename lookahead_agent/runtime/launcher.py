@@ -36,7 +36,6 @@ class Closable(Protocol):
 
     async def aclose(self) -> None:
         """Close it."""
-        ...
 
 
 Connection = TypeVar("Connection", bound=Closable)
