@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -174,7 +175,8 @@ def select_engines(
     }
     speculation = _speculation(given, weights.get("draft"), platform, configuration) if target is not None else {}
     draft_engine = draft is not None and (spec.draft_engine or method == "shared_draft")
-    drafts = "draft" in weights and _model_of(speculation) == str(weights["draft"].folder)
+    drafting = (speculation.get("speculative_config") or {}).get("model")
+    drafts = "draft" in weights and drafting == str(weights["draft"].folder)
     return EngineSetup(
         weights.get("target"),
         weights["draft"] if draft_engine or drafts else None,
@@ -219,14 +221,11 @@ def _methods(
 def same_vocabulary(target: Path, draft: Path, load: Callable[[Path], HFTokenizer] = HFTokenizer) -> bool:
     """Whether the models in two folders have the same tokens."""
     # Reading two tokenizers takes seconds, comparing their files milliseconds.
-    pairs = [(target / name, draft / name) for name in _TOKENIZER_FILES]
-    if pairs[0][0].is_file() and all(_content(one) == _content(other) for one, other in pairs):
+    same, _, _ = filecmp.cmpfiles(target, draft, _TOKENIZER_FILES, shallow=False)
+    neither = [name for name in _TOKENIZER_FILES if not any((folder / name).exists() for folder in (target, draft))]
+    if _TOKENIZER_FILES[0] in same and len(same) + len(neither) == len(_TOKENIZER_FILES):
         return True
     return load(target).fingerprint == load(draft).fingerprint
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
 
 
 def _fixed(precision: Precision, arguments: Mapping[str, Any]) -> Kernel | None:
@@ -329,8 +328,3 @@ def _speculation(
     if configuration is not None and given == "shared_draft":
         arguments["additional_config"] = {COSTS: dict(platform.defaults.pass_costs[configuration.target])}
     return arguments
-
-
-def _model_of(arguments: Mapping[str, Any]) -> str | None:
-    """The model that drafts tokens in the target's engine."""
-    return (arguments.get("speculative_config") or {}).get("model")
