@@ -83,5 +83,6 @@ def test_it_runs(
 
 
 def test_there_is_a_test_of_every_example() -> None:
-    elsewhere = {"remote_engines"}  # needs servers: tests/integration/test_remote.py
+    # They need servers (tests/integration/test_remote.py) and a data set (test_measure_bfcl.py).
+    elsewhere = {"remote_engines", "measure_bfcl"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys() | elsewhere
