@@ -7,11 +7,9 @@ Lines are written in ASCII, so that they mislead no reader and keep lone surroga
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import lzma
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
@@ -38,20 +36,15 @@ def append_line(file: FileIO, value: Any) -> None:
         raise
 
 
-def is_compressed(path: Path) -> bool:
-    """Whether gzip or xz compressed the file, by its name."""
-    return path.suffix in (".gz", ".xz")
-
-
 def read_content(path: Path) -> bytes:
-    """The content of a file, decompressed where its name ends with .gz or .xz; raises OSError if it cannot be read."""
+    """The content of a file, decompressed where its name ends with .xz; raises OSError if it cannot be read."""
     content = path.read_bytes()
-    if not is_compressed(path):
+    if path.suffix != ".xz":
         return content
     try:
-        return gzip.decompress(content) if path.suffix == ".gz" else lzma.decompress(content)
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise OSError(errno.EINVAL, f"it is no whole {path.suffix} file", str(path)) from error
+        return lzma.decompress(content)
+    except (EOFError, lzma.LZMAError) as error:
+        raise OSError(errno.EINVAL, "it is no whole .xz file", str(path)) from error
 
 
 def read_lines(path: Path) -> list[str]:
@@ -69,22 +62,15 @@ def read_value(line: str) -> Any:
 
 def end_at_whole_line(file: BinaryIO) -> None:
     """Remove an incomplete line at the end of an open regular file."""
-    end = file.seek(0, 2)
-    while end > 0:
-        begin = max(0, end - (1 << 16))
-        file.seek(begin)
-        if (place := file.read(end - begin).rfind(b"\n")) >= 0:
-            end = begin + place + 1
-            break
-        end = begin
-    file.truncate(end)
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
 
 
 class RowFile:
     """Rows of results in a file that survives interruptions.
 
     Args:
-        path: A JSON Lines file, which need not exist yet. One that gzip (.gz) or xz (.xz) compressed is only read.
+        path: A JSON Lines file, which need not exist yet. One that xz compressed (.xz) is only read.
 
     Raises:
         ConfigurationError: It is something else.
@@ -97,7 +83,7 @@ class RowFile:
     @contextmanager
     def writing(self) -> Iterator[RowFile]:
         """Keep other processes from appending; a line that an interruption cut off is removed."""
-        if is_compressed(self.path):
+        if self.path.suffix == ".xz":
             raise ConfigurationError(f"{self.path} is compressed, and only read: choose a file that ends with .jsonl")
         with ExitStack() as held:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import string
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -30,18 +29,15 @@ _READS: dict[str, frozenset[str]] = {
     "exact": frozenset(),
     "certified": frozenset({"risk"}),
     "embedding": frozenset({"risk", "similarity", "same_numbers"}),
-    "judge": frozenset({"risk", "p_aligned", "same_numbers", "judge_prompt", "both_orders"}),
-    "cascade": frozenset(
-        {"risk", "similarity", "ask_judge_from", "p_aligned", "same_numbers", "judge_prompt", "both_orders"}
-    ),
-    "score": frozenset({"score", "judge_prompt"}),
+    "judge": frozenset({"risk", "p_aligned", "same_numbers", "both_orders"}),
+    "cascade": frozenset({"risk", "similarity", "ask_judge_from", "p_aligned", "same_numbers", "both_orders"}),
+    "score": frozenset({"score"}),
     "likelihood": frozenset({"likelihood"}),
     "random": frozenset({"probability"}),
 }
 _OF_VERIFIERS = frozenset().union(*_READS.values())
 _LONGEST_TEXT = 2000
 """Characters of a policy written as text, and of a pattern."""
-_PLACEHOLDERS = {"question", "before", "target", "draft"}
 DEFAULT_DEPTH = 4
 """Steps in flight where steps are speculated on and nothing says how many."""
 
@@ -89,8 +85,6 @@ class VerifierPolicy(BaseModel):
         similarity: Cosine similarity from which a pair is accepted, in [-1, 1] (embedding, cascade).
         ask_judge_from: Similarity from which the judge is asked about pairs below `similarity`; None: never (cascade).
         p_aligned: Least probability of "yes" with which the judge accepts, in [0, 1] (judge, cascade).
-        judge_prompt: The question to the judge, with {target} and {draft}, and possibly {question} and {before}
-            (judge, cascade); what the target is asked for a mark (score). None: this package's.
         both_orders: Whether the judge is asked again with the two steps in each other's place, and the lower p(aligned)
             decides (judge, cascade).
         same_numbers: Whether steps with different numbers, units or equations are rejected before any model is asked
@@ -123,7 +117,6 @@ class VerifierPolicy(BaseModel):
     similarity: float = Field(0.85, ge=-1, le=1)
     ask_judge_from: float | None = Field(0.65, ge=-1, le=1)
     p_aligned: float = Field(0.75, ge=0, le=1)
-    judge_prompt: str | None = Field(None, max_length=10_000)
     both_orders: bool = False
     same_numbers: bool = True
     risk: float | None = Field(None, gt=0, lt=1)
@@ -181,8 +174,6 @@ class VerifierPolicy(BaseModel):
                 f"ask_judge_from ({asked_from}) is above similarity ({self.similarity}): the judge would never be asked"
             )
         try:
-            if self.judge_prompt is not None and self.verifier != "score":
-                check_prompt(self.judge_prompt)
             delimiter_finder(self.delimiter)
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
@@ -386,30 +377,6 @@ def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
         return VerifierPolicy.model_validate(fields)
     except ValidationError as error:
         raise PolicyError(f"this is not a policy: {validation_message(error)}") from error
-
-
-def check_prompt(prompt: str) -> str:
-    """Return a judge's prompt if it can be filled in.
-
-    Raises:
-        ConfigurationError: It has other placeholders than {question}, {before}, {target} and {draft}, lacks one of
-            the last two, or changes one: a width such as {target:>9} can ask for any amount of memory.
-    """
-    try:
-        fields = [field for field in string.Formatter().parse(prompt) if field[1] is not None]
-    except ValueError as error:
-        raise ConfigurationError(
-            f"the judge's prompt is not a format string ({error}); braces are {{{{ and }}}}"
-        ) from None
-    names = {str(name) for _, name, _, _ in fields}
-    if any(width or conversion for _, _, width, conversion in fields):
-        raise ConfigurationError("the placeholders of the judge's prompt have no width, format or conversion: {target}")
-    if not {"target", "draft"} <= names <= _PLACEHOLDERS:
-        raise ConfigurationError(
-            "the judge's prompt needs {target} and {draft}, and may have {question} and {before}; it has "
-            + (", ".join(f"{{{name}}}" for name in sorted(names)) or "none")
-        )
-    return prompt
 
 
 def node_path(metadata: Mapping[str, Any]) -> str:

@@ -147,11 +147,7 @@ def packaged_configs() -> dict[str, Path]:
 
 
 def load_config(name: str) -> BenchConfig:
-    """Read the settings of a packaged benchmark, or of a TOML file.
-
-    Raises:
-        ConfigurationError: There is none, or it is wrong.
-    """
+    """Read the settings of a packaged benchmark, or of a TOML file."""
     file = packaged_configs().get(name, Path(name))
     if not file.is_file():
         known = ", ".join(packaged_configs())
@@ -164,11 +160,7 @@ def load_config(name: str) -> BenchConfig:
 
 
 def make_config(fields: dict[str, Any]) -> BenchConfig:
-    """The settings from fields.
-
-    Raises:
-        ConfigurationError: They are wrong; the message names each.
-    """
+    """The settings from fields."""
     try:
         return BenchConfig.model_validate(fields)
     except ValidationError as error:

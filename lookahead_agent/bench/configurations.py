@@ -68,11 +68,7 @@ class Configuration:
 
 
 def configurations_of(task: TaskConfig) -> list[Configuration]:
-    """All configurations of a task, the baseline first.
-
-    Raises:
-        PolicyError: A policy does not exist, or a change of it is invalid.
-    """
+    """All configurations of a task, the baseline first."""
     found = []
     for mode in task.modes:
         if mode not in LOOKAHEAD:
@@ -109,10 +105,6 @@ def chat_model(
 
     Args:
         on_cpu: Whether engines run on the CPU; None: as on this machine.
-
-    Raises:
-        ConfigurationError: The fields contradict each other.
-        LookaheadError: The models cannot work.
     """
     on_cpu = runs_on_cpu() if on_cpu is None else on_cpu
     default, nodes = configuration.policies(template_policies(task))

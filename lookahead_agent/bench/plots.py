@@ -21,11 +21,7 @@ Picture = tuple[str, "Figure"]
 def pictures(
     task: str, configurations: Sequence[ConfigurationSummary], nodes: Sequence[NodeSummary]
 ) -> dict[str, Picture]:
-    """All pictures of a task, by file name; those without results are left out.
-
-    Raises:
-        MissingExtraError: Matplotlib is not installed.
-    """
+    """All pictures of a task, by file name; those without results are left out."""
     made: dict[str, Picture] = {}
     configurations = [each for each in configurations if each.task == task]
     if any(each.speedup and each.accuracy for each in configurations):
@@ -56,11 +52,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure, in inches, and its axes side by side, which share their y-axis.
-
-    Raises:
-        MissingExtraError: Matplotlib is not installed.
-    """
+    """An empty figure, in inches, and its axes side by side, which share their y-axis."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

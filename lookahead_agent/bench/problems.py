@@ -74,9 +74,6 @@ def read_problems(file: Path, limit: int | None = None, skip: int = 0) -> list[P
     """Read problems from a JSON Lines file.
 
     A line has `question`, and possibly `id` (else the line's number), `answer`, or `check` and `tools`; see `Problem`.
-
-    Raises:
-        ConfigurationError: A line that is not a problem, two with one id, or no problem at all.
     """
     try:
         lines = read_lines(file)
@@ -115,11 +112,7 @@ def _check(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dataset_file(name: str) -> Path:
-    """The file of a dataset: a path, or "own" for the problems that ship with the package.
-
-    Raises:
-        ConfigurationError: There is no such file.
-    """
+    """The file of a dataset: a path, or "own" for the problems that ship with the package."""
     if name == OWN:
         return Path(__file__).parent / "data" / "own.jsonl"
     file = Path(name)
@@ -131,12 +124,7 @@ def dataset_file(name: str) -> Path:
 
 
 def is_correct(text: str, answer: str, kind: AnswerKind = "number") -> bool:
-    """Whether a reply gives the correct answer.
-
-    Raises:
-        ConfigurationError: The kind does not exist.
-        MissingExtraError: "math" needs math-verify.
-    """
+    """Whether a reply gives the correct answer."""
     if kind not in _CHECKS:
         raise ConfigurationError(f"answers are {', '.join(get_args(AnswerKind))}, not {kind!r}")
     return _CHECKS[kind](text, answer)

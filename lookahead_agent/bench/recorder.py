@@ -9,7 +9,7 @@ from uuid import UUID
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 
-from lookahead_agent.bench.samples import CallRecord, StepTimes, ToolRecord
+from lookahead_agent.bench.samples import CallRecord, ToolRecord
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.jsonl import Row
@@ -33,7 +33,7 @@ class CallRecorder(RunRecorder):
         self._decode = decode
         self._started: dict[UUID, tuple[float, Sequence[str]]] = {}
         self._first: dict[UUID, float] = {}
-        self._steps: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+        self._verdicts: dict[str, list[float]] = {}
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
@@ -54,10 +54,10 @@ class CallRecorder(RunRecorder):
         self.tools.append(ToolRecord(**row))
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note an event of a step."""
-        if name == STEP_EVENT:
+        """Note the duration of a verdict."""
+        if name == STEP_EVENT and data["kind"] == "judged":
             with self._lock:
-                self._steps.setdefault(data["call"], []).append((self._now(), data))
+                self._verdicts.setdefault(data["call"], []).append(data["ended"] - data["started"])
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Complete the call."""
@@ -70,7 +70,6 @@ class CallRecorder(RunRecorder):
     def _add(self, message: AIMessage, figures: Mapping[str, Any], prompt: Row, run_id: UUID, ended: float) -> None:
         started, markers = self._started.pop(run_id, (ended - figures["seconds"]["total"], ()))
         first = self._first.pop(run_id, None)
-        events = self._steps.pop(figures["call"], [])
         usage = message.usage_metadata
         tokens = message.response_metadata.get("token_ids")
         self.calls.append(
@@ -93,7 +92,7 @@ class CallRecorder(RunRecorder):
                 tokens=figures["tokens"],
                 busy=figures["seconds"],
                 speculation_disabled=figures["speculation_disabled"],
-                times=_times(events, started),
+                verdicts=self._verdicts.pop(figures["call"], []),
                 token_ids=tokens,
                 action=action_of(self._decode(tokens), message, markers) if self._decode and tokens else None,
             )
@@ -117,10 +116,3 @@ def action_of(written: str, message: AIMessage, markers: Sequence[str] = ()) -> 
         if passed:
             written = written.rpartition(passed)[2]
     return written.lstrip()
-
-
-def _times(events: list[tuple[float, dict[str, Any]]], started: float) -> StepTimes:
-    return StepTimes(
-        verifier=[data["ended"] - data["started"] for _, data in events if data["kind"] == "judged"],
-        committed=[at - started for at, data in events if data["kind"] in ("accepted", "committed")],
-    )

@@ -36,11 +36,7 @@ _NO_FILE_NAME = re.compile(r"[^\w.-]|^\.")
 
 
 class Report:
-    """A report of results.
-
-    Raises:
-        ConfigurationError: There are none.
-    """
+    """A report of results."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         if not samples:
@@ -55,12 +51,7 @@ class Report:
         return list(dict.fromkeys(each.task for each in self.configurations))
 
     def write(self, file: Path) -> None:
-        """Write the report as Markdown, with its pictures in a folder beside it that has its name.
-
-        Raises:
-            ConfigurationError: The name ends with something else, or the file cannot be written.
-            MissingExtraError: Matplotlib is not installed.
-        """
+        """Write the report as Markdown, with its pictures in a folder beside it that has its name."""
         check_report_name(file)
         folder = file.with_suffix("")
         parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]

@@ -53,11 +53,7 @@ Turn = list[Job]
 
 
 class Bench:
-    """A benchmark, checked, and its file of results; nothing is loaded yet.
-
-    Raises:
-        ConfigurationError: A dataset, policy or model cannot work, or `out` has results of other settings.
-    """
+    """A benchmark, checked, and its file of results; nothing is loaded yet."""
 
     def __init__(
         self,
@@ -105,12 +101,7 @@ class Bench:
     def run(
         self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None
     ) -> list[Sample]:
-        """Measure the missing samples; `progress` shows how models are loaded.
-
-        Raises:
-            EngineError: A target failed; a rerun continues.
-            ConfigurationError: Another run writes to the same file.
-        """
+        """Measure the missing samples; `progress` shows how models are loaded."""
         with self.out.writing(), ExitStack() as running:
             running.callback(self._run_only, set(), progress)
             for _, turns in itertools.groupby(self.missing(), lambda turn: turn[0].block):

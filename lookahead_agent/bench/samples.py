@@ -29,13 +29,6 @@ class _Row(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class StepTimes(_Row):
-    """Durations in a call, in seconds."""
-
-    verifier: list[float] = Field(default_factory=list)  # of each verdict
-    committed: list[float] = Field(default_factory=list)  # from the begin of the call to each committed step
-
-
 class CallRecord(_Row):
     """One model call."""
 
@@ -60,7 +53,7 @@ class CallRecord(_Row):
     # `seconds` of the metadata: prompt, writing, and when the draft, the target and the verifier had work
     busy: dict[str, float] = Field(default_factory=dict)
     speculation_disabled: str | None = None  # the reason; None: speculation ran to the end
-    times: StepTimes = Field(default_factory=StepTimes)
+    verdicts: list[float] = Field(default_factory=list)  # seconds of each
     token_ids: list[int] | None = None
     action: str | None = None  # the calls, or what follows an action marker, as written; None: nothing
 
@@ -131,11 +124,7 @@ def acceptance_of(calls: Sequence[CallRecord]) -> float:
 
 
 def read_results(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
-    """Samples from rows, in the order of measurement.
-
-    Raises:
-        ConfigurationError: A row is of another version, or no result.
-    """
+    """Samples from rows, in the order of measurement."""
     samples = []
     for number, row in enumerate(rows, 1):
         if (version := row.get("schema_version")) is not None and version != SCHEMA:

@@ -29,10 +29,6 @@ class Estimate:
     low: float | None = None  # lower end; None: too few samples to tell, as for `high`
     high: float | None = None  # upper end
 
-    def excludes(self, value: float) -> bool:
-        """Whether the interval is known and the value lies outside of it."""
-        return self.low is not None and self.high is not None and not self.low <= value <= self.high
-
     def shown(self, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
         """Text such as "0.49 (0.43 to 0.53)"; `ends` formats the interval, if not as `form` does."""
         if self.low is None or self.high is None:
@@ -261,9 +257,6 @@ def estimate(statistic: Callable[..., Any], *columns: Sequence[float]) -> Estima
     Args:
         statistic: Takes the columns as arrays, and the axis to reduce.
         columns: Equally long, one entry per problem.
-
-    Raises:
-        MissingExtraError: SciPy is not installed.
     """
     arrays = [np.asarray(column, dtype=float) for column in columns]
     value = float(statistic(*arrays, axis=-1))

@@ -38,11 +38,7 @@ _SEEDS = 1 << 31
 
 @dataclass(frozen=True)
 class CollectionSettings:
-    """The settings of a collection.
-
-    Raises:
-        ConfigurationError: A value out of its range.
-    """
+    """The settings of a collection."""
 
     answer: AnswerKind = "number"  # how answers are compared
     rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
@@ -65,9 +61,6 @@ class Collector:
         problems: What is asked.
         how: How.
         out: Where rows are, or will be.
-
-    Raises:
-        ConfigurationError: `out` has rows of other settings, or a problem without an answer is no matter of numbers.
     """
 
     def __init__(self, llm: ChatLookahead, problems: Sequence[Problem], how: CollectionSettings, out: Path) -> None:
@@ -107,12 +100,7 @@ class Collector:
         return labelled_pairs(self._file.rows, self._how.rule)
 
     def run(self, progress: Progress) -> None:
-        """Collect the pairs and outcomes that the file lacks.
-
-        Raises:
-            EngineError: An engine failed; a rerun goes on.
-            MissingExtraError: The answers' kind needs a library that is not installed.
-        """
+        """Collect the pairs and outcomes that the file lacks."""
         with self._file.writing():
             seen = {row["problem"] for row in pair_rows(self._file.rows)}
             pairless = [problem for problem in self._problems if problem.id not in seen]

@@ -1,18 +1,17 @@
-"""The verifier and threshold that accept most at a stated risk, and tests of the risk on other problems."""
+"""The verifier and threshold that accept most at a stated risk."""
 
 from __future__ import annotations
 
 import datetime
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.pairs import LabelledPair
-from lookahead_agent.calibration.scores import CANDIDATES, Candidate
+from lookahead_agent.calibration.scores import CANDIDATES, GRID, Candidate
 from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW
-from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, check, thresholds
+from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, thresholds
 from lookahead_agent.errors import ConfigurationError
 
 _AS_MANY = 0.02
@@ -27,24 +26,8 @@ class Fit:
     of_risk: Mapping[float, Threshold]
 
 
-@dataclass(frozen=True)
-class SplitResult:
-    """A stated risk on problems that calibration did not see, over several divisions of the problems."""
-
-    risk: float  # as stated
-    splits: int  # divisions
-    certified: int  # divisions in which some threshold kept the risk
-    kept: int  # of these, those in which the others' share of errors was no larger
-    errors: float  # share of errors among the others' accepted pairs, over all of these divisions together
-    accepted: float  # accepted share of the others' pairs, likewise
-
-
 def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str, ScoredPair]:
-    """Labelled pairs as a verifier sees them, by problem; pairs without a label are left out.
-
-    Raises:
-        ConfigurationError: One was not measured.
-    """
+    """Labelled pairs as a verifier sees them, by problem; pairs without a label are left out."""
     found = {}
     for problem, pair in pairs.items():
         errors = pair.changes_outcome
@@ -62,15 +45,11 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str,
 
 
 def fit(pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate]) -> list[Fit]:
-    """Thresholds of verifiers, learnt from pairs by problem; the best may be taken for each risk.
-
-    Raises:
-        ConfigurationError: No threshold can be learnt from the pairs; see `thresholds`.
-    """
+    """Thresholds of verifiers, learnt from pairs by problem; the best may be taken for each risk."""
     return [
         Fit(
             candidate,
-            thresholds(list(scored(pairs, candidate).values()), candidate.grid, tests=len(candidates)),
+            thresholds(list(scored(pairs, candidate).values()), GRID, tests=len(candidates)),
         )
         for candidate in candidates
     ]
@@ -95,11 +74,8 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
 def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold) -> int | None:
     """The number of accepted pairs that the target disputes, asked as `DriftMonitor` asks it.
 
-    None where it was not asked about one of them, and of verifiers that judge a draft step alone: in use there is no
-    pair then.
+    None where it was not asked about one of them.
     """
-    if candidate.draft_first:
-        return None
     known = scored(pairs, candidate)
     count = 0
     for problem, pair in known.items():
@@ -110,50 +86,6 @@ def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, thre
             return None
         count += aligned < DISPUTED_BELOW
     return count
-
-
-def split_results(
-    pairs: Mapping[str, LabelledPair],
-    candidates: Sequence[Candidate],
-    *,
-    splits: int = 20,
-    learn_from: float = 0.5,
-) -> Iterator[SplitResult]:
-    """Learn thresholds from a share of the problems and hold the others against them, again and again.
-
-    Raises:
-        ConfigurationError: No threshold can be learnt from the pairs; see `thresholds`.
-    """
-    known = {candidate.name: scored(pairs, candidate) for candidate in candidates}
-    for of_candidate in known.values():
-        check(list(of_candidate.values()))
-    problems = sorted(next(iter(known.values())))
-    counts: dict[float, list[tuple[int, int, int]]] = {risk: [] for risk in RISKS}
-    for number in range(splits):
-        mixed = random.Random(f"0 {number}").sample(problems, len(problems))
-        split = min(max(int(len(mixed) * learn_from), 1), len(mixed) - 1)
-        seen, others = mixed[:split], mixed[split:]
-        fits = []
-        for candidate in candidates:
-            of_seen = [known[candidate.name][problem] for problem in seen]
-            if len({pair.changes_outcome for pair in of_seen}) == 2:
-                fits.append(Fit(candidate, thresholds(of_seen, candidate.grid, tests=len(candidates))))
-        for risk in RISKS:
-            if (chosen := best(fits, risk)) is not None:
-                candidate, threshold = chosen
-                of_others = [known[candidate.name][problem] for problem in others]
-                accepted = [pair.changes_outcome for pair in of_others if pair.score >= threshold.value]
-                counts[risk].append((len(accepted), sum(accepted), len(of_others)))
-    for risk, of_risk in counts.items():
-        accepted_pairs = sum(accepted for accepted, _, _ in of_risk)
-        yield SplitResult(
-            risk,
-            splits,
-            len(of_risk),
-            sum(errors <= risk * accepted for accepted, errors, _ in of_risk),
-            sum(errors for _, errors, _ in of_risk) / accepted_pairs if accepted_pairs else 0.0,
-            accepted_pairs / sum(total for _, _, total in of_risk) if of_risk else 0.0,
-        )
 
 
 def certificates_of(pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], data: str) -> list[Certificate]:

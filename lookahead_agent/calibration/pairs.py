@@ -149,11 +149,7 @@ class LabelledPair:
 
 
 def pair_file(path: Path) -> RowFile:
-    """The file of pairs at a path.
-
-    Raises:
-        ConfigurationError: There is none, or it is something else.
-    """
+    """The file of pairs at a path."""
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}: collect pairs with `lookahead-agent calibrate collect`")
     return RowFile(path)
@@ -174,9 +170,6 @@ def labelled_pairs(rows: Iterable[Row], rule: OutcomeRule | None = None) -> dict
 
     Args:
         rule: By which outcomes label a pair; None: the default.
-
-    Raises:
-        ConfigurationError: Other rows.
     """
     found: dict[str, LabelledPair] = {}
     for number, row in enumerate(rows, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -13,19 +12,17 @@ from typing import Any, Literal, get_args
 
 from lookahead_agent.calibration.pairs import LabelledPair, PairRow, ScoresRow, labelled_pairs, pair_file
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.decoding.verifier import DraftStep
 from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import JudgeVerifier, LikelihoodVerifier, ScoreVerifier
+from lookahead_agent.verifiers import JudgeVerifier
 from lookahead_agent.verifiers.prefilter import rejection
 
-Measure = Literal["similarity", "p_aligned", "p_swapped", "score", "likelihood"]
-"""Cosine similarity; the judge's p(aligned), and the same with the two steps in each other's place; the target's mark
-of the draft's step, from 0 to 9; the mean log-probability of the draft's step under the target, in nats per token."""
+Measure = Literal["similarity", "p_aligned", "p_swapped"]
+"""Cosine similarity; the judge's p(aligned), and the same with the two steps in each other's place."""
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
@@ -37,11 +34,6 @@ def score_pairs(file: Path, measures: Sequence[Measure], make: Callable[[], Chat
     """Measure what a file of pairs lacks, append it, and return how many pairs were measured.
 
     `make` makes the chat model, if there is anything to measure; it is closed.
-
-    Raises:
-        ConfigurationError: There is no such file, or it is something else; or there is no embedder or judge; or another
-            judge has been asked about these pairs.
-        EngineError: An engine failed; a rerun goes on.
     """
     with pair_file(file).writing() as rows:
         pairs = labelled_pairs(rows.rows).values()
@@ -80,28 +72,17 @@ async def _score(
 
 
 async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) -> dict[str, float]:
-    """Measure a pair with the target, and the embedder and judge where they are asked."""
+    """Measure a pair with the embedder and the judge."""
     pair = row.pair
-    target = engines.target
-    step: DraftStep | None = None
-    if "score" in names or "likelihood" in names:
-        prompt = await asyncio.to_thread(target.tokenizer.chat_prompt, [{"role": "user", "content": row.question}])
-        step = DraftStep(row.question, row.before, pair.draft, (*prompt, *row.before_ids))
     found: dict[str, float] = {}
     for name in names:
         if name == "similarity":
             assert engines.embedder is not None
             found[name] = await engines.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
-        elif name in ("p_aligned", "p_swapped"):
+        else:
             assert engines.judge is not None
             asked = pair if name == "p_aligned" else pair.swapped
             found[name] = (await JudgeVerifier(engines.judge, 0.0).verify(asked)).score or 0.0  # none: too long
-        else:
-            assert step is not None
-            verifier = ScoreVerifier(target, 0.0) if name == "score" else LikelihoodVerifier(target, 0.0)
-            verdict = await verifier.verify_draft(step)
-            assert verdict.score is not None
-            found[name] = verdict.score
     return found
 
 
@@ -111,7 +92,6 @@ class Candidate:
 
     name: str
     measure: Measure  # the measure that the threshold is of, and the policy's field for it
-    grid: tuple[float, ...]  # thresholds to choose from, fixed before any pair is seen
     fields: Mapping[str, Any]  # of its policy, without the threshold
 
     @property
@@ -125,20 +105,14 @@ class Candidate:
         asked = {"similarity": "embedding", "p_aligned": "judge"}
         return ("target", "draft", *(role for name, role in asked.items() if name in self.measures))
 
-    @property
-    def draft_first(self) -> bool:
-        """Whether draft steps are judged alone, without a target step."""
-        return self._rules.draft_first
-
     def score(self, pair: LabelledPair) -> float | None:
         """The score that decides about a pair, infinite where no threshold matters; None: it was not measured."""
-        if not self.draft_first:
-            if pair.row.same_text:
-                return math.inf
-            of_pair = pair.row.pair
-            texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
-            if self._rules.compares_results and rejection(*texts) is not None:
-                return -math.inf
+        if pair.row.same_text:
+            return math.inf
+        of_pair = pair.row.pair
+        texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
+        if self._rules.compares_results and rejection(*texts) is not None:
+            return -math.inf
         if not all(name in pair.scores for name in self.measures):
             return None
         if self._rules.verifier == "cascade":
@@ -164,24 +138,21 @@ class Candidate:
         return VerifierPolicy.model_validate(self.fields)
 
 
-_SHARES = tuple(number / 100 for number in range(101))
-_NATS = tuple(number / 50 for number in range(-150, 1))
+GRID = tuple(number / 100 for number in range(101))
+"""Thresholds to choose from, fixed before any pair is seen."""
 CANDIDATES: dict[str, Candidate] = {
     candidate.name: candidate
     for candidate in (
-        Candidate("embedding", "similarity", _SHARES, {"verifier": "embedding"}),
-        Candidate("embedding+results", "similarity", _SHARES, {"verifier": "embedding", "same_numbers": True}),
-        Candidate("judge", "p_aligned", _SHARES, {"verifier": "judge", "same_numbers": False}),
-        Candidate("judge+results", "p_aligned", _SHARES, {"verifier": "judge", "same_numbers": True}),
-        Candidate("both orders", "p_aligned", _SHARES, {"verifier": "judge", "both_orders": True}),
+        Candidate("embedding", "similarity", {"verifier": "embedding"}),
+        Candidate("embedding+results", "similarity", {"verifier": "embedding", "same_numbers": True}),
+        Candidate("judge", "p_aligned", {"verifier": "judge", "same_numbers": False}),
+        Candidate("judge+results", "p_aligned", {"verifier": "judge", "same_numbers": True}),
+        Candidate("both orders", "p_aligned", {"verifier": "judge", "both_orders": True}),
         Candidate(
             "cascade",
             "p_aligned",
-            _SHARES,
             {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True},
         ),
-        Candidate("score", "score", tuple(number / 10 for number in range(91)), {"verifier": "score"}),
-        Candidate("likelihood", "likelihood", _NATS, {"verifier": "likelihood"}),
     )
 }
 """Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""

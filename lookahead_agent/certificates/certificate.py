@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import is_compressed, read_content
+from lookahead_agent.jsonl import read_content
 from lookahead_agent.models.cache import cache_dir, writable, write_whole
 
 PACKAGED = Path(__file__).parent / "packaged"
@@ -62,11 +62,7 @@ _CERTIFICATES = TypeAdapter(list[Certificate])
 
 
 def certificates(models: Mapping[str, str]) -> list[Certificate]:
-    """Certificates of a pair of models in any precision, those made here before those of the package.
-
-    Raises:
-        ConfigurationError: A file is something else.
-    """
+    """Certificates of a pair of models in any precision, those made here before those of the package."""
     return [
         certificate
         for folder in (_made_here(), PACKAGED)
@@ -79,9 +75,6 @@ def keep(found: Sequence[Certificate]) -> Path:
     """Keep certificates of one pair of models beside the models, and return their file.
 
     They replace those of the same precision and delimiter.
-
-    Raises:
-        ConfigurationError: The file cannot be written, or is something else.
     """
     first = found[0]
     file = _made_here() / _file_name(first.models)
@@ -95,7 +88,7 @@ def keep(found: Sequence[Certificate]) -> Path:
 
 def digest(file: Path) -> str:
     """Name and beginning of the sha256 of a file, the same whether it is compressed or not."""
-    name = file.stem if is_compressed(file) else file.name
+    name = file.name.removesuffix(".xz")
     return f"{name} {hashlib.sha256(read_content(file)).hexdigest()[:16]}"
 
 
@@ -117,9 +110,6 @@ def find_certificate(
     """The certificate of the verifier that accepts most at a stated risk with these models, by role.
 
     Certificates that were given up hold no longer. A certificate says nothing of steps with another delimiter.
-
-    Raises:
-        ConfigurationError: A file of certificates is something else.
     """
     of_pair = certificates(models)
     of_these = [each for each in of_pair if each.is_for(models, precision)]

@@ -58,9 +58,6 @@ def thresholds(
         grid: Thresholds, fixed before the pairs were seen.
         level: Probability δ with which one of them may be riskier than stated.
         tests: Verifiers that are tested on the same pairs, the best of which is taken.
-
-    Raises:
-        ConfigurationError: There are no pairs, all change the outcome or none does, or a score is not a number.
     """
     check(pairs)
     each = level_of_each(level / tests)

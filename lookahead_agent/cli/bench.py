@@ -71,7 +71,6 @@ def run(
     answer: Annotated[
         str | None, typer.Option("--answer", help="How answers are compared: number, math or choice.")
     ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Follows each question.")] = None,
     limit: options.Limit = None,
     skip: options.Skip = None,
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
@@ -87,16 +86,9 @@ def run(
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit of a reply.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Probability mass that is sampled from.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", min=0, help="Likeliest tokens that are sampled from; 0: no limit.")
-    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the first sample. Default: replies have none.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Target model.")] = None,
     draft: options.Draft = None,
-    judge: Annotated[str | None, typer.Option("--judge", help="A judge of its own.")] = None,
     token_speculation: Annotated[
         str | None, typer.Option("--token-speculation", help="Of the modes sd and lr+sd: ngram, suffix, draft_model.")
     ] = None,
@@ -131,7 +123,6 @@ def run(
     of_task = {
         "dataset": dataset or None,
         "answer": answer,
-        "prompt": prompt,
         "limit": limit,
         "skip": skip,
         "samples": samples,
@@ -146,11 +137,8 @@ def run(
     of_bench: dict[str, Any] = {
         "model": model,
         "draft_model": draft,
-        "judge_model": judge,
         "token_speculation": token_speculation,
         "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
         "seed": seed,
         "precision": precision,
         "engine_args": arguments or None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from lookahead_agent.bench.problems import AnswerKind, dataset_file, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
-from lookahead_agent.calibration.fit import certificates_of, fit, split_results
+from lookahead_agent.calibration.fit import certificates_of, fit
 from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
 from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure, score_pairs
 from lookahead_agent.certificates.certificate import digest, keep
@@ -143,36 +142,6 @@ def fit_command(pairs: Pairs, verifiers: Verifiers = _DEFAULT_VERIFIERS, as_json
     for certificate in found:
         show.print(certificate.describe())
     show.print(f"Kept in {file}")
-
-
-@calibrate.command()
-def check(
-    pairs: Pairs,
-    verifiers: Verifiers = _DEFAULT_VERIFIERS,
-    splits: Annotated[int, typer.Option("--splits", min=1, help="How often the problems are divided.")] = 20,
-    learn_from: Annotated[
-        float,
-        typer.Option("--learn-from", min=0.1, max=0.9, help="Share of the problems that thresholds are learnt from."),
-    ] = 0.5,
-    as_json: options.AsJson = False,
-) -> None:
-    """Hold thresholds learnt from some of the problems against the others, again and again."""
-    known = labelled_pairs(pair_file(pairs).rows)
-    found = list(split_results(known, _candidates(verifiers), splits=splits, learn_from=learn_from))
-    if as_json:
-        typer.echo(json.dumps([asdict(result) for result in found]))
-        return
-    rows = [
-        [
-            f"{result.risk:g}",
-            f"{result.certified} of {result.splits}",
-            f"{result.kept}",
-            *((f"{result.errors:.3f}", f"{result.accepted:.0%}") if result.certified else ("", "")),
-        ]
-        for result in found
-    ]
-    headings = ["risk", "splits with a threshold", "risk kept in", "errors of accepted", "accepted"]
-    Terminal(width=WIDE).print(as_rich((headings, rows)))
 
 
 def _candidates(verifiers: str) -> list[Candidate]:

@@ -111,10 +111,6 @@ async def measure(
         batches: Sizes of batches; those that the engine does not write at once are left out.
         beside: An engine that writes meanwhile.
         tokens: Of each reply.
-
-    Raises:
-        ConfigurationError: The context is too short.
-        EngineError: The engine failed.
     """
     prompt = min(_PROMPT_TOKENS, engine.context_length - tokens - 1)
     if prompt < 1 or tokens <= _LEAVE_OUT + 1:
@@ -192,11 +188,7 @@ def always_the_same(engine: Engine, tokens: int) -> Sampling:
 
 
 def read_costs(file: Path | None) -> MachineCosts | None:
-    """Measured costs; None if there is no file yet.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """Measured costs; None if there is no file yet."""
     if file is None or not file.exists():
         return None
     try:
@@ -206,10 +198,6 @@ def read_costs(file: Path | None) -> MachineCosts | None:
 
 
 def write_costs(file: Path, measured: MachineCosts) -> None:
-    """Keep measured costs.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
+    """Keep measured costs."""
     with writable(file):
         write_whole(file, measured.model_dump_json(indent=1) + "\n")

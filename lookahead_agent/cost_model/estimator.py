@@ -38,11 +38,7 @@ EVERY = Grid()
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Acceptance rates, and the steps that they are of.
-
-    Raises:
-        ConfigurationError: A value out of its range.
-    """
+    """Acceptance rates, and the steps that they are of."""
 
     steps: float  # probability that a draft step is accepted (α), in [0, 1]
     tokens: float  # probability that a draft token is accepted (α₂), in [0, 1]

@@ -51,11 +51,6 @@ class Pair:
         draft_precision: Of the draft's.
         progress: Shows downloads and starts.
         kv_cache_tokens: Tokens for which each engine on a GPU keeps a KV cache; None: a share of the GPU's memory.
-
-    Raises:
-        ModelError: A model could not be fetched.
-        ConfigurationError: A precision cannot be had.
-        MissingExtraError: vLLM is not installed.
     """
 
     def __init__(
@@ -114,11 +109,7 @@ class Pair:
 
     @contextmanager
     def engine(self, role: Role, cores: str | None, **arguments: Any) -> Iterator[VLLMEngine]:
-        """An engine of one of the models; shut down with the last that has it.
-
-        Raises:
-            EngineError: It could not start.
-        """
+        """An engine of one of the models; shut down with the last that has it."""
         arguments = self.arguments[role] | arguments
         if self._kv_cache_tokens is not None:
             # A cache of known size needs no measurement of free memory, so that engines may start at the same time.
@@ -162,11 +153,7 @@ def chosen_kernels(
 
 
 def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
-    """Measure the costs of a pair on this machine; engines that are loaded already are not loaded again.
-
-    Raises:
-        EngineError: An engine could not start, or failed.
-    """
+    """Measure the costs of a pair on this machine; engines that are loaded already are not loaded again."""
     progress = progress or LogProgress()
 
     def measured(title: str, writing: Engine, beside: Engine | None = None) -> BatchCosts:
@@ -206,10 +193,6 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
 
     Args:
         llm: Streams, returns token ids, and has the policy to estimate for.
-
-    Raises:
-        ConfigurationError: The draft has another tokenizer, or no step could be compared.
-        EngineError: The target failed.
     """
     recorder = CallRecorder()
     likely: list[bool] = []
@@ -220,7 +203,7 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
     steps = sum(call.steps for call in recorder.calls)
     if not steps or not likely:
         raise ConfigurationError("no reply had a step to compare: give --alpha and --token-alpha")
-    verdicts = [seconds for call in recorder.calls for seconds in call.times.verifier]
+    verdicts = [seconds for call in recorder.calls for seconds in call.verdicts]
     return Acceptance(
         steps=acceptance_of(recorder.calls),
         tokens=sum(likely) / len(likely),

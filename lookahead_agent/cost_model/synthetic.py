@@ -75,11 +75,7 @@ class SyntheticRow(BaseModel):
 
 @dataclass(frozen=True)
 class SyntheticSettings:
-    """Settings of a measurement.
-
-    Raises:
-        ConfigurationError: A value out of its range.
-    """
+    """Settings of a measurement."""
 
     # "off" is always among them
     modes: tuple[ModeName, ...] = ("off", "sd", "lr", "lr+sd", "shared_draft", "lr+shared_draft")

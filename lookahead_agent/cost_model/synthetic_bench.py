@@ -82,9 +82,6 @@ class SyntheticBench:
         settings: The settings.
         out: The file of rows.
         longest: Seconds after which a measurement has failed.
-
-    Raises:
-        ConfigurationError: `out` has rows of other settings, or something else; or a mode cannot be measured here.
     """
 
     def __init__(self, pair: Pair, settings: SyntheticSettings, out: Path, longest: float = 600.0) -> None:
@@ -111,11 +108,7 @@ class SyntheticBench:
             raise ConfigurationError(f"{out} has results of other settings: choose another file")
 
     def rows(self) -> list[SyntheticRow]:
-        """The rows that are measured so far.
-
-        Raises:
-            ConfigurationError: It is something else.
-        """
+        """The rows that are measured so far."""
         try:
             return [SyntheticRow.model_validate(row) for row in self._file.rows]
         except ValidationError as error:
@@ -138,9 +131,6 @@ class SyntheticBench:
 
         Returns:
             Whether everything is measured.
-
-        Raises:
-            EngineError: Engines failed; modes that need others have been measured, and a rerun continues.
         """
         end = float("inf") if seconds is None else time.monotonic() + seconds
         failures: dict[str, EngineError] = {}

@@ -103,10 +103,6 @@ def write_synthetic_report(
     Args:
         file: Ends with .md.
         costs: Of the pair; None: not measured.
-
-    Raises:
-        ConfigurationError: The name ends with something else, or the file cannot be written.
-        MissingExtraError: Matplotlib is not installed.
     """
     check_report_name(file)
     settings, environment = rows[0].settings, rows[0].environment

@@ -16,11 +16,7 @@ _NOTHING = 1e-6
 
 
 async def within(limit: float | None, who: str, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for one piece of work.
-
-    Raises:
-        EngineError: It took more than `limit` seconds.
-    """
+    """Wait for one piece of work."""
     if limit is None:
         return await work
     try:
@@ -55,11 +51,7 @@ class IdleTimeout:
         self._timer: asyncio.TimerHandle | None = None
 
     async def until(self, token: Coroutine[Any, Any, T]) -> T:
-        """Wait for a token.
-
-        Raises:
-            EngineError: The model was idle for too long.
-        """
+        """Wait for a token."""
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)

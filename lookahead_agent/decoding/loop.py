@@ -112,7 +112,7 @@ class _Loop:
             awaits_thinking=self._prefixes.awaits_thinking,
         )
         buffer: DraftLines | None = None
-        if isinstance(target, SupportsSharedDraft) and draft is not target and self._prefixes.vocabularies.shared:
+        if isinstance(target, SupportsSharedDraft) and draft is not target and self._prefixes.shared:
             buffer = draft_lines(request, settings, target)
         engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
@@ -262,7 +262,7 @@ class _Loop:
     def _partial(self, writer: StepWriter) -> PartialStep:
         if writer.complete is not None:
             return PartialStep(writer.complete.token_ids, writer.complete.text, True)
-        readable = writer.stream.source is Source.TARGET or self._prefixes.vocabularies.shared
+        readable = writer.stream.source is Source.TARGET or self._prefixes.shared
         return PartialStep(writer.segmenter.token_ids if readable else (), writer.segmenter.text, False)
 
     async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> Event:

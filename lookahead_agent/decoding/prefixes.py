@@ -97,45 +97,19 @@ def encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-class Vocabularies:
-    """Translates steps between the draft's tokens and the target's: ids where they share a tokenizer, else text."""
-
-    def __init__(self, target: Tokenizer, draft: Tokenizer) -> None:
-        self._target = target
-        self._draft = draft
-        self.shared = target.fingerprint == draft.fingerprint
-
-    def from_draft(self, step: Step, budget: int) -> Step:
-        """A step that the draft wrote, in the target's tokens.
-
-        A step that uses up the reply's `budget` of tokens ends the reply.
-
-        Raises:
-            EngineError: The step has no tokens, or one that the target's vocabulary does not have.
-        """
-        if not step.token_ids:
-            raise EngineError("the draft model ended a step without writing anything")
-        if self.shared:
-            if max(step.token_ids) >= self._target.size or min(step.token_ids) < 0:
-                raise EngineError("the draft model wrote a token that is not in the vocabulary")
-            return step
-        ids = self._target.encode(step.text)
-        if step.end is StepEnd.EOS:
-            ids.append(min(self._target.eos_ids))
-        return replace(step, token_ids=tuple(ids), end=StepEnd.BUDGET if len(ids) >= budget else step.end)
-
-    def to_draft(self, step: Step) -> tuple[int, ...]:
-        """The draft's tokens for a step of the target."""
-        return step.token_ids if self.shared else tuple(self._draft.encode(step.text))
-
-
 class Prefixes:
-    """Prompt and reply up to any node that is not dropped, in the tokens of either model."""
+    """Prompt and reply up to any node that is not dropped, in the tokens of either model.
+
+    Models that share a tokenizer exchange ids, others the text of complete steps.
+    """
 
     def __init__(
         self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]
     ) -> None:
-        self.vocabularies = Vocabularies(target, draft)
+        self.shared = target.fingerprint == draft.fingerprint
+        """Whether draft and target have the same tokens."""
+        self._target = target
+        self._draft = draft
         tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])
         thinking = ThinkingState(tags, tags is not None and tags.opened_by(prompt_end))
         self.awaits_thinking = tags is not None and request.regions.begins_outside_thinking(prompt_end)
@@ -179,14 +153,24 @@ class Prefixes:
         return self._contexts[node.job]
 
     def from_draft(self, job: int, node: Node, step: Step) -> Step:
-        """The step that a job of the draft wrote after a node, in the target's tokens; see `Vocabularies`."""
+        """The step that a job of the draft wrote after a node, in the target's tokens."""
+        if not step.token_ids:
+            raise EngineError("the draft model ended a step without writing anything")
+        if self.shared:
+            if max(step.token_ids) >= self._target.size or min(step.token_ids) < 0:
+                raise EngineError("the draft model wrote a token that is not in the vocabulary")
+            return step
         self._draft_ids[job] = step.token_ids  # when the draft reads its own step again, it reads these
-        return self.vocabularies.from_draft(step, self._max_tokens - self.reply_length(node))
+        ids = self._target.encode(step.text)
+        if step.end is StepEnd.EOS:
+            ids.append(min(self._target.eos_ids))
+        budget = self._max_tokens - self.reply_length(node)
+        return replace(step, token_ids=tuple(ids), end=StepEnd.BUDGET if len(ids) >= budget else step.end)
 
     def commit(self, node: Node, live: bool) -> None:
         """The last step of a node is part of the reply; the tokens of a live one have been committed."""
         assert node.step is not None
-        if not self.vocabularies.shared:
+        if not self.shared:
             self._draft_reply.extend(self._ids_of(node, Source.DRAFT))
         self._context = self._contexts.get(node.job) or self._context.then(node.step.text)
         self.forget(node.job)
@@ -207,12 +191,12 @@ class Prefixes:
         if not self._is_translated(source):
             return node.step.token_ids
         if node.job not in self._draft_ids:
-            self._draft_ids[node.job] = self.vocabularies.to_draft(node.step)
+            self._draft_ids[node.job] = tuple(self._draft.encode(node.step.text))
         return self._draft_ids[node.job]
 
     def _is_translated(self, source: Source) -> bool:
         """Whether a model has another vocabulary than the reply."""
-        return source is Source.DRAFT and not self.vocabularies.shared
+        return source is Source.DRAFT and not self.shared
 
 
 def _undecided(node: Node) -> list[Node]:

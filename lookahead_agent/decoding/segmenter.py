@@ -148,11 +148,7 @@ class Segmenter:
         self._delimited_from = 0  # where a delimiter may still be found
 
     def push(self, token_id: int) -> Step | None:
-        """Add one token; returns the step if the token ended it.
-
-        Raises:
-            ConfigurationError: The search for the delimiter took too long.
-        """
+        """Add one token; returns the step if the token ended it."""
         self.token_ids.append(token_id)
         piece = self._stream.push(token_id)
         seen = len(self._before) + len(self.text)

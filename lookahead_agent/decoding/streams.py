@@ -158,11 +158,7 @@ class Streams:
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
     async def read(self, stream: Stream) -> bool:
-        """Wait for more tokens of a stream; False at its end.
-
-        Raises:
-            EngineError: The engine wrote nothing for too long.
-        """
+        """Wait for more tokens of a stream; False at its end."""
         if stream.source is Source.DRAFT:
             more = await self._draft_timeout.until(stream.read())
             self._clock.draft_writes()

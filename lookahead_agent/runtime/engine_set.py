@@ -27,8 +27,6 @@ from lookahead_agent.verifiers import (
     ScoreVerifier,
     Verifier,
 )
-from lookahead_agent.verifiers.judge import USER_PROMPT
-from lookahead_agent.verifiers.score import PROMPT
 
 if TYPE_CHECKING:
     from lookahead_agent.runtime.engine_selection import EngineSetup
@@ -167,7 +165,7 @@ class EngineSet:
             case "exact":
                 return ExactVerifier()
             case "score":
-                return ScoreVerifier(self.target, policy.score, policy.judge_prompt or PROMPT)
+                return ScoreVerifier(self.target, policy.score)
             case "likelihood":
                 return LikelihoodVerifier(self.target, policy.likelihood)
             case "random":
@@ -180,12 +178,7 @@ class EngineSet:
         judge = None
         if policy.asks_judge:
             assert self.judge is not None
-            judge = JudgeVerifier(
-                self.judge,
-                policy.p_aligned,
-                user_prompt=policy.judge_prompt or USER_PROMPT,
-                both_orders=policy.both_orders,
-            )
+            judge = JudgeVerifier(self.judge, policy.p_aligned, both_orders=policy.both_orders)
             if policy.verifier == "judge":
                 return judge
         assert self.embedder is not None

@@ -66,17 +66,6 @@ def shared_draft_speedup(alpha: float, c: float) -> float:
     return 1 / (c + (1 - c) * (1 - alpha))
 
 
-def shared_draft_lookahead_speedup(alpha: float, c: float, depth: int, token_alpha: float) -> float:
-    """Speedup of lookahead whose target steps take tokens from the same draft: an upper bound.
-
-    The steps' cost ratio grows with the target's speed as in `combined_speedup`, to c·S₂ ≤ 1 here: where every token
-    is accepted, target and draft are equally fast and steps have nothing left to win. They win where steps mean
-    the same in other words.
-    """
-    tokens = shared_draft_speedup(token_alpha, c)
-    return tokens * asynchronous_speedup(alpha, min(1.0, c * tokens), depth)
-
-
 def combined_speedup(alpha: float, c: float, depth: int, token_alpha: float, token_c: float, token_depth: int) -> float:
     """Speedup of lookahead whose target steps are written with token-level speculation.
 

@@ -92,12 +92,7 @@ class _BatchingEmbedder(ABC):
 
 
 class SentenceEmbedder(_BatchingEmbedder):
-    """A sentence-transformers model on the CPU, in a thread so that the event loop goes on.
-
-    Raises:
-        MissingExtraError: sentence-transformers is not installed.
-        ModelError: The folder has no model that it can read.
-    """
+    """A sentence-transformers model on the CPU, in a thread so that the event loop goes on."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -137,11 +132,7 @@ class RemoteEmbedder(_BatchingEmbedder):
         self._model = remote.model
 
     async def compare(self, texts: Sequence[str]) -> list[float]:
-        """See `_BatchingEmbedder`.
-
-        Raises:
-            EngineError: The server failed, or cannot be reached.
-        """
+        """See `_BatchingEmbedder`."""
         answer = await self._server.post("/embeddings", {"model": self._model, "input": list(texts)})
         try:
             vectors = [entry["embedding"] for entry in sorted(answer["data"], key=lambda entry: entry["index"])]

@@ -13,7 +13,6 @@ from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.protocol import Engine, top_logprobs
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import ContextLengthError, EngineError
-from lookahead_agent.policy import check_prompt
 
 SYSTEM_PROMPT = (
     "You compare two versions of the next step of a solution. They are equivalent if they say the same thing and "
@@ -24,8 +23,8 @@ USER_PROMPT = (
     "Question:\n{question}\n\nVersion A:\n{target}\n\nVersion B:\n{draft}\n\nAre the two versions equivalent? "
     "Answer yes or no."
 )
-# What is left of the question and of the reply so far if the judge's context is too small for all of them.
 _SHORTENED = 600
+"""Characters of the question that are left if the judge's context is too small for all of it."""
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -34,12 +33,7 @@ class JudgeModel(Protocol):
     """A chat model that is asked for one token."""
 
     async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
-        """Probabilities of the likeliest first tokens of an answer, by text.
-
-        Raises:
-            ContextLengthError: The messages are too long for the model.
-            EngineError: The model failed.
-        """
+        """Probabilities of the likeliest first tokens of an answer, by text."""
         ...
 
 
@@ -47,39 +41,23 @@ class JudgeVerifier:
     """Asks a model whether two steps mean the same.
 
     The paper's verifier (section 3.2), with p(aligned) = p(yes) / (p(yes) + p(no)) over the first token of the answer
-    in place of the written answer. If a pair is too long for the judge's context, the question and the reply so far
-    are shortened to their ends; if the steps themselves are, the pair is rejected.
+    in place of the written answer. If a pair is too long for the judge's context, the question is shortened to its
+    end; if the steps themselves are, the pair is rejected.
 
     Args:
         model: The judge.
         threshold: Least p(aligned) of an accepted pair, in [0, 1].
-        user_prompt: The question to it, a format string with `target`, `draft`, and possibly `question` and `before`.
         both_orders: Whether a pair that is accepted is judged again with the two steps in each other's place, and the
             lower p(aligned) decides: small judges favour a place.
-
-    Raises:
-        ConfigurationError: A prompt that cannot be filled in.
     """
 
-    def __init__(
-        self,
-        model: JudgeModel,
-        threshold: float,
-        user_prompt: str = USER_PROMPT,
-        *,
-        both_orders: bool = False,
-    ) -> None:
+    def __init__(self, model: JudgeModel, threshold: float, *, both_orders: bool = False) -> None:
         self._model = model
         self._threshold = threshold
-        self._user_prompt = check_prompt(user_prompt)
         self._both_orders = both_orders
 
     async def verify(self, pair: StepPair) -> Verdict:
-        """Judge one pair.
-
-        Raises:
-            EngineError: The judge failed, or gave neither yes nor no any probability.
-        """
+        """Judge one pair."""
         try:
             aligned, calls = await self.p_aligned(pair), 1
             if self._both_orders and aligned >= self._threshold:
@@ -89,12 +67,7 @@ class JudgeVerifier:
         return Verdict(aligned >= self._threshold, "judge", aligned, judge_calls=calls)
 
     async def p_aligned(self, pair: StepPair) -> float:
-        """Probability that the judge answers yes, in [0, 1].
-
-        Raises:
-            EngineError: The judge failed, or gave neither yes nor no any probability.
-            ContextLengthError: The two steps do not fit the judge's context.
-        """
+        """Probability that the judge answers yes, in [0, 1]."""
         try:
             answers = await self._model.first_token_probabilities(self._messages(pair, None))
         except ContextLengthError:
@@ -105,12 +78,8 @@ class JudgeVerifier:
         return yes / (yes + no)
 
     def _messages(self, pair: StepPair, longest: int | None) -> list[dict[str, str]]:
-        user = self._user_prompt.format(
-            question=_end(pair.question, longest),
-            before=_end(pair.before, longest),
-            target=pair.target.text.strip(),
-            draft=pair.draft.text.strip(),
-        )
+        steps = {"target": pair.target.text.strip(), "draft": pair.draft.text.strip()}
+        user = USER_PROMPT.format(question=_end(pair.question, longest), **steps)
         return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": user}]
 
 

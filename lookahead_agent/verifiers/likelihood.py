@@ -22,11 +22,7 @@ class LikelihoodVerifier:
         self._threshold = threshold
 
     async def verify_draft(self, step: DraftStep) -> Verdict:
-        """Judge one draft step.
-
-        Raises:
-            EngineError: The target gave no log-probabilities.
-        """
+        """Judge one draft step."""
         values = await sequence_logprobs(self._engine, step.prefix_ids, step.draft.token_ids)
         mean = sum(values) / len(step.draft.token_ids)
         return Verdict(mean >= self._threshold, "likelihood", mean, judge_calls=1)

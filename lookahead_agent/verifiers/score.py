@@ -23,21 +23,15 @@ class ScoreVerifier:
     Args:
         engine: The target.
         threshold: Least mark of an accepted step, in [0, 9].
-        prompt: What the target is asked.
     """
 
-    def __init__(self, engine: Engine, threshold: float, prompt: str = PROMPT) -> None:
+    def __init__(self, engine: Engine, threshold: float) -> None:
         self._engine = engine
         self._threshold = threshold
-        self._prompt = prompt
 
     async def verify_draft(self, step: DraftStep) -> Verdict:
-        """Judge one draft step.
-
-        Raises:
-            EngineError: The target gave no digit any probability.
-        """
-        asked = self._engine.tokenizer.follow_up(self._prompt)
+        """Judge one draft step."""
+        asked = self._engine.tokenizer.follow_up(PROMPT)
         logprobs = await top_logprobs(self._engine, (*step.prefix_ids, *step.draft.token_ids, *asked))
         marks = {int(text): 0.0 for text in "0123456789"}
         for token, logprob in logprobs.items():

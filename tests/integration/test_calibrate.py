@@ -38,7 +38,6 @@ def test_pairs_are_collected_labelled_and_measured(real: ChatLookahead, tmp_path
         assert all(math.isfinite(value) for value in pair.scores.values())
         assert -1 <= pair.scores["similarity"] <= 1.0001
         assert 0 <= pair.scores["p_aligned"] <= 1
-        assert 0 <= pair.scores["score"] <= 9
-        assert pair.scores["likelihood"] <= 0
+        assert 0 <= pair.scores["p_swapped"] <= 1
     certified = real.invoke(problems[0].question, policy="risk=0.02", max_tokens=24).response_metadata["lookahead"]
     assert certified["certificate"].startswith(("exact, since", "risk "))

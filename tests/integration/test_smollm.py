@@ -19,7 +19,6 @@ from tests.ties import first_difference, gap_in_nats
 
 JUDGE_ENGINE = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 28, "dtype": "float32"}
 MIXED = "qwen2.5-coder-1.5b-smollm2"
-PROMPT = "Do these say the same?\n\nA: {target}\n\nB: {draft}\n\nAnswer yes or no."
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def server() -> Iterator[JudgeServer]:
 
 
 def judged(llm: ChatLookahead) -> dict[str, object]:
-    policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 0.0, "judge_prompt": PROMPT}
+    policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 0.0}
     figures: dict[str, object] = llm.invoke(PROBLEMS[0], policy=policy).response_metadata["lookahead"]
     return figures
 
@@ -104,7 +103,7 @@ def test_a_judge_behind_a_server(mixed: ChatLookahead, server: JudgeServer) -> N
 @pytest.mark.timeout(1200)
 def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server: JudgeServer) -> None:
     # A judge that accepts nothing, so that the whole reply is the target's.
-    policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 1.0, "judge_prompt": PROMPT}
+    policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 1.0}
     with ChatLookahead(
         model=MIXED,
         judge_model="smol",

@@ -306,7 +306,6 @@ LONE = "half \ud83d of it"
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [LONE]}}}},
         {"template_arguments": {"date": [LONE]}},
         {"stop": [LONE]},
-        {"policy": {"verifier": "judge", "judge_prompt": "{draft} {target}" + LONE}},
         {"policy": {"verifier": "exact", "delimiter": LONE}},
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import Sampling, ScriptedStep
 from lookahead_agent.verifiers import ExactVerifier, LikelihoodVerifier, ScoreVerifier
+from lookahead_agent.verifiers.score import PROMPT
 from tests.unit.scripts import Pair, ScriptedVerifier
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
@@ -93,9 +94,9 @@ def test_specreason_has_the_target_write_only_what_it_marks_too_low(depth: int) 
 
 def test_the_mark_is_asked_for_after_the_reply_so_far() -> None:
     pair = Pair(STEPS, OTHER, logprobs=marks(8))
-    pair.run(ScoreVerifier(pair.target, 7.0, "Mark it."), DecodingSettings(depth=1))
+    pair.run(ScoreVerifier(pair.target, 7.0), DecodingSettings(depth=1))
     asked = [pair.tokenizer.decode(prompt) for prompt, sampling in pair.target.requests if sampling.logprobs]
-    assert asked[1] == "user: what is it?\nassistant: " + "".join(OTHER[:2]) + "\nuser: Mark it.\nassistant: "
+    assert asked[1] == "user: what is it?\nassistant: " + "".join(OTHER[:2]) + f"\nuser: {PROMPT}\nassistant: "
 
 
 def test_a_target_that_gives_no_mark_ends_the_speculation() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gzip
 import json
 import lzma
 import resource
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from io import FileIO
 from itertools import pairwise
 from pathlib import Path
@@ -237,12 +236,9 @@ class Full(FileIO):
         return written
 
 
-@pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_compressed_rows_are_read_and_not_written(
-    ending: str, compress: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
-    path = tmp_path / f"rows.jsonl{ending}"
-    compressed = compress(b'{"a": 1}\n{"a": 2}\n')
+def test_compressed_rows_are_read_and_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.xz"
+    compressed = lzma.compress(b'{"a": 1}\n{"a": 2}\n')
     path.write_bytes(compressed)
     rows = RowFile(path)
     assert rows.rows == [{"a": 1}, {"a": 2}]
@@ -251,7 +247,7 @@ def test_compressed_rows_are_read_and_not_written(
     assert path.read_bytes() == compressed
     for broken in (compressed[:-4], b"{}\n", compressed[:12] + b"?" * 12):
         path.write_bytes(broken)
-        with pytest.raises(ConfigurationError, match=rf"cannot be read: it is no whole {ending} file"):
+        with pytest.raises(ConfigurationError, match=r"cannot be read: it is no whole \.xz file"):
             RowFile(path)
 
 

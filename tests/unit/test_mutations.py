@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from lookahead_agent.decoding import scheduler
-from lookahead_agent.decoding.prefixes import Vocabularies
+from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Node
 from lookahead_agent.decoding.streams import Streams
@@ -79,7 +79,7 @@ def leave_requests_running(patch: pytest.MonkeyPatch) -> None:
 
 
 def mistake_the_drafts_tokens_for_the_targets(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Vocabularies, "from_draft", lambda self, step, budget: step)
+    patch.setattr(Prefixes, "from_draft", lambda self, job, node, step: step)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_texts_without_a_template(url: str) -> None:
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "reads no chat_template"),
         ({"chat_template_kwargs": {"tools": []}}, "reads no tools"),
         ({"chat_template_kwargs": {"truncation": True, "max_length": 3}}, "reads no max_length, truncation"),
-        ({"policy": {"verifier": "judge", "judge_prompt": "{target}{draft}"}}, "takes a policy's name"),
+        ({"policy": {"verifier": "judge", "p_aligned": 0.9}}, "takes a policy's name"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tool_choice": "required"}, "requests with tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "not one of the tools"),

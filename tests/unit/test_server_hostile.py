@@ -259,10 +259,6 @@ def test_patterns_of_clients_where_they_are_allowed(tmp_path: Path) -> None:
             assert told.status_code in (200, 400), told.text
         told = ask(server, **{"X-Lookahead-Policy": r"exact:delimiter=/\n+/"})
         assert told.json()["lookahead"][0]["policy"] == r"exact:delimiter=/\n+/"
-        wide = {"verifier": "judge", "judge_prompt": "{target:>400000000}{draft}"}
-        told = httpx.post(server.url + CHAT, json={"messages": [USER], "policy": wide}, timeout=20)
-        assert told.status_code == 400
-        assert "no width" in told.json()["error"]["message"]
         many = dict.fromkeys(map(str, range(50_000)), 1)
         assert httpx.post(server.url + CHAT, json={"messages": [USER], "policy": many}, timeout=20).status_code == 400
 
@@ -472,7 +468,7 @@ def policies() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
             "risk=",
             "risk=x",
         ),
-        *(r"balanced:delimiter=/(?:.+)+\x00/", "judge:judge_prompt={target:>400000000}{draft}", "exact:delimiter=/(/"),
+        *(r"balanced:delimiter=/(?:.+)+\x00/", "judge:p_aligned={target:>400000000}{draft}", "exact:delimiter=/(/"),
         *("certified", "a" * 3000, "\x7f", "off" + ":a=/" * 2000, "{target.__class__}", "caf\xe9"),
     ]
     for name in names:

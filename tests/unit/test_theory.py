@@ -15,7 +15,6 @@ from lookahead_agent.theory.formulas import (
     best_split,
     combined_speedup,
     is_draft_bound,
-    shared_draft_lookahead_speedup,
     shared_draft_speedup,
     synchronous_speedup,
     token_speculation_speedup,
@@ -166,16 +165,6 @@ def test_a_shared_draft_is_as_fast_as_its_passes_allow() -> None:
     assert simulate_shared_draft(1.0, 0.1, 3, lambda tokens: 1.0 * tokens).speedup == pytest.approx(1, rel=0.01)
     # A draft that is slower than its target is overtaken, and does no harm.
     assert simulate_shared_draft(1.0, 2.0, 8).speedup >= 1
-
-
-def test_steps_beside_a_shared_draft() -> None:
-    assert shared_draft_lookahead_speedup(0.0, 0.3, 4, 0.8) == pytest.approx(shared_draft_speedup(0.8, 0.3))
-    assert shared_draft_lookahead_speedup(0.9, 0.3, 4, 0.0) == pytest.approx(asynchronous_speedup(0.9, 0.3, 4))
-    assert shared_draft_lookahead_speedup(0.9, 0.3, 4, 1.0) == pytest.approx(1 / 0.3), (
-        "nothing is left for steps to win"
-    )
-    both = shared_draft_lookahead_speedup(0.8, 0.2, 8, 0.5)
-    assert both > max(shared_draft_speedup(0.5, 0.2), asynchronous_speedup(0.8, 0.2, 8))
 
 
 def test_one_level_alone_is_a_special_case_of_both() -> None:
