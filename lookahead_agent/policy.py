@@ -258,37 +258,27 @@ class VerifierPolicy(BaseModel):
     def _does(self) -> str:
         if not self.speculates:
             return "the target alone"
-        orders = " in both orders" if self.both_orders else ""
+        judged = f"means the same to the judge with p ≥ {self.p_aligned:g}" + " in both orders" * self.both_orders
+        similar = f"has a similarity of {self.similarity:g} to the target's"
         conditions = {
             "exact": "has the target's own tokens",
-            "embedding": f"has a similarity of {self.similarity:g} to the target's",
-            "judge": f"means the same to the judge with p ≥ {self.p_aligned:g}{orders}",
-            "cascade": f"has a similarity of {self.similarity:g} to the target's"
-            + (
-                f", or of {self.ask_judge_from:g} and means the same to the judge with p ≥ {self.p_aligned:g}{orders}"
-                if self.asks_judge
-                else ""
-            ),
+            "embedding": similar,
+            "judge": judged,
+            "cascade": similar + (f", or of {self.ask_judge_from:g} and {judged}" if self.asks_judge else ""),
             "certified": f"changes the outcome in at most {self.risk or 0:g} of cases, by a certificate",
             "score": f"gets a mark of {self.score:g} from the target",
             "likelihood": f"has a mean log-probability of {self.likelihood:g} under the target",
             "random": f"is drawn with probability {self.probability:g}",
         }
+        shape = "steps ahead where that is fastest"
         if self.forces_speculation:
-            shape = f"{self.steps_ahead} steps ahead" + (
-                f" with {self.width} candidates each" if self.width > 1 else ""
-            )
-        else:
-            shape = "steps ahead where that is fastest"
-        compared = self.compares_results and self.verifier in ("embedding", "judge", "cascade")
-        same = ", and has the same numbers, units and equations" if compared else ""
-        certified = (
-            f"; where its models have a certificate of a risk of {self.risk:g}, that decides"
-            if self.risk is not None and self.verifier != "certified"
-            else ""
-        )
-        answer = "; the final answer is the target's" if self.answer_from_target else ""
-        return f"{shape}; a draft step is accepted if it {conditions[self.verifier]}{same}{certified}{answer}"
+            shape = f"{self.steps_ahead} steps ahead" + f" with {self.width} candidates each" * (self.width > 1)
+        said = f"{shape}; a draft step is accepted if it {conditions[self.verifier]}"
+        if self.compares_results and self.verifier in ("embedding", "judge", "cascade"):
+            said += ", and has the same numbers, units and equations"
+        if self.risk is not None and self.verifier != "certified":
+            said += f"; where its models have a certificate of a risk of {self.risk:g}, that decides"
+        return said + "; the final answer is the target's" * self.answer_from_target
 
 
 # The thresholds of strict, balanced and fast are those of the certificates that come with the package, held by a test.

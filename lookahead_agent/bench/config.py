@@ -101,10 +101,10 @@ class BenchConfig(BaseModel):
     draft_model: str | None = None  # None: the catalogue's, as for `embedding_model`
     judge_model: str | None = None  # None: the target judges
     embedding_model: str | None = None
-    # The target's server, or servers; None: an engine in this process, as for the next two
-    base_url: str | list[str] | None = None
-    draft_url: str | list[str] | None = None  # the draft's
-    judge_url: str | list[str] | None = None  # the judge's
+    # The target's server; None: an engine in this process, as for the next two
+    base_url: str | None = None
+    draft_url: str | None = None  # the draft's
+    judge_url: str | None = None  # the judge's
     # Arguments of the target's vLLM engine; the next two are the draft's and the judge's
     engine_args: dict[str, Any] = Field(default_factory=dict)
     draft_engine_args: dict[str, Any] = Field(default_factory=dict)

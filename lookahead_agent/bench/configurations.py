@@ -101,11 +101,7 @@ def chat_model(
     on_cpu: bool | None = None,
     make: Callable[..., ChatLookahead] = ChatLookahead,
 ) -> ChatLookahead:
-    """The chat model of a configuration; nothing is loaded yet.
-
-    Args:
-        on_cpu: Whether engines run on the CPU; None: as on this machine.
-    """
+    """The chat model of a configuration; nothing is loaded yet. `on_cpu` is None for this machine's."""
     on_cpu = runs_on_cpu() if on_cpu is None else on_cpu
     default, nodes = configuration.policies(template_policies(task))
     tokens = configuration.token_speculation(config.token_speculation)

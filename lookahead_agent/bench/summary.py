@@ -252,12 +252,7 @@ def _same_tokens(paired: Pairs) -> int | None:
 
 
 def estimate(statistic: Callable[..., Any], *columns: Sequence[float]) -> Estimate:
-    """A statistic with a bootstrap interval that resamples whole rows, so that pairs stay pairs.
-
-    Args:
-        statistic: Takes the columns as arrays, and the axis to reduce.
-        columns: Equally long, one entry per problem.
-    """
+    """A statistic of columns, one entry per problem, with a bootstrap interval: it resamples whole rows."""
     arrays = [np.asarray(column, dtype=float) for column in columns]
     value = float(statistic(*arrays, axis=-1))
     if len(arrays[0]) < 2:

@@ -54,14 +54,7 @@ class CollectionSettings:
 
 
 class Collector:
-    """Collects pairs into a file; nothing is loaded yet.
-
-    Args:
-        llm: A chat model with a draft engine. Replies and draft steps are sampled as it would.
-        problems: What is asked.
-        how: How.
-        out: Where rows are, or will be.
-    """
+    """Collects pairs into a file, with a chat model that has a draft engine; nothing is loaded yet."""
 
     def __init__(self, llm: ChatLookahead, problems: Sequence[Problem], how: CollectionSettings, out: Path) -> None:
         self._llm = llm

@@ -166,11 +166,7 @@ _ROWS: TypeAdapter[PairRow | OutcomesRow | ScoresRow] = TypeAdapter(
 
 
 def labelled_pairs(rows: Iterable[Row], rule: OutcomeRule | None = None) -> dict[str, LabelledPair]:
-    """Pairs by problem, with what is known of them, from the rows of a file; problems without a pair are left out.
-
-    Args:
-        rule: By which outcomes label a pair; None: the default.
-    """
+    """Pairs by problem, with what is known of them, from the rows of a file; problems without a pair are left out."""
     found: dict[str, LabelledPair] = {}
     for number, row in enumerate(rows, 1):
         try:

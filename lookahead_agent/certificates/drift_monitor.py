@@ -34,13 +34,7 @@ _WAITING = 64
 
 
 class DriftTest:
-    """Whether a share has grown over its bound. Keeps a number for each alternative, however long it runs.
-
-    Args:
-        disputed: Accepted pairs of the calibration that were disputed.
-        accepted: Accepted pairs of the calibration, at least one.
-        level: δ.
-    """
+    """Whether a share has grown over the one of the calibration; `level` is δ."""
 
     def __init__(self, disputed: int, accepted: int, level: float = _LEVEL) -> None:
         self.bound = upper_bound(accepted, disputed, _BASE_LEVEL)
@@ -65,19 +59,12 @@ class DriftTest:
 
 @dataclass
 class DriftCounts:
-    """Accepted steps that were drawn to be audited, by what became of them.
+    """Accepted steps that were drawn to be audited, by what became of them."""
 
-    Attributes:
-        audited: Judged again.
-        disputed: Of these, disputed by the target.
-        dropped: Not judged again: too many waited, or the target could not be asked.
-        tightened: How often a certificate was given up.
-    """
-
-    audited: int = 0
-    disputed: int = 0
-    dropped: int = 0
-    tightened: int = 0
+    audited: int = 0  # judged again
+    disputed: int = 0  # of these, disputed by the target
+    dropped: int = 0  # not judged again: too many waited, or the target could not be asked
+    tightened: int = 0  # how often a certificate was given up
 
 
 class DriftMonitor:

@@ -1,16 +1,13 @@
 """The most accepting threshold that keeps a risk, with a finite-sample bound (learn then test, arXiv 2110.01052).
 
-An error is an accepted pair whose draft step changes the outcome. The risk of a threshold is the share of errors among
-the pairs whose score reaches it. Thresholds of a fixed grid are tested one after another, from the strictest that
-accepts enough pairs to be tested at all, and testing ends with the first that fails. If n pairs reach a threshold and k
-of them are errors, the hypothesis that its risk is above ρ has the p-value P(Bin(n, ρ) ≤ k), exactly, for pairs that
-are independent of each other.
+An error is an accepted pair whose draft step changes the outcome. Thresholds of a fixed grid are tested one after
+another, from the strictest that accepts enough pairs to be tested at all, and testing ends with the first that fails.
+The hypothesis that the risk is above ρ has the p-value P(Bin(n, ρ) ≤ k), for n independent pairs with k errors.
 
-Every risk of a ladder is tested so, and a threshold that keeps a smaller risk also keeps a larger one. In ρ,
-P(Bin(n, ρ) ≤ k) is a survival function of a beta distribution, so it is log-concave, and P(Bin(n, cρ) ≤ k) is at most
-P(Bin(n, ρ) ≤ k)^c for c ≥ 1: where each risk ρ is tested at the level δ', a threshold taken for the risk r is wrong
-with a probability of at most Σ δ'^(r/ρ) over the ladder's ρ ≤ r. δ' is what makes that δ. So no threshold of a larger
-risk is stricter than that of a smaller one. What this assumes is in docs/explanation/risk.md.
+Every risk of a ladder is tested so at a level δ', and a threshold that keeps a smaller risk also keeps a larger one. In
+ρ the p-value is log-concave, so P(Bin(n, cρ) ≤ k) ≤ P(Bin(n, ρ) ≤ k)^c for c ≥ 1: a threshold taken for the risk r is
+wrong with a probability of at most Σ δ'^(r/ρ) over the ladder's ρ ≤ r. δ' is what makes that δ. What this assumes is in
+docs/explanation/risk.md.
 """
 
 from __future__ import annotations
@@ -56,7 +53,6 @@ def thresholds(
     Args:
         pairs: Independent of each other: one of a problem.
         grid: Thresholds, fixed before the pairs were seen.
-        level: Probability δ with which one of them may be riskier than stated.
         tests: Verifiers that are tested on the same pairs, the best of which is taken.
     """
     check(pairs)

@@ -105,12 +105,9 @@ async def measure(
     tokens: int = _TOKENS,
     now: Callable[[], float] = time.monotonic,
 ) -> BatchCosts:
-    """Measure an engine.
+    """Measure an engine, with replies of so many tokens, while the one `beside` writes.
 
-    Args:
-        batches: Sizes of batches; those that the engine does not write at once are left out.
-        beside: An engine that writes meanwhile.
-        tokens: Of each reply.
+    Sizes of batches that the engine does not write at once are left out.
     """
     prompt = min(_PROMPT_TOKENS, engine.context_length - tokens - 1)
     if prompt < 1 or tokens <= _LEAVE_OUT + 1:

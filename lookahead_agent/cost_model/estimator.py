@@ -73,9 +73,7 @@ def best_settings(
     there are at each moment. With token speculation a forward pass of the target looks at γ₂ tokens of each step. It
     costs as much as a batch of so many replies, and gains (1-α₂^γ₂)/(1-α₂) tokens. With a shared draft it looks at the
     tokens that the draft, on cores of its own, has written by then.
-
-    Args:
-        tokens_by: The draft model on the target's cores writes draft tokens, or n-grams of the text, at no cost.
+    N-grams of the text, as `tokens_by`, cost nothing.
     """
     best = [
         max(
@@ -90,13 +88,7 @@ def best_settings(
 def predicted_speed(
     costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
 ) -> float:
-    """Predicted speed of one setting, against the target alone with as many replies at once.
-
-    Args:
-        depth: γ₁, where steps are speculated on.
-        token_depth: γ₂, where tokens are.
-        replies: At once; each has a share of every batch.
-    """
+    """Predicted speed of one setting with so many replies at once, against the target alone with as many."""
     if replies > 1:
         costs = costs.shared_by(replies)
     speed = _target_speed(costs, acceptance, mode, token_depth, "draft_model")

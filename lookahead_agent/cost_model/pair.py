@@ -43,13 +43,9 @@ class Pair:
     """Target and draft, fetched; no engine is started yet.
 
     Args:
-        model: Target: a catalogue name, a folder, or a Hub id.
-        draft_model: Draft; None: the catalogue's.
         dummy_weights: Make weights up from the models' configurations, so that only these need to be there.
         engine_args: Arguments of both engines.
-        precision: Of the target's weights: see `chosen_kernels`.
-        draft_precision: Of the draft's.
-        progress: Shows downloads and starts.
+        precision: Of the target's weights, as `draft_precision` of the draft's: see `chosen_kernels`.
         kv_cache_tokens: Tokens for which each engine on a GPU keeps a KV cache; None: a share of the GPU's memory.
     """
 
@@ -132,13 +128,7 @@ def chosen_kernels(
     dummy_weights: bool,
     select: Callable[[RuntimeSpec, Path, Path], EngineSetup] = select_engines,
 ) -> dict[Role, Kernel | None]:
-    """The precision of each model's weights; None: as vLLM has them.
-
-    Args:
-        models: The pair.
-        precisions: "auto" is what a chat model would choose; for made-up weights it is None.
-        select: As `select_engines`.
-    """
+    """The precision of each model's weights, None: as vLLM has them. "auto" is what a chat model would choose."""
     chosen: Mapping[str, Kernel] = {}
     if "auto" in precisions.values() and not dummy_weights:
         spec = RuntimeSpec(
@@ -189,10 +179,7 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
     """Measure acceptance rates on a few problems.
 
     A token counts as accepted if the draft gives it more than half of its probability: a lower bound, since the
-    likeliest token may have less.
-
-    Args:
-        llm: Streams, returns token ids, and has the policy to estimate for.
+    likeliest token may have less. `llm` streams, returns token ids, and has the policy to estimate for.
     """
     recorder = CallRecorder()
     likely: list[bool] = []

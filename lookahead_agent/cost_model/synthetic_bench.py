@@ -42,12 +42,7 @@ _PROMPTS = 1 << 24
 
 
 class ChanceByPosition:
-    """Accepts by a draw for each position of a reply, independent of the steps.
-
-    Args:
-        alpha: Probability of acceptance, in [0, 1].
-        seed: Of the draws: the same positions are accepted in each configuration.
-    """
+    """Accepts with a probability, by a draw for each position of a reply: the same in each configuration."""
 
     def __init__(self, alpha: float, seed: int) -> None:
         self._alpha = alpha
@@ -60,12 +55,7 @@ class ChanceByPosition:
 
 
 def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any]:
-    """Entries of vLLM's `speculative_config` that accept draft tokens by chance.
-
-    Args:
-        token_alpha: Probability (α₂) that a draft token is accepted if those before it are, in [0, 1].
-        draft_tokens: Draft tokens for each forward pass, at most.
-    """
+    """Entries of vLLM's `speculative_config` that accept a draft token by chance (α₂) if those before it are."""
     rates = [token_alpha**position for position in range(1, draft_tokens + 1)]
     return {
         "num_speculative_tokens": draft_tokens,
@@ -75,14 +65,7 @@ def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any
 
 
 class SyntheticBench:
-    """A measurement; nothing is loaded yet.
-
-    Args:
-        pair: The models.
-        settings: The settings.
-        out: The file of rows.
-        longest: Seconds after which a measurement has failed.
-    """
+    """A measurement into a file of rows; one that takes the `longest` seconds has failed. Nothing is loaded yet."""
 
     def __init__(self, pair: Pair, settings: SyntheticSettings, out: Path, longest: float = 600.0) -> None:
         self._pair = pair
@@ -122,15 +105,11 @@ class SyntheticBench:
     def run(
         self, progress: Progress, seconds: float | None = None, measure_costs: Callable[[], None] | None = None
     ) -> bool:
-        """Measure the missing rows.
+        """Measure the missing rows, and return whether everything is measured; a rerun goes on after a failure.
 
         Args:
-            progress: Shows the measurements.
             seconds: After which no other measurement begins; None: no limit.
             measure_costs: Called once, if possible while the engines that it needs are loaded.
-
-        Returns:
-            Whether everything is measured.
         """
         end = float("inf") if seconds is None else time.monotonic() + seconds
         failures: dict[str, EngineError] = {}

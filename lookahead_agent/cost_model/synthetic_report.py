@@ -98,12 +98,7 @@ def result_table(found: Sequence[SyntheticResult]) -> Table:
 def write_synthetic_report(
     file: Path, rows: Sequence[SyntheticRow], found: Sequence[SyntheticResult], costs: MachineCosts | None
 ) -> None:
-    """Write a Markdown report, with a picture beside it.
-
-    Args:
-        file: Ends with .md.
-        costs: Of the pair; None: not measured.
-    """
+    """Write a Markdown report, with a picture beside it; `costs` are None where they are not measured."""
     check_report_name(file)
     settings, environment = rows[0].settings, rows[0].environment
     names = settings["models"]

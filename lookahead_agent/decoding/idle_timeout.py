@@ -31,13 +31,9 @@ def _idle(who: str, limit: float) -> EngineError:
 
 
 class IdleTimeout:
-    """A limit over all requests to a model: their waiting adds up until one of them gets a token.
+    """A limit in seconds over all requests to a model: their waiting adds up until one of them gets a token.
 
     There is one timer, and tokens do not move it, so that they cost nothing: it is compared when it rings.
-
-    Args:
-        limit: Seconds of waiting without a token.
-        who: The model, for the error.
     """
 
     def __init__(self, limit: float, who: str) -> None:

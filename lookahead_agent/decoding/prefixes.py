@@ -15,12 +15,7 @@ from lookahead_agent.errors import EngineError
 class ReplyText:
     """Collects committed tokens and passes their text on, holding back what may yet be part of a stop string.
 
-    Args:
-        tokenizer: Decodes the tokens.
-        prompt_ids: The prompt, for decoders that need to know what precedes.
-        stop: Stop strings; the reply's text ends before the first of them in its answer.
-        on_text: Given each piece of text once it is certain.
-        thinking: Whether the reply begins with thinking.
+    The text ends before the first stop string in its answer.
     """
 
     def __init__(

@@ -1,20 +1,18 @@
-"""The decisions of Lookahead Reasoning, without I/O: events in, actions out.
+"""The decisions of Lookahead Reasoning (arXiv 2506.19830, section 3.1), without I/O: events in, actions out.
 
-The paper's algorithm (arXiv 2506.19830, section 3.1) seen as a walk down a small tree. A *node* is a prefix of the
-reply: the root is what is committed (the front), and after each node the draft may write candidates for the next step
-(w of them, the tree's width) and the target its own. With every event the machine does three things:
+A *node* is a prefix of the reply: the root is what is committed (the front), and after each node the draft may write
+candidates for the next step (w of them, the tree's width) and the target its own. Every event does three things:
 
 - **decide**: a node is decided for the first candidate that the verifier accepts, and for the target's step once no
-  candidate is left: refused by the verifier, not comparable, or not written when the target's step was (waiting gains
-  nothing then: nothing was written after it). Later nodes may be decided before the front is; what was written after
-  a loser is dropped at once.
+  candidate is left: refused, not comparable, or not written when the target's step was (nothing was written after it
+  then). Later nodes may be decided before the front is; what was written after a loser is dropped at once.
 - **commit**: decided steps are committed in order, and the front moves.
 - **fill**: nearest to the front first, up to `depth` steps ahead and `depth` x `width` nodes in all, candidates and a
   target step are started where there are none, and a verifier for each pair that is complete.
 
-Two things are added to the paper. While the verifier thinks about the front, the target goes on after its own step,
-so that a refusal costs no time ("hedge"). And where the verifier needs no target step ("draft first", as in
-SpecReason), the target writes a step only once the draft's was refused.
+Two things are added to the paper. While the verifier thinks about the front, the target goes on after its own step
+("hedge"). And where the verifier needs no target step ("draft first", as in SpecReason), the target writes a step only
+once the draft's was refused.
 """
 
 from __future__ import annotations

@@ -128,14 +128,7 @@ class PrefixContext:
 
 
 class Segmenter:
-    """Collects the tokens of one step.
-
-    Args:
-        rules: What ends a step.
-        text: Decodes the tokens; may have decoded earlier steps of the same stream.
-        before: The reply before the step.
-        budget: Tokens that the reply may still have, this step's included.
-    """
+    """Collects the tokens of one step, which `text` decodes; the reply may have `budget` more, with this step."""
 
     def __init__(self, rules: Segmentation, text: TextStream, before: PrefixContext, budget: int) -> None:
         self._rules = rules

@@ -25,16 +25,10 @@ class StepEnd(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """The tokens of one reasoning step, the ending one included.
+    """The tokens of one reasoning step, the ending one included."""
 
-    Attributes:
-        token_ids: Tokens of the step, in the vocabulary of the engine that wrote it.
-        text: Their text (end-of-sequence and other special tokens have none).
-        end: What ended the step.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str
+    token_ids: tuple[int, ...]  # in the vocabulary of the engine that wrote it
+    text: str  # without end-of-sequence and other special tokens
     end: StepEnd
 
 

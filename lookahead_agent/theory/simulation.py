@@ -34,19 +34,12 @@ def always(time: float) -> Draw:
 
 @dataclass(frozen=True)
 class Durations:
-    """Durations of work, in any unit of time; each is drawn anew for every job.
+    """Durations of work, in any unit of time; each is drawn anew for every job."""
 
-    Attributes:
-        target: A target step, if it is the only one.
-        draft: A draft step.
-        verifier: A verdict.
-        slowdown: How much longer target steps take while so many are written at once: the cost of a batch. It acts
-            from moment to moment, as the number changes.
-    """
-
-    target: Draw = lambda _: 1.0
+    target: Draw = lambda _: 1.0  # of a target step, if it is the only one
     draft: Draw = lambda _: 0.25
     verifier: Draw = lambda _: 0.0
+    # How much longer target steps take while so many are written at once, from moment to moment: the cost of a batch
     slowdown: Callable[[int], float] = lambda _: 1.0
 
 
@@ -135,17 +128,9 @@ def simulate(
     hedge: bool = True,
     seed: int = 0,
 ) -> SimulatedReply:
-    """Simulate one long reply.
+    """Simulate one long reply of so many steps; the verifier accepts a pair with the probability `alpha`.
 
-    Args:
-        alpha: Probability that the verifier accepts a pair, in [0, 1].
-        depth: Steps in flight at the front, γ ≥ 1; 0 for the target alone.
-        durations: How long work takes.
-        steps: Steps of the reply.
-        width: Candidates per position, each accepted with that probability; 1: none but the first.
-        synchronous: Whether the machine works in rounds.
-        hedge: Whether the target goes on while the verifier thinks.
-        seed: Of the random numbers.
+    The other arguments are those of `LookaheadScheduler`.
     """
     world = _World(durations, alpha, steps, random.Random(seed))
     scheduler = LookaheadScheduler(depth, width, hedge=hedge, synchronous=synchronous)
@@ -192,8 +177,6 @@ def simulate_shared_draft(
         c: Time of a draft token over that of a target's pass of one token.
         most: Draft tokens of a pass at most.
         cost: Time of a pass by its number of tokens, the draft's and one more; 1 for one.
-        tokens: Of the reply.
-        seed: Of the random numbers.
     """
     draw = random.Random(seed)
 

@@ -22,18 +22,12 @@ class EmbeddingVerifier:
     """Accepts a draft step whose embedding is close to the target step's; a judge decides where it is less close.
 
     Put `PrefilterVerifier` before it: an embedding hardly sees numbers.
-
-    Attributes:
-        embedder: Measures the similarity.
-        threshold: Least cosine similarity of a pair that is accepted without the judge, in [-1, 1].
-        judge: The second stage of a cascade, for pairs below the threshold; None rejects them.
-        judge_from: Least similarity of a pair that the judge is asked about.
     """
 
     embedder: Embedder
-    threshold: float
-    judge: Verifier | None = None
-    judge_from: float = -1.0
+    threshold: float  # least cosine similarity of a pair that is accepted without the judge, in [-1, 1]
+    judge: Verifier | None = None  # the second stage of a cascade, for pairs below the threshold; None rejects them
+    judge_from: float = -1.0  # least similarity of a pair that the judge is asked about
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""

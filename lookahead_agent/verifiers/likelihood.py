@@ -11,10 +11,7 @@ class LikelihoodVerifier:
 
     It needs no step of the target, but it is not cheap: vLLM gives log-probabilities only of tokens that it computes,
     so such a request reads nothing from the prefix cache and prefills the prompt and the whole reply again.
-
-    Args:
-        engine: The target.
-        threshold: Least mean log-probability of an accepted step, in nats per token, at most 0.
+    The threshold is in nats per token, at most 0.
     """
 
     def __init__(self, engine: Engine, threshold: float) -> None:

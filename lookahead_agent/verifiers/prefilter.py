@@ -16,10 +16,7 @@ class PrefilterVerifier:
     """Accepts equal texts, rejects pairs with different results or false arithmetic, and leaves the others.
 
     A small judge is far too lenient about numbers, and an embedding hardly sees them.
-
-    Args:
-        verifier: Decides about the other pairs.
-        same_results: Whether numbers, units and equations are compared, and the draft's arithmetic checked.
+    With `same_results` numbers, units and equations are compared, and the draft's arithmetic is checked.
     """
 
     def __init__(self, verifier: Verifier, *, same_results: bool = True) -> None:

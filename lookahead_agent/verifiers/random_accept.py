@@ -13,11 +13,9 @@ def draw(*of: object) -> float:
 
 
 class RandomVerifier:
-    """Accepts with a fixed probability. What other verifiers gain over it is what their judgement is worth.
+    """Accepts with a fixed probability: other verifiers are worth what they gain over it.
 
-    Args:
-        probability: Of acceptance, in [0, 1].
-        seed: Makes the verdict on a pair repeatable: it depends on the seed and the texts, not on the order of events.
+    The verdict on a pair depends on the seed and the texts, not on the order of events.
     """
 
     def __init__(self, probability: float, seed: int = 0) -> None:

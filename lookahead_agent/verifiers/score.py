@@ -19,10 +19,6 @@ class ScoreVerifier:
 
     The question follows the reply as far as it goes, so that the prefix cache has all but the step itself. The mark is
     the mean over the digits' probabilities, which a threshold can be held against more finely than one digit.
-
-    Args:
-        engine: The target.
-        threshold: Least mark of an accepted step, in [0, 9].
     """
 
     def __init__(self, engine: Engine, threshold: float) -> None:
