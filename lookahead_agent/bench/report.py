@@ -1,4 +1,4 @@
-"""A report of results: tables, and pictures beside a Markdown file."""
+"""A report of results, as tables."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from lookahead_agent.bench.config import BASELINE
-from lookahead_agent.bench.plots import as_svg, pictures
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.bench.summary import (
     ConfigurationSummary,
@@ -32,7 +30,6 @@ Table = tuple[list[str], list[list[str]]]
 Row = TypeVar("Row")
 
 _MARKDOWN = re.compile(r"[\\`*<|\[\]]")
-_NO_FILE_NAME = re.compile(r"[^\w.-]|^\.")
 
 
 class Report:
@@ -51,19 +48,12 @@ class Report:
         return list(dict.fromkeys(each.task for each in self.configurations))
 
     def write(self, file: Path) -> None:
-        """Write the report as Markdown, with its pictures in a folder beside it that has its name."""
+        """Write the report as Markdown."""
         check_report_name(file)
-        folder = file.with_suffix("")
         parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]
+        for task in self.tasks:
+            parts += [f"## {as_markdown_text(task)}\n", *map(as_markdown, self.tables(task))]
         with writable(file):
-            folder.mkdir(exist_ok=True)
-            for task in self.tasks:
-                parts += [f"## {as_markdown_text(task)}\n", *map(as_markdown, self.tables(task))]
-                for name, (caption, figure) in pictures(task, self.configurations, self.nodes).items():
-                    name = _NO_FILE_NAME.sub("-", name)  # tasks are named by whoever wrote the rows
-                    write_whole(folder / f"{name}.svg", as_svg(figure))
-                    words = as_markdown_text(caption)
-                    parts.append(f"![{words}]({quote(folder.name)}/{name}.svg)\n\n*{words}.*\n")
             write_whole(file, "\n".join(parts))
 
     def tables(self, task: str) -> list[Table]:
@@ -130,7 +120,6 @@ _CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "seconds": lambda each: f"{each.seconds:.1f}",
     "speed (seconds)": lambda each: _times(each.speedup),
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
-    "speed (tokens/s)": lambda each: _times(each.rate_ratio),
     "first token, s": lambda each: _number(each.first_token),
     "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd") else "",
     "wasted target": lambda each: f"{each.wasted_target:.2f}",

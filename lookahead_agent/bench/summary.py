@@ -47,10 +47,8 @@ class ConfigurationSummary:
     samples: int
     errors: int  # failed samples
     accuracy: Estimate | None  # share of correct answers; None: nothing to check
-    # Against the baseline, problem by problem; None for the baseline, as for the next two
-    accuracy_difference: Estimate | None
+    accuracy_difference: Estimate | None  # against the baseline, problem by problem; None for it, as the next
     speedup: Estimate | None  # the baseline's seconds over this one's: the median over problems
-    rate_ratio: Estimate | None  # tokens per second over the baseline's: the median over problems
     seconds: float  # per sample, median
     tokens: float  # output tokens per sample, mean
     tokens_per_second: float  # of a sample, median
@@ -179,7 +177,6 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
         accuracy=estimate(np.mean, _by_problem(checked, _correct)) if checked else None,
         accuracy_difference=accuracy_difference(paired),
         speedup=speedup(paired) if paired else None,
-        rate_ratio=rate_ratio(paired) if paired else None,
         seconds=float(np.median([sample.seconds for sample in finished])),
         tokens=tokens / len(finished),
         tokens_per_second=float(np.median([sample.tokens_per_second for sample in finished])),
@@ -207,11 +204,6 @@ def speedup(paired: Pairs) -> Estimate:
     return over_problems(
         lambda mine, other, axis=-1: median_ratio(other, mine, axis), paired, lambda sample: sample.seconds
     )
-
-
-def rate_ratio(paired: Pairs) -> Estimate:
-    """Tokens per second of the first of each pair over the second's: the median over problems."""
-    return over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second)
 
 
 def accuracy_difference(paired: Pairs) -> Estimate | None:

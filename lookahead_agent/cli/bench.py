@@ -34,9 +34,7 @@ bench.command()(synthetic)
 @bench.command()
 def report(
     files: Annotated[list[Path], typer.Argument(help="Results of `bench`; several are taken together.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write it as Markdown, with pictures (.md).")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write it as Markdown (.md).")] = None,
 ) -> None:
     """Show results as tables."""
     missing = [str(file) for file in files if not file.is_file()]

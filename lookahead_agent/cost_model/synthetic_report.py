@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lookahead_agent.bench.plots import as_svg, new_figure
 from lookahead_agent.bench.report import Table, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
 from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings
+from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.models.cache import writable, write_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -118,13 +115,20 @@ def write_synthetic_report(
         parts.append(f"![speed by depth]({svg.name})\n\n*Speed by depth; dashed: predicted.*\n")
     with writable(file):
         if looked_ahead:
-            write_whole(svg, as_svg(_picture(found)))
+            write_whole(svg, _picture(found))
         write_whole(file, "\n".join(parts))
 
 
-def _picture(found: Sequence[SyntheticResult]) -> Figure:
+def _picture(found: Sequence[SyntheticResult]) -> str:
+    """Speed by depth as an SVG element, the same for the same results."""
     panels = list(dict.fromkeys((one.config.mode, one.config.replies) for one in found if one.config.depth))
-    figure, squares = new_figure(3.6 * len(panels), 3.4, len(panels))
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("pictures need Matplotlib: pip install 'lookahead-agent[bench]'") from error
+    figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
+    squares = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for (mode, replies), axes in zip(panels, squares, strict=True):
         of_panel = [one for one in found if (one.config.mode, one.config.replies) == (mode, replies)]
         for alpha in sorted({one.config.alpha for one in of_panel}):
@@ -136,8 +140,13 @@ def _picture(found: Sequence[SyntheticResult]) -> Figure:
             if known:
                 axes.plot(*zip(*known, strict=True), "--", color=drawn.lines[0].get_color())
         axes.axhline(1, color="#999999", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
         at_once = f", {replies} at once" if replies > 1 else ""
         axes.set(title=f"{mode}{at_once}", xlabel="steps ahead", xticks=sorted({one.config.depth for one in of_panel}))
         axes.legend(frameon=False, fontsize=8)
     squares[0].set_ylabel("speed against the target alone")
-    return figure
+    file = io.StringIO()
+    # Text stays text: smaller than outlines, and found by a search.
+    with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent", "svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
+    return file.getvalue()[file.getvalue().index("<svg") :]

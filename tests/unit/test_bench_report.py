@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig
-from lookahead_agent.bench.plots import as_svg, new_figure, pictures
+from lookahead_agent.bench.config import MODES
 from lookahead_agent.bench.report import Report
-from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, environment, read_results
 from lookahead_agent.bench.summary import Estimate, estimate, mean_difference, median_ratio, nodes, summarize
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile
-from tests.unit.bench_models import scripted_configuration
 
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
 
@@ -151,7 +148,7 @@ def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
     for one, three in zip(summarize(once), summarize(thrice), strict=True):
         assert three.samples == 3 * one.samples
         assert (three.accuracy, three.accuracy_difference) == (one.accuracy, one.accuracy_difference)
-        assert (three.speedup, three.rate_ratio) == (one.speedup, one.rate_ratio)
+        assert three.speedup == one.speedup
 
 
 def test_measured_results_give_the_documented_figures() -> None:
@@ -191,7 +188,7 @@ def test_a_row_survives_being_written_and_read(tmp_path: Path) -> None:
     assert read_results([with_more, {"kind": "turn"}]) == [one], "a newer writer of the same version may say more"
 
 
-def test_a_report_is_written_with_its_pictures(tmp_path: Path) -> None:
+def test_a_report_is_written(tmp_path: Path) -> None:
     results = made()
     results += [
         sample("off", 0, 4.0, task="rewoo", workload="rewoo", node="<script>alert(1)</script>"),
@@ -201,41 +198,9 @@ def test_a_report_is_written_with_its_pictures(tmp_path: Path) -> None:
     report.write(tmp_path / "deep" / "r.md")
     text = (tmp_path / "deep" / "r.md").read_text(encoding="utf-8")
     assert "2.00 (2.00 to 2.00)" in text
-    for line in text.splitlines():
-        if line.startswith("!["):
-            assert (tmp_path / "deep" / line.partition("](")[2].rstrip(")")).is_file()
-    assert len(list((tmp_path / "deep" / "r").iterdir())) == text.count("![") == 3
+    assert r"| lr | \<script>" in text
     with pytest.raises(ConfigurationError, match=r"a report is a \.md file"):
         report.write(tmp_path / "r.pdf")
-
-
-def test_every_picture_is_drawn_where_there_is_something_to_see(tmp_path: Path) -> None:
-    config = BenchConfig(
-        tasks=(
-            TaskConfig(limit=2, modes=("off", "lr"), depths=(1, 2, 4)),
-            # A name that begins with another's.
-            TaskConfig(name="questions-again", task="self_consistency", limit=1, modes=("off", "lr")),
-        )
-    )
-    results = Bench(config, tmp_path / "r.jsonl", scripted_configuration).run()
-    report = Report(results)
-    drawn, again = (pictures(task, report.configurations, report.nodes) for task in ("questions", "questions-again"))
-    assert set(drawn) == {"questions-speedup-accuracy"}
-    assert set(again) == {"questions-again-speedup-accuracy", "questions-again-nodes"}
-    _, seconds = again["questions-again-nodes"]
-    assert sum(patch.get_width() for patch in seconds.axes[0].patches) > 0
-
-
-def test_a_figure_is_the_same_each_time() -> None:
-    def drawn() -> str:
-        figure, axes = new_figure(3, 2)
-        axes[0].plot([0.1, 0.2, 0.7], [1, 4, 2])
-        axes[0].set_xlabel("share of $0.25$")
-        return as_svg(figure)
-
-    assert drawn() == drawn()
-    assert drawn().startswith("<svg")
-    assert "share of $0.25$" in drawn(), "names are no formulas"
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
