@@ -120,6 +120,7 @@ _CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "seconds": lambda each: f"{each.seconds:.1f}",
     "speed (seconds)": lambda each: _times(each.speedup),
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
+    "speed (tokens/s)": lambda each: _times(each.rate_ratio),
     "first token, s": lambda each: _number(each.first_token),
     "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd") else "",
     "wasted target": lambda each: f"{each.wasted_target:.2f}",

@@ -49,6 +49,7 @@ class ConfigurationSummary:
     accuracy: Estimate | None  # share of correct answers; None: nothing to check
     accuracy_difference: Estimate | None  # against the baseline, problem by problem; None for it, as the next
     speedup: Estimate | None  # the baseline's seconds over this one's: the median over problems
+    rate_ratio: Estimate | None  # tokens per second over the baseline's, likewise
     seconds: float  # per sample, median
     tokens: float  # output tokens per sample, mean
     tokens_per_second: float  # of a sample, median
@@ -177,6 +178,7 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
         accuracy=estimate(np.mean, _by_problem(checked, _correct)) if checked else None,
         accuracy_difference=accuracy_difference(paired),
         speedup=speedup(paired) if paired else None,
+        rate_ratio=over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second) if paired else None,
         seconds=float(np.median([sample.seconds for sample in finished])),
         tokens=tokens / len(finished),
         tokens_per_second=float(np.median([sample.tokens_per_second for sample in finished])),

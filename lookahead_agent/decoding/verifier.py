@@ -40,19 +40,12 @@ class StepPair:
 
 @dataclass(frozen=True)
 class DraftStep:
-    """A draft step that is judged alone, without a target step.
-
-    Attributes:
-        question: What the reply answers.
-        before: The reply up to the step.
-        draft: The step ŝ, in the target's tokens.
-        prefix_ids: The target's tokens of prompt and reply up to the step, shape (n,).
-    """
+    """A draft step that is judged alone, without a target step; other fields are as of a `StepPair`."""
 
     question: str
     before: str
-    draft: Step
-    prefix_ids: tuple[int, ...]
+    draft: Step  # in the target's tokens
+    prefix_ids: tuple[int, ...]  # the target's tokens of prompt and reply up to the step, shape (n,)
 
 
 @dataclass(frozen=True)
@@ -97,17 +90,11 @@ class DraftVerifier(Protocol):
 
 @dataclass(frozen=True)
 class PartialStep:
-    """A step so far.
+    """A step so far."""
 
-    Attributes:
-        token_ids: Its tokens in the target's vocabulary; none yet of an incomplete step in another one.
-        text: Their text.
-        complete: Whether the step has ended.
-    """
-
-    token_ids: Sequence[int]
+    token_ids: Sequence[int]  # in the target's vocabulary; none yet of an incomplete step in another one
     text: str
-    complete: bool
+    complete: bool  # whether the step has ended
 
 
 @runtime_checkable

@@ -148,7 +148,7 @@ def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
     for one, three in zip(summarize(once), summarize(thrice), strict=True):
         assert three.samples == 3 * one.samples
         assert (three.accuracy, three.accuracy_difference) == (one.accuracy, one.accuracy_difference)
-        assert three.speedup == one.speedup
+        assert (three.speedup, three.rate_ratio) == (one.speedup, one.rate_ratio)
 
 
 def test_measured_results_give_the_documented_figures() -> None:
