@@ -210,10 +210,11 @@ def node_table(nodes: Sequence[dict[str, Any]]) -> Table:
             f"{node['accepted']}/{node['steps']}" if any(node["tokens"]["draft"].values()) else "–",
             str(node["output_tokens"]),
             f"{node['output_tokens'] / max(1, node['target_forward_passes']):.1f}",
+            "{cached}/{total}".format(**node["prompt_tokens"]["target"]).replace("None", "?"),
             f"{node['seconds']['prompt']:.1f}",
             f"{node['seconds']['total']:.1f}",
         ]
         for node in nodes
     ]
-    headings = ["node", "policy", "replies", "draft steps", "tokens", "a pass", "prompt", "seconds"]
+    headings = ["node", "policy", "replies", "draft steps", "tokens", "a pass", "prompt cached", "prompt, s", "seconds"]
     return as_rich((headings, rows), words=("policy",))

@@ -18,7 +18,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.config import BenchConfig, TaskConfig
 from lookahead_agent.bench.configurations import Configuration
 from lookahead_agent.bench.parity import Parity, acts_of, parity
-from lookahead_agent.bench.recorder import action_of
+from lookahead_agent.bench.recorder import CallRecorder, action_of
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import CallRecord, Sample, ToolRecord
 from lookahead_agent.cli.app import CHAT_CLASS, app
@@ -26,6 +26,7 @@ from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
+from tests.unit.chat import scripted_chat
 
 THOUGHT, DRAFTED = "We multiply by 2.\n\n", "We multiply by 3.\n\n"
 
@@ -185,6 +186,14 @@ def test_the_action_of_a_reply_is_what_the_model_wrote() -> None:
     assert action_of("So.\nPlan:\n1. f(2)", AIMessage("…"), ("Plan:",)) == "Plan:\n1. f(2)"
     broken = AIMessage("", invalid_tool_calls=[{"name": "f", "args": "{", "id": "1", "error": "cut off"}])
     assert action_of('{"name": "f", "arguments": {', broken) == '{"name": "f", "arguments": {'
+
+
+def test_a_plan_behind_an_action_marker_is_an_action() -> None:
+    llm = scripted_chat("We need two.\n\nPlan:\n1. f(2)", return_token_ids=True, policy="off")
+    recorder = CallRecorder(llm.backend.tokenizer().decode)
+    llm.invoke("?", {"callbacks": [recorder]}, action_markers=("Plan:",))
+    llm.invoke("?", {"callbacks": [recorder]})
+    assert [call.action for call in recorder.calls] == ["Plan:\n1. f(2)", None]
 
 
 def test_sampled_replies_cannot_be_compared() -> None:
