@@ -2,8 +2,8 @@
 
     python examples/ask_our_docs.py "How many replies of the policy exact were correct, and what does it promise?"
 
-A supervisor gives the parts of the question to two specialists. One searches the documents by words and by meaning and
-cites them by file and line, the other asks the database, which it cannot change.
+A supervisor gives tasks to two specialists, and passes on what they find. One searches the documents by words and by
+meaning and cites them by file and line, the other asks the database, which it cannot change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.metrics import Budget
 from lookahead_agent.agents.templates import build_supervisor, template
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -50,7 +49,7 @@ def build(llm: Any, database: Path) -> Any:
     documents = template("tools", "search_documents").make_search_tool(DOCS, count=2)
     sql = template("tools", "sql").make_sql_tool(database)
     specialists = {"librarian": [documents], "statistician": [sql]}
-    return build_supervisor(llm, specialists, budget=Budget(steps=16, tokens=20_000, seconds=600))
+    return build_supervisor(llm, specialists)
 
 
 def main(question: str) -> None:
@@ -59,10 +58,11 @@ def main(question: str) -> None:
         database = Path(folder) / "measurements.sqlite"
         load_measurements(database)
         with ChatLookahead(policies=template("graphs", "supervisor").POLICIES, temperature=0, max_tokens=200) as llm:
-            state = build(llm, database).invoke({"question": question})
-    for finding in state["findings"]:
-        print(f"{finding['specialist']}: {finding['answer']}")
-    print(f"\n{state['answer']}")
+            *found, answer = build(llm, database).invoke({"messages": [("user", question)]})["messages"]
+    for message in found:
+        if message.type == "tool":
+            print(f"{message.name}: {message.text}")
+    print(f"\n{answer.text}")
 
 
 if __name__ == "__main__":

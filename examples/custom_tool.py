@@ -5,7 +5,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.templates import build_react
+from lookahead_agent.agents.templates import build_react, template
 
 
 @tool
@@ -14,11 +14,13 @@ def order(item: str, number: int) -> str:
     return f"ordered {number} x {item}"
 
 
-with ChatLookahead(policies={"thinker": "balanced", "actor": "strict"}, temperature=0) as llm:
+with ChatLookahead(policies=template("graphs", "react").POLICIES, temperature=0) as llm:
     graph = build_react(llm, [order], InMemorySaver(), ask_before=["order"])
     config = {"configurable": {"thread_id": "1"}}
-    state = graph.invoke({"question": "Order 12 pens."}, config)
+    state = graph.invoke({"messages": [("user", "Order 12 pens.")]}, config)
     for asked in state.get("__interrupt__", ()):
-        print(asked.value)
-        state = graph.invoke(Command(resume=True), config)
-    print(state.get("answer"))
+        for action in asked.value["action_requests"]:
+            print(f"May this call be made? {action['name']}({action['args']})")
+        # Or {"type": "reject", "message": "..."}, or "edit" with other arguments.
+        state = graph.invoke(Command(resume={"decisions": [{"type": "approve"}]}), config)
+    print(state["messages"][-1].text)

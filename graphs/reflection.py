@@ -1,80 +1,57 @@
-"""Reflection: write, criticise, revise, until nothing has to change or the budget is spent.
+"""Reflection: write, criticise, revise, until nothing has to change or the limit is reached.
 
     writer ──▶ critic ──▶ decider ──▶ reviser ──▶ critic … ──▶ (answer)
 
-A critique is a thought: "the unit is missing" and "there is no unit" say the same, so the critic's policy is lenient.
+A critique is a thought: "the day is missing" and "there is no day" say the same, so the critic's policy is lenient.
 The decider reads the critique alone, and says whether the text has to change: one word by schema, the target's own.
 Writer and reviser write the text that leaves the agent: strict. A reviser that changes nothing ends the run.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_reflection(llm)
-    graph.invoke({"task": "..."})["answer"]
+    graph.invoke({"messages": [("human", "...")]})["messages"][-1].text
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from typing_extensions import TypedDict
 
-from lookahead_agent.agents.metrics import Budget, Usage, add_usage
-from lookahead_agent.agents.nodes import model_node, plain_node
+from lookahead_agent.agents.prompts import this_question
 from lookahead_agent.agents.templates import default_llm
 
-WRITER = """You carry out a task carefully. Think in short steps with a blank line between them, and end with the \
-result."""
+WRITER = "You carry out a task carefully. Write what is asked for, and nothing about how you did it."
 
 CRITIC = """You are a strict but fair reviewer. Check a text against its task, one line for each point: first what is \
 asked for, then whether each point is there and right. The last line says what has to change, or "Nothing has to \
 change."."""
 
-# A small draft model follows examples better than rules.
-CRITIQUES = (
-    (
-        "A teacher buys 12 pens at $1.50 each and 3 books at $20 each. How much does she pay?",
-        "The pens cost 12 * 1.50 = $18, the books 3 * 20 = $60. She pays $78.",
-        "Asked for: what she pays.\nPens: 12 * 1.50 = 18, right.\nBooks: 3 * 20 = 60, right.\n"
-        "Sum: 18 + 60 = 78, right.\nNothing has to change.",
-    ),
-    (
-        "Write one sentence that invites Ann to a picnic on Sunday at noon.",
-        "Dear Ann, come to our picnic at noon!",
-        "Asked for: one sentence, Ann, a picnic, Sunday, noon.\nOne sentence: yes.\nAnn and the picnic: yes.\n"
-        "Sunday: missing.\nNoon: yes.\nThe day has to be added: Sunday.",
-    ),
-    (
-        "Tom runs 4 miles on each weekday and half as far on Saturday and on Sunday. How many miles does he run in 3 "
-        "weeks?",
-        "4 * 5 = 20 miles on weekdays and 2 at the weekend make 22 a week. In 3 weeks he runs 66 miles.",
-        "Asked for: miles in 3 weeks.\nWeekdays: 4 * 5 = 20, right.\nWeekend: 4 / 2 * 2 = 4, not 2.\n"
-        "Three weeks: (20 + 4) * 3 = 72, not 66.\nThe weekend has to become 4 miles, and the result 72.",
-    ),
-)
+REVIEW = "Task: {task}\n\nText:\n{text}"
+
+# A small draft model follows examples better than rules: texts with their tasks, and what is said about them.
+EXAMPLES = {
+    REVIEW.format(
+        task="Write one sentence that invites Ann to a picnic on Sunday at noon.",
+        text="Dear Ann, come to our picnic at noon!",
+    ): "Asked for: one sentence, Ann, a picnic, Sunday, noon.\nSunday: missing.\nThe day has to be added: Sunday.",
+    REVIEW.format(
+        task="Write a Python function that says whether a text is a palindrome.",
+        text="def is_palindrome(text):\n    return text == text[::-1]",
+    ): "Asked for: a function, palindromes.\nThe text is compared with its reverse: right.\nNothing has to change.",
+}
 
 DECIDER = """You read what a reviewer says about a text. Decide "good" if the reviewer says that nothing has to \
 change, and "revise" if the reviewer names something that is wrong or missing. Small matters of taste are no reason."""
 
 REVISER = """You improve a text by a reviewer's critique. Write the whole text anew, with what the critique asks for \
 and without talking about it."""
-
-
-def to_review(task: str, text: str) -> str:
-    """A text with its task, as critic and reviser see it."""
-    return f"Task: {task}\n\nText:\n{text}"
-
-
-_SHOWN = [
-    message
-    for task, text, critique in CRITIQUES
-    for message in (HumanMessage(to_review(task, text)), AIMessage(critique))
-]
 
 VERDICT = {
     "title": "verdict",
@@ -87,21 +64,14 @@ VERDICT = {
 POLICIES = {"critic": r"balanced:delimiter=/:|\n+/", "decider": "off", "writer": "strict", "reviser": "strict"}
 
 
-class ReflectionState(TypedDict, total=False):
-    """The graph's state; only `task` is given at the start.
+class ReflectionState(MessagesState, total=False):
+    """`messages`, and what the writer begins anew with each task: the text and its critique."""
 
-    `good` is whether the last critique leaves nothing to change, `changed` whether the last revision is another text
-    than the one before, and `stopped` says which limit ended it, or that a revision changed nothing.
-    """
-
-    task: str
-    answer: str
+    text: AIMessage
     critique: str
     good: bool
     revisions: int
     changed: bool
-    usage: Annotated[Usage, add_usage]
-    stopped: str
 
 
 def build_reflection(
@@ -110,16 +80,8 @@ def build_reflection(
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
     max_revisions: int = 2,
-    budget: Budget | None = None,
-) -> CompiledStateGraph[ReflectionState, None, ReflectionState, ReflectionState]:
-    """Build the graph.
-
-    Args:
-        llm: Chat model.
-        tools: None are used; for likeness with the other templates.
-        checkpointer: Saves the state after every node.
-        max_revisions: How often the text is revised at most.
-        budget: What a run may cost.
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """Build the graph, which revises a text at most `max_revisions` times; it uses no tools.
 
     Raises:
         ValueError: Tools, or a negative number of revisions.
@@ -128,69 +90,60 @@ def build_reflection(
         raise ValueError("reflection uses no tools: give them to react or plan_execute")
     if max_revisions < 0:
         raise ValueError("max_revisions is at least 0")
-    budget = budget or Budget()
-    judge = llm.with_structured_output(VERDICT, include_raw=True)
 
-    def writer_prompt(state: ReflectionState) -> list[BaseMessage]:
-        return [SystemMessage(WRITER), HumanMessage(state["task"])]
+    def reviewed(state: ReflectionState) -> str:
+        return REVIEW.format(task=this_question(state["messages"])[0].text, text=state["text"].text)
 
-    def writer_update(state: ReflectionState, reply: AIMessage) -> ReflectionState:
-        return {"answer": reply.text.strip(), "revisions": 0, "changed": True}
+    def critic(state: ReflectionState) -> list[AnyMessage]:
+        examples = [part for text, said in EXAMPLES.items() for part in (HumanMessage(text), AIMessage(said))]
+        return [SystemMessage(CRITIC), *examples, HumanMessage(reviewed(state))]
 
-    def critic_prompt(state: ReflectionState) -> list[BaseMessage]:
-        return [SystemMessage(CRITIC), *_SHOWN, HumanMessage(to_review(state["task"], state["answer"]))]
-
-    def critic_update(state: ReflectionState, reply: AIMessage) -> ReflectionState:
-        return {"critique": reply.text.strip()}
-
-    def decider_prompt(state: ReflectionState) -> list[BaseMessage]:
+    def decider(state: ReflectionState) -> list[AnyMessage]:
         return [SystemMessage(DECIDER), HumanMessage(f"The reviewer says:\n{state['critique']}")]
 
-    def decider_update(state: ReflectionState, reply: dict[str, Any]) -> ReflectionState:
+    def reviser(state: ReflectionState) -> list[AnyMessage]:
+        return [SystemMessage(REVISER), HumanMessage(f"{reviewed(state)}\n\nCritique:\n{state['critique']}")]
+
+    def begin(state: dict[str, Any]) -> dict[str, Any]:
+        return {"text": state["reply"], "critique": "", "good": False, "revisions": 0, "changed": True}
+
+    def decide(state: dict[str, Any]) -> dict[str, Any]:
         # A verdict that cannot be read is none, and the reviser follows the critique.
-        return {"good": isinstance(reply["parsed"], dict) and reply["parsed"].get("verdict") == "good"}
+        parsed = state["reply"]["parsed"]
+        return {"good": isinstance(parsed, dict) and parsed.get("verdict") == "good"}
 
-    def reviser_prompt(state: ReflectionState) -> list[BaseMessage]:
-        task = f"{to_review(state['task'], state['answer'])}\n\nCritique:\n{state['critique']}"
-        return [SystemMessage(REVISER), HumanMessage(task)]
-
-    def reviser_update(state: ReflectionState, reply: AIMessage) -> ReflectionState:
+    def revise(state: dict[str, Any]) -> dict[str, Any]:
         # A reviser that says nothing has improved nothing.
-        text = reply.text.strip() or state["answer"]
-        return {"answer": text, "revisions": state["revisions"] + 1, "changed": text != state["answer"]}
+        changed = state["reply"].text.strip() not in ("", state["text"].text.strip())
+        text = state["reply"] if changed else state["text"]
+        return {"text": text, "revisions": state["revisions"] + 1, "changed": changed}
 
-    def end(state: ReflectionState) -> ReflectionState:
-        return {"stopped": "" if state.get("good") else _stop(state) or ""}
+    def after_writing(state: ReflectionState) -> Literal["critic", "answer"]:
+        return "critic" if state["changed"] and state["revisions"] < max_revisions else "answer"
 
-    def _stop(state: ReflectionState) -> str | None:
-        if not state.get("changed", True):
-            return "a revision changed nothing"
-        if state["revisions"] >= max_revisions:
-            return f"the limit of {max_revisions} revisions is reached"
-        return budget.reached(state.get("usage"))
-
-    def after_writing(state: ReflectionState) -> Literal["critic", "end"]:
-        return "end" if _stop(state) else "critic"
-
-    def after_decider(state: ReflectionState) -> Literal["reviser", "end"]:
-        return "end" if state["good"] or _stop(state) else "reviser"
-
+    judge = llm.with_structured_output(VERDICT, include_raw=True)
     builder = StateGraph(ReflectionState)
-    builder.set_node_defaults(timeout=budget.node_timeout)
-    builder.add_node("writer", model_node(llm, writer_prompt, writer_update))
-    builder.add_node("critic", model_node(llm, critic_prompt, critic_update))
-    builder.add_node("decider", model_node(judge, decider_prompt, decider_update))
-    builder.add_node("reviser", model_node(llm, reviser_prompt, reviser_update))
-    builder.add_node("end", plain_node(end))
+    builder.add_node("writer", _node(lambda state: [SystemMessage(WRITER), *state["messages"]], llm, begin))
+    builder.add_node("critic", _node(critic, llm, lambda state: {"critique": state["reply"].text.strip()}))
+    builder.add_node("decider", _node(decider, judge, decide))
+    builder.add_node("reviser", _node(reviser, llm, revise))
+    builder.add_node("answer", lambda state: {"messages": [state["text"]]})
     builder.add_edge(START, "writer")
     builder.add_conditional_edges("writer", after_writing)
     builder.add_edge("critic", "decider")
-    builder.add_conditional_edges("decider", after_decider)
+    builder.add_conditional_edges("decider", lambda s: "answer" if s["good"] else "reviser", ["answer", "reviser"])
     builder.add_conditional_edges("reviser", after_writing)
-    builder.add_edge("end", END)
+    builder.add_edge("answer", END)
     return builder.compile(checkpointer=checkpointer)
 
 
-def graph() -> CompiledStateGraph[ReflectionState, None, ReflectionState, ReflectionState]:
+def graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
     return build_reflection(default_llm(POLICIES))
+
+
+def _node(
+    prompt: Callable[[Any], list[AnyMessage]], model: Runnable[Any, Any], update: Callable[[Any], dict[str, Any]]
+) -> Runnable[Any, dict[str, Any]]:
+    """A node that asks a model, in `invoke` and in `ainvoke`; `update` gets the state with the `reply`."""
+    return RunnablePassthrough.assign(reply=RunnableLambda(prompt) | model) | RunnableLambda(update)

@@ -8,7 +8,7 @@ thought with a short answer, so the sampler's policy is lenient. The vote correc
 
     llm = ChatLookahead(policies=POLICIES, temperature=0.7)
     graph = build_self_consistency(llm)
-    graph.invoke({"question": "..."})["answer"]
+    graph.invoke({"messages": [("human", "...")]})["messages"][-1].text
 """
 
 from __future__ import annotations
@@ -17,46 +17,38 @@ import asyncio
 import contextvars
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from typing_extensions import TypedDict
 
-from lookahead_agent.agents.metrics import Budget, Usage, UsageMeter, add_usage
 from lookahead_agent.agents.templates import default_llm
 
-SAMPLER = """You solve a problem. Think in short steps with a blank line between them. End with one line that has only \
-the result, like this:
+SAMPLER = """You answer a question. Think in short steps with a blank line between them. End with one line that has \
+only the answer, as short as it can be, like this:
 
-Answer: 42"""
+Answer: Lisbon"""
 
 _ANSWER = re.compile(r"answer\W*[:=]\s*(.+)", re.IGNORECASE)
-
-T = TypeVar("T")
 
 POLICIES = {"sampler": "balanced"}
 
 
-class SelfConsistencyState(TypedDict, total=False):
-    """The graph's state; only `question` is given at the start.
+class SelfConsistencyState(MessagesState, total=False):
+    """`messages`, whose last is a reply with the answer that won, and the votes, which begin anew with each question.
 
-    `votes` counts the answers, `replies` are those that were written to the end, and `stopped` says why not all were.
+    `replies` are those that were written to the end.
     """
 
-    question: str
     votes: dict[str, int]
     replies: list[str]
-    answer: str
-    usage: Annotated[Usage, add_usage]
-    stopped: str
 
 
 def answer_of(text: str) -> str | None:
@@ -79,8 +71,7 @@ def build_self_consistency(
     *,
     samples: int = 5,
     read: Callable[[str], str | None] = answer_of,
-    budget: Budget | None = None,
-) -> CompiledStateGraph[SelfConsistencyState, None, SelfConsistencyState, SelfConsistencyState]:
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Build the graph.
 
     Args:
@@ -89,7 +80,6 @@ def build_self_consistency(
         checkpointer: Saves the state after every node.
         samples: Answers that are begun (k), all at once or as many as a run's `max_concurrency` allows.
         read: Finds the answer in a reply; replies with equal ones vote for the same.
-        budget: What a run may cost.
 
     Raises:
         ValueError: Tools, or no samples.
@@ -98,10 +88,9 @@ def build_self_consistency(
         raise ValueError("self_consistency uses no tools: give them to react or plan_execute")
     if samples < 1:
         raise ValueError("samples is at least 1")
-    budget = budget or Budget()
 
-    async def asampler(state: SelfConsistencyState, config: RunnableConfig) -> SelfConsistencyState:
-        messages = [SystemMessage(SAMPLER), HumanMessage(state["question"])]
+    async def asampler(state: SelfConsistencyState, config: RunnableConfig) -> dict[str, Any]:
+        messages = [SystemMessage(SAMPLER), *state["messages"]]
         # Each has its own seed, or all would say the same of a model that has one.
         seed = getattr(llm, "seed", None)
         turns = asyncio.Semaphore(config.get("max_concurrency") or samples)
@@ -113,51 +102,36 @@ def build_self_consistency(
         tasks = [asyncio.ensure_future(sample(number)) for number in range(samples)]
         replies: list[AIMessage] = []
         votes: Counter[str] = Counter()
-        stopped = ""
-        meter = UsageMeter()
         try:
-            async with asyncio.timeout(budget.seconds):
-                for done in asyncio.as_completed(tasks):
-                    reply = await done
-                    meter.count(reply)
-                    replies.append(reply)
-                    if (answer := read(reply.text)) is not None:
-                        votes[answer] += 1
-                    if is_decided(votes, samples - len(replies)):
-                        stopped = "the vote is decided" if len(replies) < samples else ""
-                        break
-                    if reached := budget.reached(meter.usage()):
-                        stopped = reached
-                        break
-        except TimeoutError:
-            stopped = f"the limit of {budget.seconds:g} seconds is reached"
+            for done in asyncio.as_completed(tasks):
+                replies.append(await done)
+                if (answer := read(replies[-1].text)) is not None:
+                    votes[answer] += 1
+                if is_decided(votes, samples - len(replies)):
+                    break
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        (best, _), *_ = votes.most_common(1) or [("", 0)]
-        if not votes and not stopped:
-            stopped = "no reply has an answer that can be read"
-        return {
-            "votes": dict(votes),
-            "replies": [reply.text for reply in replies],
-            "answer": best,
-            "stopped": stopped,
-            "usage": meter.usage(),
-        }
+        best = votes.most_common(1)[0][0] if votes else None
+        # Without a vote that can be read, the first reply is as good as any.
+        won = next(reply for reply in replies if read(reply.text) == best)
+        return {"messages": [won], "votes": dict(votes), "replies": [reply.text for reply in replies]}
 
-    def sampler(state: SelfConsistencyState, config: RunnableConfig) -> SelfConsistencyState:
-        return _run(asampler(state, config))
+    def sampler(state: SelfConsistencyState, config: RunnableConfig) -> dict[str, Any]:
+        # Whether or not the caller is in an event loop, and in the context that knows the graph's node.
+        context = contextvars.copy_context()
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(context.run, asyncio.run, asampler(state, config)).result()
 
     builder = StateGraph(SelfConsistencyState)
-    builder.set_node_defaults(timeout=budget.node_timeout)
     builder.add_node("sampler", RunnableLambda(sampler, asampler))
     builder.add_edge(START, "sampler")
     builder.add_edge("sampler", END)
     return builder.compile(checkpointer=checkpointer)
 
 
-def graph() -> CompiledStateGraph[SelfConsistencyState, None, SelfConsistencyState, SelfConsistencyState]:
+def graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
     return build_self_consistency(default_llm(POLICIES).model_copy(update={"temperature": 0.7}))
 
@@ -169,10 +143,3 @@ def is_decided(votes: Counter[str], left: int) -> bool:
         return False
     second = ranked[1][1] if len(ranked) > 1 else 0
     return ranked[0][1] > second + left
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whether or not the caller is in an event loop, in the context that knows the graph's node."""
-    context = contextvars.copy_context()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(context.run, asyncio.run, work).result()

@@ -1,77 +1,60 @@
-"""Supervisor: a router gives parts of a question to specialists, who work at once and share the engines.
+"""Supervisor: an agent gives tasks to specialists, sees what they find, and passes it on to the next.
 
-    router ──▶ calculator (subgraph: thinker ──▶ actor ──▶ …) ─┐
-           └─▶ researcher (subgraph: thinker ──▶ actor ──▶ …) ─┴─▶ writer
+    supervisor ──▶ researcher (thinker ──▶ actor ──▶ tools …) ──▶ supervisor … ──▶ writer ──▶ (answer)
+             └───▶ programmer (thinker ──▶ actor ──▶ tools …) ───────▲
 
-The router decides who works on which task: one choice by schema, the target's own. The specialists' thinkers have a
-lenient policy ("*:thinker", or "calculator:thinker" for one); their actors and finishers are strict, as the writer.
+The specialists are agents with tools of their own, and tools of the supervisor: their argument is a task. Each gets the
+question and the findings so far with it. Their thinkers have a lenient policy (the key "thinker", or
+"researcher:thinker" for one); what chooses, calls and answers is strict.
 
     llm = ChatLookahead(policies=POLICIES)
-    graph = build_supervisor(llm, {"calculator": [calculator], "researcher": [search_documents]})
-    graph.invoke({"question": "..."})["answer"]
+    graph = build_supervisor(llm, {"researcher": [search_documents], "programmer": [python]})
+    graph.invoke({"messages": [("human", "...")]})["messages"][-1].text
 """
 
 from __future__ import annotations
 
 import asyncio
-import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain.tools import ToolRuntime
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import Runnable, RunnableLambda
-from langchain_core.tools import BaseTool
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Send
-from typing_extensions import TypedDict
 
-from lookahead_agent.agents.metrics import Budget, Usage, add_usage
-from lookahead_agent.agents.nodes import model_node
+from lookahead_agent.agents.middleware import CallOrAnswerMiddleware, standard_middleware
+from lookahead_agent.agents.prompts import describe_tools, result_blocks, this_question
 from lookahead_agent.agents.templates import build_react, default_llm, template
 
-ROUTER = """You give work to specialists. Write for each specialist who is needed one task, as a question that can be \
-understood alone. The specialists and their tools:
-{specialists}"""
+SUPERVISOR = """You lead specialists who work on a question. Give the next task to the specialist who can do it: write \
+it so that it can be understood alone, with the names and values that it needs. Call "ready_to_answer" when the \
+findings say all that was asked for and nothing is left to do."""
 
-WRITER = """You answer a question from what specialists found. Trust what they found. Answer in one or two short \
-sentences, and say what is missing, if something is."""
+WRITER = """You answer a question from what specialists found. Say in one or two short sentences what they found, and \
+what is missing, if something is. Add nothing that they did not find."""
+
+SPECIALIST = "A specialist who has these tools:\n{tools}"
+
+TASK = """Your task: {task}
+
+It is a part of this question: {question}
+
+Findings so far:
+
+{findings}"""
 
 POLICIES = {
-    "router": "off",
-    "*:thinker": r"balanced:delimiter=/:|\n+/",
-    "*:actor": "strict",
-    "*:finisher": "strict",
+    "supervisor": "off",
+    "thinker": r"balanced:delimiter=/:|\n+/",
+    "actor": "strict",
+    "finisher": "strict",
     "writer": "strict",
 }
-
-
-class Finding(TypedDict):
-    """What a specialist found."""
-
-    specialist: str
-    task: str
-    answer: str
-
-
-class SupervisorState(TypedDict, total=False):
-    """The graph's state; only `question` is given at the start."""
-
-    question: str
-    tasks: dict[str, str]
-    findings: Annotated[list[Finding], operator.add]
-    usage: Annotated[Usage, add_usage]
-    answer: str
-    stopped: str
-
-
-class SpecialistState(TypedDict):
-    """What a specialist is given."""
-
-    task: str
 
 
 def build_supervisor(
@@ -79,88 +62,65 @@ def build_supervisor(
     tools: Mapping[str, Sequence[BaseTool]],
     checkpointer: BaseCheckpointSaver[str] | None = None,
     *,
-    calculate: bool = True,
-    budget: Budget | None = None,
-) -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
+    middleware: Sequence[AgentMiddleware[Any, Any, Any]] = (),
+    ask_before: Collection[str] = (),
+    model_calls: int = 8,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Build the graph.
 
     Args:
         llm: Chat model that can call tools.
         tools: The specialists, by name, with the tools of each.
-        checkpointer: Saves the state after every node.
-        calculate: As for `build_react`: whether a specialist carries out calculations without its actor.
-        budget: What a run may cost; each specialist may spend a part of it.
+        checkpointer: Saves the state after every node; needed for `ask_before`.
+        middleware: Further middleware of LangChain's, for the supervisor.
+        ask_before: Names of specialists, or of their tools, before which the graph stops and asks.
+        model_calls: Turns of the supervisor on one question, and of a specialist on one task.
 
     Raises:
-        ValueError: No specialists, or one without tools.
+        ValueError: No specialists, or one without tools; or `ask_before` names none of them, or has no checkpointer.
     """
     if not tools:
         raise ValueError("a supervisor needs at least one specialist")
-    budget = budget or Budget()
-    share = replace(budget, steps=max(4, budget.steps // len(tools)), tokens=max(1000, budget.tokens // len(tools)))
-    described = "\n".join(
-        f"- {name}: " + "; ".join(f"{tool.name} ({tool.description})" for tool in its) for name, its in tools.items()
+    known = {*tools, *(tool.name for its in tools.values() for tool in its)}
+    if unknown := sorted(set(ask_before) - known):
+        raise ValueError(f"ask_before names neither specialists nor tools of theirs: {', '.join(unknown)}")
+    if ask_before and checkpointer is None:
+        raise ValueError("ask_before needs a checkpointer: a run that waits is kept there")
+
+    def specialist(name: str, its: Sequence[BaseTool]) -> BaseTool:
+        asked = {tool.name for tool in its} & set(ask_before)
+        saver = checkpointer if asked else None
+        agent = build_react(llm, its, saver, ask_before=asked, model_calls=model_calls, name=name)
+
+        def given(task: str, runtime: ToolRuntime) -> dict[str, Any]:
+            question, *found = this_question(runtime.state["messages"])
+            text = TASK.format(task=task, question=question.text, findings=result_blocks(found))
+            return {"messages": [HumanMessage(text)]}
+
+        def work(task: str, runtime: ToolRuntime) -> str:
+            return str(agent.invoke(given(task, runtime))["messages"][-1].text)
+
+        async def awork(task: str, runtime: ToolRuntime) -> str:
+            return str((await agent.ainvoke(given(task, runtime)))["messages"][-1].text)
+
+        description = SPECIALIST.format(tools=describe_tools(its))
+        return StructuredTool.from_function(work, awork, name, description)
+
+    specialists = [specialist(name, its) for name, its in tools.items()]
+    standard = standard_middleware(
+        llm,
+        specialists,
+        model_calls=model_calls,
+        ask_before=set(ask_before) & set(tools),
+        middleware=middleware,
+        node="supervisor",
+        finisher="writer",
     )
-    schema = {
-        "title": "tasks",
-        "description": "A task for each specialist who is needed.",
-        "type": "object",
-        "properties": {name: {"type": "string"} for name in tools},
-        "additionalProperties": False,
-    }
-    chooser = llm.with_structured_output(schema, include_raw=True)
-
-    def router_prompt(state: SupervisorState) -> list[BaseMessage]:
-        return [SystemMessage(ROUTER.format(specialists=described)), HumanMessage(state["question"])]
-
-    def router_update(state: SupervisorState, reply: dict[str, Any]) -> SupervisorState:
-        parsed = reply["parsed"] if isinstance(reply["parsed"], dict) else {}
-        tasks = {name: str(task) for name, task in parsed.items() if name in tools and str(task).strip()}
-        # A router that chooses nobody leaves the question to the first.
-        return {"tasks": tasks or {next(iter(tools)): state["question"]}}
-
-    def specialist(name: str) -> Runnable[SpecialistState, SupervisorState]:
-        agent = build_react(llm, tools[name], calculate=calculate, budget=share)
-
-        def specialist_update(state: SpecialistState, done: dict[str, Any]) -> SupervisorState:
-            finding = Finding(specialist=name, task=state["task"], answer=done.get("answer", ""))
-            return {"findings": [finding], "usage": done.get("usage") or Usage()}
-
-        def work(state: SpecialistState) -> SupervisorState:
-            return specialist_update(state, agent.invoke({"question": state["task"]}))
-
-        async def awork(state: SpecialistState) -> SupervisorState:
-            return specialist_update(state, await agent.ainvoke({"question": state["task"]}))
-
-        return RunnableLambda(work, awork)
-
-    def writer_prompt(state: SupervisorState) -> list[BaseMessage]:
-        found = "\n".join(
-            f"{entry['specialist']} was asked: {entry['task']}\n  and found: {entry['answer'] or 'nothing'}"
-            for entry in sorted(state["findings"], key=lambda entry: entry["specialist"])
-        )
-        return [SystemMessage(WRITER), HumanMessage(f"Question: {state['question']}\n\n{found}")]
-
-    def writer_update(state: SupervisorState, reply: AIMessage) -> SupervisorState:
-        return {"answer": reply.text.strip(), "stopped": budget.reached(state.get("usage")) or ""}
-
-    def to_specialists(state: SupervisorState) -> list[Send]:
-        return [Send(name, SpecialistState(task=task)) for name, task in state["tasks"].items()]
-
-    builder = StateGraph(SupervisorState)
-    # Specialists are graphs: the time-out is for each of their nodes.
-    builder.add_node("router", model_node(chooser, router_prompt, router_update), timeout=budget.node_timeout)
-    for name in tools:
-        builder.add_node(name, specialist(name), input_schema=SpecialistState)
-        builder.add_edge(name, "writer")
-    builder.add_node("writer", model_node(llm, writer_prompt, writer_update), timeout=budget.node_timeout)
-    builder.add_edge(START, "router")
-    builder.add_conditional_edges("router", to_specialists, list(tools))
-    builder.add_edge("writer", END)
-    return builder.compile(checkpointer=checkpointer)
+    flow = CallOrAnswerMiddleware(SUPERVISOR, finisher="writer", finisher_prompt=WRITER)
+    return create_agent(llm, specialists, middleware=[*standard, flow], checkpointer=checkpointer)
 
 
-async def graph() -> CompiledStateGraph[SupervisorState, None, SupervisorState, SupervisorState]:
+async def graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
     # Which boundary there is for code is found by running a program behind each, which would hold up the server.
     programmer = await asyncio.to_thread(lambda: template("tools", "python_code").python)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
@@ -50,16 +50,29 @@ REASONING_KEY = "reasoning_content"
 RETRIES = 2
 """How often the model may try again after calls that failed."""
 
-THINKER = """You decide the next step of an assistant that has tools. Say in one or two short sentences which results \
-there are, what is still to be done, and which tool comes next, and for what. Do not work out anything yourself, and \
-do not write calls."""
+THINKER = """You think for an assistant that answers a question with tools. Say in one or two short sentences what is \
+known so far and what is to be done next. Use what tools say, make nothing up, and write no code and no calls."""
 
-NEXT = "What is the next step?"
+FIRST_THOUGHT = "Which facts or files have to be looked up first, and with which tool? Answer in one sentence."
+NEXT_THOUGHT = "What do the results say about the question, and what is to be done next? Answer in one sentence."
 
-ACT = "Do that now: call the tool, or answer the question if the results already say the answer."
+ACTOR = """You carry out a task with tools, one call at a time. Make the call that the next step needs. Call \
+"ready_to_answer" when the results say all that was asked for and nothing is left to do."""
 
 FINISHER = """You answer a question from the results of tools that were called. Say in one or two short sentences what \
 the results say, and what is missing, if something is. Add nothing that the results do not say."""
+
+_BEFORE_THOUGHT = "content_before_thought"
+"""Key of `additional_kwargs` under which a message that a thought was added to has its own content."""
+READY_NAME = "ready_to_answer"
+READY: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": READY_NAME,
+        "description": "The results say all that was asked for, and nothing is left to do: answer now.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 
 
 def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:
@@ -87,6 +100,7 @@ def standard_middleware(
     ask_before: Collection[str] = (),
     middleware: Sequence[AgentMiddleware[Any, Any, Any]] = (),
     node: str = "actor",
+    finisher: str = "finisher",
 ) -> list[AgentMiddleware[Any, Any, Any]]:
     """What every agent with tools needs, from the outermost to the innermost; an agent's own flow follows it.
 
@@ -103,6 +117,7 @@ def standard_middleware(
         middleware: The caller's own, which sees errors of tools as they are raised, and encloses the agent's flow. One
             of the same class as one of these takes its place.
         node: Name of the model's turns.
+        finisher: Name of the last turn.
 
     Raises:
         ValueError: `ask_before` names no tool, or no turn is left for the model.
@@ -128,7 +143,7 @@ def standard_middleware(
         # `FinalAnswerMiddleware` ends the run before this one does.
         InvalidToolCallMiddleware(max_retries=model_calls),
         ContextEditingMiddleware(edits=[FitContextEdit(llm)], token_count_method="model" if ours else "approximate"),
-        FinalAnswerMiddleware(model_calls=model_calls, node=node),
+        FinalAnswerMiddleware(model_calls=model_calls, node=node, finisher=finisher),
     ]
     # An agent takes one of a name.
     theirs = {one.name for one in middleware}
@@ -181,16 +196,16 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any]:
         """Let the model take its turn, or its last one."""
         if not self._is_last(request.state["messages"]):
-            return handler(self._named(request))
-        return self._answered(request, self._last_turn(request).invoke(self._last_messages(request)))
+            return handler(self._with_name(request))
+        return self._answered(request, _named(request, self._finisher).invoke(self._last_messages(request)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """`wrap_model_call` for agents that run in an event loop."""
         if not self._is_last(request.state["messages"]):
-            return await handler(self._named(request))
-        return self._answered(request, await self._last_turn(request).ainvoke(self._last_messages(request)))
+            return await handler(self._with_name(request))
+        return self._answered(request, await _named(request, self._finisher).ainvoke(self._last_messages(request)))
 
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
@@ -218,7 +233,7 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         """`after_model` for agents that run in an event loop."""
         return self.after_model(state, runtime)
 
-    def _named(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _with_name(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         if self._node is None:
             return request
         settings = lookahead_settings(request.model, node=self._node)
@@ -237,10 +252,6 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
             return True
         failed = [bool(results) and all(result.status == "error" for result in results) for _, results in turns]
         return len(failed) > self._retries and all(failed[-self._retries - 1 :])
-
-    def _last_turn(self, request: ModelRequest[Any]) -> Runnable[Any, AIMessage]:
-        settings = lookahead_settings(request.model, node=self._finisher)
-        return request.model.bind(**{**request.model_settings, **settings})
 
     def _last_messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
         return [SystemMessage(self._prompt), *conversation_with_results(request.messages, "Results")]
@@ -280,20 +291,23 @@ class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
     A turn that may call no tools needs no thought.
 
     Args:
-        prompt: System prompt of the thought. The tools follow, each with its arguments and description.
+        prompt: System prompt of the thought. The agent's own follows, and the tools with arguments and descriptions.
         node: Name of the thought's call.
+        each_turn: Whether there is a thought before each turn. False: before the first one alone, if there are several
+            tools to choose from.
     """
 
-    def __init__(self, prompt: str = THINKER, *, node: str = "thinker") -> None:
+    def __init__(self, prompt: str = THINKER, *, node: str = "thinker", each_turn: bool = True) -> None:
         super().__init__()
         self._prompt = prompt
         self._node = node
+        self._each_turn = each_turn
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Think, and then take the turn."""
-        if not request.tools:
+        if not self._is_needed(request):
             return handler(request)
         thought = self._thinker(request).invoke(self._messages(request)).text.strip()
         return _with_thought(handler(_after_thought(request, thought)), thought)
@@ -302,27 +316,51 @@ class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """`wrap_model_call` for agents that run in an event loop."""
-        if not request.tools:
+        if not self._is_needed(request):
             return await handler(request)
         thought = (await self._thinker(request).ainvoke(self._messages(request))).text.strip()
         return _with_thought(await handler(_after_thought(request, thought)), thought)
 
+    def _is_needed(self, request: ModelRequest[Any]) -> bool:
+        if self._each_turn or not request.tools:
+            return bool(request.tools)
+        return len(request.tools) > 1 and not _turns(request.messages)
+
     def _thinker(self, request: ModelRequest[Any]) -> Runnable[Any, AIMessage]:
-        settings = lookahead_settings(request.model, node=self._node)
-        return request.model.bind(**{**request.model_settings, **settings})
+        # A small model goes on with code, which is the next turn's.
+        return _named(request, self._node).bind(stop=["\n"])
 
     def _messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
-        system = f"{self._prompt}\n\nTools:\n{describe_tools(request.tools)}"
-        return [
-            SystemMessage(system),
-            *conversation_with_results(request.messages, "Results so far"),
-            HumanMessage(NEXT),
-        ]
+        parts = [self._prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
+        system = SystemMessage("\n\n".join(filter(None, parts)))
+        has_results = any(isinstance(message, ToolMessage) for message in this_question(request.messages))
+        asked = NEXT_THOUGHT if has_results else FIRST_THOUGHT
+        return [system, *conversation_with_results(request.messages, "Results so far", asked)]
+
+
+def _named(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
+    """The request's model, whose call has that name."""
+    return request.model.bind(**{**request.model_settings, **lookahead_settings(request.model, node=node)})
 
 
 def _after_thought(request: ModelRequest[Any], thought: str) -> ModelRequest[Any]:
-    messages: list[AnyMessage] = [*request.messages, HumanMessage(f"{thought}\n\n{ACT}")]
-    return request.override(messages=messages) if thought else request
+    """The request whose last message ends with the thought: chat templates refuse two messages of one role."""
+    if not thought or not request.messages:
+        return request
+    last = request.messages[-1]
+    known = {**last.additional_kwargs, _BEFORE_THOUGHT: last.content}
+    said = last.model_copy(update={"content": f"{last.text}\n\nThought: {thought}", "additional_kwargs": known})
+    return request.override(messages=[*request.messages[:-1], said])
+
+
+def _without_thought(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    """The messages as they are in the graph's state."""
+    return [
+        message.model_copy(update={"content": message.additional_kwargs[_BEFORE_THOUGHT]})
+        if _BEFORE_THOUGHT in message.additional_kwargs
+        else message
+        for message in messages
+    ]
 
 
 def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[Any]:
@@ -336,6 +374,73 @@ def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[A
         reasoning = {**reply.additional_kwargs, REASONING_KEY: thought}
         changed = reply.model_copy(update={"additional_kwargs": reasoning})
     return replace(response, result=[changed, *response.result[1:]])
+
+
+class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Has the model decide in each turn, by guided decoding, for the call of a tool or for the answer.
+
+    Small models write code, or a call in a form of their own, where they should call a tool. Here a turn is a call that
+    fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results.
+
+    Args:
+        prompt: System prompt of the decision; the agent's own follows.
+        finisher: Name of the answer's call.
+        finisher_prompt: System prompt of the answer.
+    """
+
+    def __init__(self, prompt: str = ACTOR, *, finisher: str = "finisher", finisher_prompt: str = FINISHER) -> None:
+        super().__init__()
+        self._prompt = prompt
+        self._finisher = finisher
+        self._finisher_prompt = finisher_prompt
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Decide, and answer if that is the decision."""
+        if not request.tools:
+            return handler(request)
+        decided = _without_ready(handler(self._decision(request)))
+        return decided or handler(self._answer(request))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for agents that run in an event loop."""
+        if not request.tools:
+            return await handler(request)
+        decided = _without_ready(await handler(self._decision(request)))
+        return decided or await handler(self._answer(request))
+
+    def _decision(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        system = "\n\n".join(filter(None, [self._prompt, request.system_prompt]))
+        return request.override(
+            system_message=SystemMessage(system),
+            messages=conversation_with_results(request.messages, "Results so far"),
+            tools=[*request.tools, READY],
+            tool_choice="any",
+        )
+
+    def _answer(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        settings = {**request.model_settings, **lookahead_settings(request.model, node=self._finisher)}
+        messages = _without_thought(request.messages)
+        answer = request.override(tools=[], model_settings=settings, messages=messages)
+        if not any(isinstance(message, ToolMessage) for message in this_question(messages)):
+            return answer
+        system = "\n\n".join(filter(None, [self._finisher_prompt, request.system_prompt]))
+        results: list[AnyMessage] = conversation_with_results(messages, "Results")
+        return answer.override(system_message=SystemMessage(system), messages=results)
+
+
+def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:
+    """The response with the calls of tools alone; None: the model is ready to answer."""
+    reply = response.result[0] if response.result else None
+    if not isinstance(reply, AIMessage) or all(call["name"] != READY_NAME for call in reply.tool_calls):
+        return response
+    calls = [call for call in reply.tool_calls if call["name"] != READY_NAME]
+    if not calls and not reply.invalid_tool_calls:
+        return None
+    return replace(response, result=[reply.model_copy(update={"tool_calls": calls}), *response.result[1:]])
 
 
 class LookaheadPolicyMiddleware(AgentMiddleware[Any, Any, Any]):

@@ -17,7 +17,7 @@ _QUESTION = "A bakery sells 24 trays of 18 rolls at $0.45 each. How much does it
 
 _EARNS = "It earns $194.40."
 _CALCULATE = '{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}'
-_CALL = f"<tool_call>{_CALCULATE}</tool_call>"
+_READY = '{"name": "ready_to_answer", "arguments": {}}'
 _PLANNED = '{"calls": [{"tool": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}]}'
 
 
@@ -28,19 +28,25 @@ class _Project:
     Attributes:
         build: The call that builds the graph, from `llm`.
         script: A scripted model's replies in the test, by the beginning of a prompt with "_" for spaces.
-        given: The name of the graph's input.
+        given: The name of the graph's input; "messages": it is a conversation, as is its output.
         answer: The graph's answer in the test.
     """
 
     build: str
     script: dict[str, Any]
-    given: str = "question"
+    given: str = "messages"
     answer: str = _EARNS
 
     @property
     def imports(self) -> str:
         """The lines that import the builder's tools."""
         return "from tools.calculator import calculator\n" if "calculator" in self.build else ""
+
+    def answer_to(self, question: str) -> str:
+        """The code that asks the graph for the answer to a question, which is code too."""
+        if self.given != "messages":
+            return f'graph.invoke({{"{self.given}": {question}}})["answer"]'
+        return f'graph.invoke({{"messages": [("human", {question})]}})["messages"][-1].text'
 
     @property
     def builder(self) -> str:
@@ -56,15 +62,21 @@ PROJECTS: dict[str, _Project] = {
             "You_carry_out": _CALCULATE,
             "You_write_the_answer": _EARNS,
         },
+        given="question",
     ),
-    "react": _Project("build_react(llm, [calculator])", {"You_think": "I multiply.", "You_solve": [_CALL, _EARNS]}),
+    "react": _Project(
+        "build_react(llm, [calculator])",
+        {"You_think": "I multiply.", "You_carry_out": [_CALCULATE, _READY], "You_answer": _EARNS},
+    ),
     "rewoo": _Project(
         "build_rewoo(llm, [calculator])",
         {"You_plan": "1. Earnings: 24 * 18 * 0.45", "You_put": _PLANNED, "You_answer": _EARNS},
+        given="question",
     ),
     "llm_compiler": _Project(
         "build_llm_compiler(llm, [calculator])",
         {"You_plan": 'Plan:\n1. calculator("24 * 18")\n2. calculator("$1 * 0.45")', "You_finish": _EARNS},
+        given="question",
     ),
     "reflection": _Project(
         "build_reflection(llm)",
@@ -74,21 +86,20 @@ PROJECTS: dict[str, _Project] = {
             "You_read_what": ['{"verdict": "revise"}', '{"verdict": "good"}'],
             "You_improve": _EARNS,
         },
-        given="task",
     ),
     "supervisor": _Project(
         'build_supervisor(llm, {"calculator": [calculator]})',
         {
-            "You_give_work": '{"calculator": "What is 24 * 18 * 0.45?"}',
+            "You_lead": ['{"name": "calculator", "arguments": {"task": "What is 24 * 18 * 0.45?"}}', _READY],
             "You_think": "I multiply.",
-            "You_solve": [_CALL, "It is 194.4."],
+            "You_carry_out": [_CALCULATE, _READY],
             "You_answer": _EARNS,
         },
     ),
     "self_consistency": _Project(
         "build_self_consistency(llm, samples=3)",
-        {"You_solve": "24 trays of 18 rolls.\n\nAnswer: $194.40"},
-        answer="194.4",
+        {"You_answer": "24 trays of 18 rolls.\n\nAnswer: $194.40"},
+        answer="24 trays of 18 rolls.\\n\\nAnswer: $194.40",
     ),
 }
 
@@ -148,8 +159,7 @@ QUESTION = "{_QUESTION}"
 def main(question: str) -> None:
     with ChatLookahead(policies=POLICIES{", temperature=0.7" if template == "self_consistency" else ""}) as llm:
         graph = {project.build}
-        llm.check_policies(graph)
-        print(graph.invoke({{"{project.given}": question}})["answer"])
+        print({project.answer_to("question")})
 
 
 if __name__ == "__main__":
@@ -172,8 +182,7 @@ def test_the_graph_answers() -> None:
 {script}    )
     llm = scripted_chat(reply, policies=POLICIES)
     graph = {project.build}
-    llm.check_policies(graph)
-    assert graph.invoke({{"{project.given}": "How much does it earn?"}})["answer"] == "{project.answer}"
+    assert {project.answer_to('"How much does it earn?"')} == "{project.answer}"
 '''
 
 

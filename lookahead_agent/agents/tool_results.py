@@ -28,6 +28,7 @@ _SHARE = 4
 _KEPT = 3
 """Results that older ones make room for."""
 _CLEARED = "(cleared, for the conversation was too long; call the tool again if this is needed)"
+_FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
 _REST = "ask the tool for less at once"
 
 
@@ -73,7 +74,7 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         # A result that no message can carry would end the run where it is saved.
         text = self._fitting(result.content.encode(errors="replace").decode())
         if result.status == "error" and request.tool is not None:
-            text += f"\n\nThe tool is:\n{describe_tools([request.tool])}\nCall it again with arguments that can work."
+            text += f"\n\nThe tool is:\n{describe_tools([request.tool])}\n{_FAILED}"
         return result.model_copy(update={"content": text})
 
     def _fitting(self, text: str) -> str:

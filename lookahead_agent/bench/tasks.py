@@ -24,6 +24,7 @@ from lookahead_agent.errors import ConfigurationError
 BUDGET = Budget(steps=24, tokens=24_000, seconds=900)
 """Of one run of a template."""
 
+_WITH_BUDGET = ("plan_execute", "rewoo", "llm_compiler")
 _VOTING_TEMPERATURE = 0.7
 
 
@@ -53,10 +54,10 @@ def solve(
     if task.task == "self_consistency" and llm.temperature == 0:
         changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
     with tools_of(task, needs) as tools:
-        state = build(task.task, llm.model_copy(update=changes), tools).invoke(
-            {"task" if task.task == "reflection" else "question": question}, config
-        )
-        return str(state.get("answer", ""))
+        graph = build(task.task, llm.model_copy(update=changes), tools)
+        if task.task in _WITH_BUDGET:
+            return str(graph.invoke({"question": question}, config).get("answer", ""))
+        return str(graph.invoke({"messages": [HumanMessage(question)]}, config)["messages"][-1].text)
 
 
 def ask(llm: ChatLookahead, question: str, seed: int | None, config: RunnableConfig) -> str:
@@ -72,12 +73,12 @@ def build(name: TaskName, llm: ChatLookahead, tools: Sequence[BaseTool] | None =
     """A template's graph, by default with tools for problems with numbers."""
     make = getattr(template("graphs", name), f"build_{name}")
     calculator = template("tools", "calculator").calculator
-    how: dict[str, Any] = {"budget": BUDGET}
     if name == "supervisor":
         teams = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
-        return make(llm, teams if tools is None else {tool.name: [tool] for tool in tools}, **how)
+        return make(llm, teams if tools is None else {tool.name: [tool] for tool in tools})
     if name in ("reflection", "self_consistency"):
-        return make(llm, **how)
+        return make(llm)
+    how = {"budget": BUDGET} if name in _WITH_BUDGET else {}
     return make(llm, [calculator] if tools is None else list(tools), **how)
 
 

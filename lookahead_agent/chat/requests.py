@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -158,13 +158,17 @@ class CallDefaults(SamplingArguments, EngineFields):
         """The model's policies, its own and those of nodes; raises PolicyError if one does not exist."""
         return [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
 
-    def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
+    def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any], *, calls: Collection[str] = ()) -> None:
         """Check that every entry of `policies` matches a node of a compiled graph or of its subgraphs.
+
+        Args:
+            graph: The graph.
+            calls: Further names, which middleware gives to its calls: "thinker" of `ThinkingMiddleware`.
 
         Raises:
             PolicyError: One does not; the message lists the nodes.
         """
-        nodes = sorted(_nodes(graph))
+        nodes = sorted({*_nodes(graph), *calls})
         for key in self.policies:
             if all(matching_key([key], node) is None for node in nodes):
                 raise PolicyError(f"policies[{key!r}] matches no node of this graph, which has {', '.join(nodes)}")

@@ -223,7 +223,7 @@ def test_no_run_ends_because_its_results_do_not_fit() -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_a_thought_of_its_own_precedes_each_turn(asynchronous: bool) -> None:
     asked: list[str] = []
-    script = {"You decide": "Look tea up.", LAST: "No.", "You solve": [call(word="tea"), "Tea is a drink."]}
+    script = {"You think": "Look tea up.", LAST: "No.", "You solve": [call(word="tea"), "Tea is a drink."]}
     follow = scripted_replies(**script)
 
     def reply(prompt: str) -> str:
@@ -236,7 +236,7 @@ async def test_a_thought_of_its_own_precedes_each_turn(asynchronous: bool) -> No
     assert [called["args"] for called in messages[1].tool_calls] == [{"word": "tea"}]  # type: ignore[union-attr]
     assert messages[-1].text == "Tea is a drink."
     assert messages[-1].additional_kwargs["reasoning_content"] == "Look tea up."
-    thinkers = [prompt for prompt in dict.fromkeys(asked) if "You decide" in prompt]
+    thinkers = [prompt for prompt in dict.fromkeys(asked) if "You think" in prompt]
     assert len(thinkers) == 2
     assert describe_tools([look_up]) in thinkers[0]
     assert '[1] look_up(word="tea")\ntea is a drink' in thinkers[1]

@@ -31,8 +31,8 @@ from graphs.react import build_react
 from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.new_project import project_files
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
-from lookahead_agent.testing import scripted_chat
-from tests.unit.test_graphs import THOUGHT, call, model, notes, write_note
+from lookahead_agent.testing import scripted_chat, scripted_replies
+from tests.unit.test_graphs import notes, write_note
 
 
 def program(name: str) -> str:
@@ -84,15 +84,18 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def ask_and_resume(place: str | Path) -> None:
     """A run that waits for an answer goes on from what was kept."""
     notes.clear()
-    llm = model({"You think": THOUGHT, "You solve": [call("write_note", text="tea"), "Done."]})
+    decisions = ['{"name": "write_note", "arguments": {"text": "tea"}}', '{"name": "ready_to_answer", "arguments": {}}']
+    script: dict[str, Any] = {"You think": "I write it down.", "You carry out": decisions, "You answer": "Done."}
+    llm = scripted_chat(scripted_replies(**script))
     config: RunnableConfig = {"configurable": {"thread_id": "t"}}
     with checkpointer(place) as saver:
         graph = build_react(llm, [write_note], saver, ask_before=["write_note"])
-        assert graph.invoke({"question": "Note it."}, config)["__interrupt__"]
+        assert graph.invoke({"messages": [("human", "Note it.")]}, config)["__interrupt__"]
         assert notes == []
     with checkpointer(place) as saver:  # another process, as far as the graph can tell
         graph = build_react(llm, [write_note], saver, ask_before=["write_note"])
-        assert graph.invoke(Command(resume=True), config)["answer"] == "Done."
+        resume: Any = Command(resume={"decisions": [{"type": "approve"}]})
+        assert graph.invoke(resume, config)["messages"][-1].text == "Done."
     assert notes == ["tea"]
 
 

@@ -14,35 +14,54 @@ from tests.unit.conftest import ReplaceChat
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CALL = '{"name": "calculator", "arguments": {"expression": "12 * 1.50"}}'
-ORDER = '<tool_call>{"name": "order", "arguments": {"item": "pen", "number": 12}}</tool_call>'
-
-SEARCH = '<tool_call>{"name": "search_documents", "arguments": {"question": "exact lossless"}}</tool_call>'
-SQL = (
-    '<tool_call>{"name": "sql", "arguments": {"statement": "SELECT sum(is_correct) FROM replies WHERE policy = '
-    "'exact'\"}}</tool_call>"
-)
+ORDER = '{"name": "order", "arguments": {"item": "pen", "number": 12}}'
+SEARCH = '{"name": "search_documents", "arguments": {"question": "exact lossless"}}'
+SQL = '{"name": "sql", "arguments": {"statement": "SELECT sum(is_correct) FROM replies WHERE policy = \'exact\'"}}'
+WRITE = '{"name": "write_file", "arguments": {"file_path": "/result.txt", "content": "391"}}'
+READY = '{"name": "ready_to_answer", "arguments": {}}'
+TASKS = [
+    '{"name": "librarian", "arguments": {"task": "What does exact promise?"}}',
+    '{"name": "statistician", "arguments": {"task": "How many were right?"}}',
+]
 
 
 def reply_to(prompt: str) -> str:
     """What a model could say in these graphs."""
-    if "You give work" in prompt:
-        return '{"librarian": "What does exact promise?", "statistician": "How many were right?"}'
-    if "search_documents" in prompt and "You solve" in prompt:
-        return "It is lossless." if "tool: " in prompt else SEARCH
-    if "CREATE TABLE replies" in prompt and "You solve" in prompt:
-        return f"They are {prompt.rpartition('tool: ')[2].split()[1]}." if "tool: " in prompt else SQL
-    if "You answer a question from what" in prompt:
+    found = prompt.rpartition("Results so far:")[2]
+    if "You lead specialists" in prompt:
+        return next((task for number, task in enumerate(TASKS, 1) if f"[{number}]" not in found), READY)
+    if "You carry out a task with tools" in prompt:
+        if "[1]" in found:
+            return READY
+        return (
+            ORDER
+            if "order(" in prompt or "Order 12" in prompt
+            else SEARCH
+            if "Your task: What does exact" in prompt
+            else SQL
+        )
+    if "You answer a question from what specialists" in prompt:
         return "23 were right."
+    if "You answer a question from the results" in prompt:
+        result = prompt.rpartition("Results:")[2]
+        if "ordered 12" in result:
+            return "It is ordered."
+        return (
+            "It is lossless."
+            if "search_documents(" in result
+            else f"They are {result.removesuffix('assistant: ').split()[-1]}."
+        )
     if is_for_a_planner(prompt):
         return "Pens are sold.\n\nPlan:\n1. All pens: 12 * 1.50"
     if "You carry out one step" in prompt:
         return CALL
     if "You write the answer" in prompt:
         return "They cost $18."
-    if "You think about how" in prompt:
-        return "I order them."
-    if "You solve a problem with tools" in prompt:
-        return "It is ordered." if "ordered 12" in prompt else ORDER
+    if "You think for an assistant" in prompt:
+        return "I do my task."
+    if "write the result into a file" in prompt:
+        calls = [f"<tool_call>{made}</tool_call>" for made in (CALL, WRITE)]
+        return [*calls, "It is 391, as the file says."][min(prompt.count("tool: "), 2)]
     if "tools:" in prompt:
         return "It is 391." if "tool: " in prompt else f"<tool_call>{CALL}</tool_call>"
     return "So many.\n\nIt is 36."
@@ -54,7 +73,8 @@ SAYS = {
     "drop_in_create_agent": ["It is 391."],
     "streaming_steps": ["Plan:", "planner", "finisher"],
     "custom_verifier": ["2 + 2 = 4.\n\nSo it is 4.", "[1 of 2 steps from the draft]"],
-    "custom_tool": ["May this call be made?", "It is ordered."],
+    "custom_tool": ["May this call be made? order(", "It is ordered."],
+    "deep_agent": ["/result.txt: 391", "It is 391, as the file says."],
     "concurrent_users": ["It is 36.\n" * 4],
     "tracing": ["run.html"],
     "changing_questions": ["sums: ", "tales: ", "sums again: ", " ms a token; "],

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
 
-from graphs.react import build_react
 from graphs.reflection import build_reflection
 from graphs.rewoo import build_rewoo
 from graphs.self_consistency import answer_of, build_self_consistency, is_decided
-from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead
+from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.metrics import Budget, Usage, add_usage
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
+from lookahead_agent.errors import LookaheadError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
@@ -67,157 +67,6 @@ def _no_notes() -> None:
 
 
 THOUGHT = "I know the prices.\n\nI add them next."
-
-
-def test_react_thinks_acts_and_looks() -> None:
-    llm = model(
-        {"You think about": THOUGHT, "You solve a problem": [calculation("2+3"), calculation("5*2"), "It is 10."]},
-        policies={"thinker": "exact", "actor": "off"},
-    )
-    graph = build_react(llm, [calculator])
-    llm.check_policies(graph)
-    state = graph.invoke({"question": "How much?"})
-    assert state["answer"] == "It is 10."
-    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["5", "10"]
-    assert state["usage"]["steps"] == 8
-    assert state["usage"]["tokens"] > 0
-    assert "stopped" not in state
-
-
-def test_react_tells_the_model_what_went_wrong() -> None:
-    wrong = [call("oracle"), calculation("1/0"), call("calculator", sum="1"), "I do not know."]
-    state = build_react(model({"You think": THOUGHT, "You solve": wrong}), [calculator]).invoke({"question": "?"})
-    observed = [message for message in state["messages"] if isinstance(message, ToolMessage)]
-    assert [message.status for message in observed] == ["error"] * 3
-    assert "there is no tool oracle; there are calculator" in observed[0].text
-    assert "divides by zero" in observed[1].text
-    assert "wrong arguments" in observed[2].text
-
-
-def test_react_ends_with_what_it_has_at_a_limit() -> None:
-    llm = model({"You think": THOUGHT, "You solve": calculation("2+3"), "You answer": "It is at least 5."})
-    state = build_react(llm, [calculator], budget=Budget(steps=6)).invoke({"question": "How much?"})
-    assert state["answer"] == "It is at least 5."
-    assert state["stopped"] == "the limit of 6 steps is reached"
-
-
-def test_react_carries_out_a_thought_that_is_a_calculation_as_it_stands() -> None:
-    thoughts = ["Pens: 2 * 3", "Half: 6 / 0", "I should ask.", "Less: 6 - 10 = -4", "Done."]
-    llm = model({"You think": thoughts, "You solve": calculation("3+3"), "You answer": "It is -4."}, policy="off")
-    graph = build_react(llm, [calculator])
-    state = graph.invoke({"question": "How much?"})
-    observed = [message for message in state["messages"] if isinstance(message, ToolMessage)]
-    assert [message.text for message in observed if message.status == "success"] == ["6", "6", "-4"]
-    assert "divides by zero" in observed[1].text
-    assert state["answer"] == "It is -4."
-    assert not state.get("stopped")
-    assert state["usage"]["steps"] == 11, "five thoughts, four calls, and the replies of actor and finisher"
-
-
-def test_react_answers_from_the_results_once_the_thinker_is_done() -> None:
-    """Whoever is asked to act after the word "Done." says "Done." again."""
-    asked: list[str] = []
-
-    def reply(prompt: str) -> str:
-        asked.append(prompt)
-        if "You think" in prompt:
-            return "Done." if "6" in prompt.rsplit("How much?", 1)[-1] else "Pens: 2 * 3"
-        return "They cost 6."
-
-    state = build_react(scripted_chat(reply, policy="off"), [calculator]).invoke({"question": "How much?"})
-    assert state["answer"] == "They cost 6."
-    assert len(asked) == 3
-    assert "1. Pens: 2 * 3\n   2 * 3 = 6" in asked[-1]
-    assert "Done" not in asked[-1]
-    silly = build_react(model({"You think": "Done.", "You solve": "It is 4."}, policy="off"), [calculator])
-    assert silly.invoke({"question": "How much?"})["answer"] == "It is 4.", "done with nothing: the actor is asked"
-
-
-def test_react_carries_out_a_question_that_is_a_calculation_as_it_stands() -> None:
-    script: Script = {"You think": ["Pens: 10 / 2", "Done."], "You answer": "It is so."}
-    graph = build_react(model(script, policy="off"), [calculator], InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "1"}}
-    state = graph.invoke({"question": "(10 * 2) + 5"}, config)
-    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["25"]
-    assert state["usage"]["steps"] == 2, "the call and the answer"
-    state = graph.invoke({"question": "10 / 0"}, config)
-    observed = [message.text for message in state["messages"] if isinstance(message, ToolMessage)]
-    assert observed[0] == "25"
-    assert "divides by zero" in observed[1], "whose result is none: it thinks"
-    assert observed[2:] == ["5"]
-    assert not state["stopped"]
-
-
-def test_react_with_other_tools_is_done_when_the_thinker_says_so() -> None:
-    thoughts = ["Look up tea.", "Done."]
-    llm = model({"You think": thoughts, "You solve": call("flaky", text="tea"), "You answer": "Found."}, policy="off")
-    notes.append("not the first")
-    state = build_react(llm, [flaky]).invoke({"question": "Is there tea?"})
-    assert (state["answer"], state["usage"]["steps"]) == ("Found.", 5)
-
-
-def test_react_thinks_anew_about_the_next_question_of_a_thread() -> None:
-    """How the question before ended is in the thread's checkpoint."""
-    llm = model(
-        {"You think": ["Pens: 2 * 3", "Done.", "Books: 4 * 5", "Done."], "You answer": "It is so."}, policy="off"
-    )
-    graph = build_react(llm, [calculator], InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "1"}}
-    graph.invoke({"question": "How much are the pens?"}, config)
-    state = graph.invoke({"question": "And the books?"}, config)
-    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["6", "20"]
-
-
-def test_react_that_calculates_in_circles_ends() -> None:
-    thoughts = ["Pens: 2 * 3", "Half: 6 / 2", "Pens: 2 * 3", "Half: 6 / 2"]
-    llm = model({"You think": thoughts, "You answer a problem": "Half of it is 3."}, policy="off")
-    state = build_react(llm, [calculator]).invoke({"question": "How much?"})
-    assert state["stopped"] == "the thinker repeats itself"
-    assert state["answer"] == "Half of it is 3."
-    assert state["usage"]["steps"] == 6, "three thoughts, two calls, and the finisher"
-
-
-def test_react_asks_the_actor_where_calculations_are_no_matter_of_course() -> None:
-    script: Script = {"You think": "Pens: 2 * 3", "You solve": [calculation("7"), "It is 7."]}
-    for more in ({"calculate": False}, {"ask_before": ["calculator"], "checkpointer": InMemorySaver()}):
-        graph = build_react(model(script), [calculator], **more)  # type: ignore[arg-type]
-        config: Any = {"configurable": {"thread_id": "1"}}
-        state = graph.invoke({"question": "How much?"}, config)
-        if "__interrupt__" in state:
-            assert state["__interrupt__"][0].value["arguments"] == {"expression": "7"}
-            state = graph.invoke(Command(resume=True), config)
-        assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == ["7"]
-
-
-def test_react_asks_before_a_tool_that_writes() -> None:
-    script: Script = {"You think": THOUGHT, "You solve": [call("write_note", text="tea"), "Done.", "Done."]}
-    for decision, written in ((True, ["tea"]), ("not now", []), (False, [])):
-        notes.clear()
-        graph = build_react(model(script), [write_note], InMemorySaver(), ask_before=["write_note"])
-        config: Any = {"configurable": {"thread_id": "1"}}
-        waiting = graph.invoke({"question": "Note it."}, config)
-        (question,) = waiting["__interrupt__"]
-        assert question.value == {
-            "tool": "write_note",
-            "arguments": {"text": "tea"},
-            "question": "May this call be made?",
-        }
-        assert notes == []
-        state = graph.invoke(Command(resume=decision), config)
-        assert notes == written
-        assert state["answer"] == "Done."
-        if decision == "not now":
-            assert any("not carried out: not now" in message.text for message in state["messages"])
-    for arguments in ({"ask_before": ["oracle"]}, {"ask_before": ["write_note"]}):
-        with pytest.raises(ValueError, match=r"there are not|checkpointer"):
-            build_react(model(script), [write_note], **arguments)  # type: ignore[arg-type]
-
-
-def test_a_tool_that_is_interrupted_is_tried_again() -> None:
-    llm = model({"You think": THOUGHT, "You solve": [call("flaky", text="x"), "Done."]})
-    state = build_react(llm, [flaky]).invoke({"question": "?"})
-    assert notes == ["x", "x"]
-    assert state["answer"] == "Done."
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> str:
@@ -327,101 +176,113 @@ def verdict(word: str) -> str:
     return json.dumps({"verdict": word})
 
 
-def test_reflection_revises_until_it_is_good() -> None:
-    llm = model(
-        {
-            "You carry out": "A poem.",
-            "strict but fair": ["The rhyme is missing.", "Nothing has to change."],
-            "You read what": [verdict("revise"), verdict("good")],
-            "You improve": "A better poem.",
-        },
-        policies={"critic": "exact", "writer": "off", "reviser": "off"},
-    )
+REVIEWS: Script = {
+    "You carry out": "A poem.",
+    "strict but fair": ["The rhyme is missing.", "Nothing has to change."],
+    "You read what": [verdict("revise"), verdict("good")],
+    "You improve": "A better poem.",
+}
+WAYS = ["invoke", "ainvoke"]
+
+
+async def ask(graph: Any, question: str, way: str, config: Any = None) -> Any:
+    given = {"messages": [("human", question)]}
+    return await graph.ainvoke(given, config) if way == "ainvoke" else graph.invoke(given, config)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_reflection_revises_until_it_is_good(way: str) -> None:
+    llm = model(REVIEWS, policies={"critic": "exact", "writer": "off", "reviser": "off"})
     graph = build_reflection(llm)
     llm.check_policies(graph)
-    state = graph.invoke({"task": "Write a poem."})
-    assert (state["answer"], state["revisions"], state["good"], state["stopped"]) == ("A better poem.", 1, True, "")
+    state = await ask(graph, "Write a poem.", way)
+    assert [message.text for message in state["messages"]] == ["Write a poem.", "A better poem."]
+    assert (state["revisions"], state["good"]) == (1, True)
+    assert state["messages"][-1].response_metadata["lookahead"]["node"] == "reviser"
 
 
-def test_reflection_keeps_to_its_budget() -> None:
-    script: Script = {
-        "You carry out": "A poem.",
-        "strict but fair": "The rhyme is missing.",
-        "You read what": "no json",
-        "You improve": ["Better.", "Best.", "Never."],
-    }
-    state = build_reflection(model(script), max_revisions=2).invoke({"task": "Write."})
-    assert (state["answer"], state["revisions"]) == ("Best.", 2)
-    assert state["stopped"] == "the limit of 2 revisions is reached"
-    state = build_reflection(model(script), budget=Budget(steps=3)).invoke({"task": "Write."})
-    assert (state["answer"], state["stopped"]) == ("A poem.", "the limit of 3 steps is reached")
-    assert build_reflection(model(script), max_revisions=0).invoke({"task": "Write."})["answer"] == "A poem."
+@pytest.mark.parametrize("way", WAYS)
+async def test_reflection_keeps_to_its_limit(way: str) -> None:
+    script: Script = {**REVIEWS, "strict but fair": "The rhyme is missing.", "You read what": "no json"}
+    script["You improve"] = ["Better.", "Best.", "Never."]
+    state = await ask(build_reflection(model(script), max_revisions=2), "Write.", way)
+    assert (state["messages"][-1].text, state["revisions"], state["good"]) == ("Best.", 2, False)
+    state = await ask(build_reflection(model(script), max_revisions=0), "Write.", way)
+    assert state["messages"][-1].text == "A poem."
+    with pytest.raises(ValueError, match="max_revisions"):
+        build_reflection(model(script), max_revisions=-1)
 
 
 @pytest.mark.parametrize("revised", ["A poem.", " "])
-def test_reflection_ends_when_a_revision_changes_nothing(revised: str) -> None:
-    llm = model(
-        {
-            "You carry out": "A poem.",
-            "strict but fair": "The rhyme is missing.",
-            "You read what": verdict("revise"),
-            "You improve": revised,
-        }
-    )
-    state = build_reflection(llm, max_revisions=5).invoke({"task": "Write."})
-    assert (state["answer"], state["revisions"], state["good"]) == ("A poem.", 1, False)
-    assert state["stopped"] == "a revision changed nothing"
-    assert state["usage"]["steps"] == 4
+async def test_reflection_ends_when_a_revision_changes_nothing(revised: str) -> None:
+    script: Script = {**REVIEWS, "You read what": verdict("revise"), "You improve": revised}
+    state = await ask(build_reflection(model(script), max_revisions=5), "Write.", "invoke")
+    assert (state["messages"][-1].text, state["revisions"], state["good"]) == ("A poem.", 1, False)
 
 
-def test_reflections_decider_goes_by_the_critique_alone() -> None:
+async def test_reflections_decider_goes_by_the_critique_alone() -> None:
     asked: list[str] = []
     answers = scripted_replies(
-        **{
-            "You carry out": "A poem.",
-            "strict but fair": "Nothing has to change.",
-            "You read what": verdict("good"),
-        }
+        **{**REVIEWS, "strict but fair": "Nothing has to change.", "You read what": verdict("good")}
     )
 
     def hear(prompt: str) -> str:
         asked.append(prompt)
         return answers(prompt)
 
-    assert build_reflection(scripted_chat(hear)).invoke({"task": "Write."})["good"]
+    assert (await ask(build_reflection(scripted_chat(hear)), "Write.", "invoke"))["good"]
     assert "Nothing has to change." in asked[-1]
     assert "A poem." not in asked[-1]
 
 
-def test_a_supervisor_has_its_specialists_work_at_once() -> None:
-    tasks = json.dumps({"counter": "What is 2 + 3?", "writer_of_notes": "Note the tea."})
-    llm = model(
-        {
-            "You give work": tasks,
-            "You think": THOUGHT,
-            "You solve a problem with tools, one call at a time": "It is done.",
-            "You answer a question from what": "Both are done.",
-        },
-        policies={"*:thinker": "exact", "*:actor": "off", "writer": "strict"},
-    )
-    graph = build_supervisor(llm, {"counter": [calculator], "writer_of_notes": [write_note]})
-    llm.check_policies(graph)
-    state = graph.invoke({"question": "Add and note."})
-    assert {finding["specialist"] for finding in state["findings"]} == {"counter", "writer_of_notes"}
-    assert state["answer"] == "Both are done."
-    assert state["usage"]["steps"] == 6
-    figures: Counter[tuple[str, str]] = Counter()
-    for _, (message, _) in graph.stream({"question": "?"}, stream_mode="messages", subgraphs=True):
-        if found := message.response_metadata.get("lookahead"):
-            figures[found["path"], found["policy"]] += 1
-    assert figures[("counter:thinker", "exact")] == 1
-    assert figures[("writer_of_notes:actor", "off")] == 1
+@pytest.mark.parametrize("way", WAYS)
+async def test_reflection_begins_anew_with_a_threads_second_task(way: str) -> None:
+    asked: list[str] = []
+    script: Script = {**REVIEWS, "You carry out": ["A poem.", "A song."], "You improve": ["A better poem.", "Never."]}
+    answers = scripted_replies(**script)
+
+    def hear(prompt: str) -> str:
+        asked.append(prompt)
+        return answers(prompt)
+
+    graph = build_reflection(scripted_chat(hear), (), InMemorySaver(), max_revisions=1)
+    config: Any = {"configurable": {"thread_id": "1"}}
+    await ask(graph, "Write a poem.", way, config)
+    state = await ask(graph, "Now a song.", way, config)
+    assert (state["messages"][-1].text, state["revisions"]) == ("A song.", 0)
+    assert len(state["messages"]) == 4
+    assert "A better poem." in next(prompt for prompt in asked if "You carry out" in prompt and "song" in prompt)
+    assert "A poem." not in [prompt for prompt in asked if "strict but fair" in prompt][-1]
 
 
-def test_a_router_that_chooses_nobody() -> None:
-    llm = model({"You give work": "{}", "You think": THOUGHT, "You solve": "It is 4.", "You answer": "It is 4."})
-    state = build_supervisor(llm, {"counter": [calculator]}).invoke({"question": "2 + 2?"})
-    assert state["tasks"] == {"counter": "2 + 2?"}
+async def test_reflection_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    failing = {"now": True}
+    answers = scripted_replies(**REVIEWS)
+
+    def reply(prompt: str) -> str:
+        if "You read what" in prompt and failing["now"]:
+            raise RuntimeError("the process ended")
+        return answers(prompt)
+
+    config: Any = {"configurable": {"thread_id": "1"}}
+    with checkpointer(tmp_path / "checkpoints.sqlite") as saver:
+        with pytest.raises(LookaheadError):
+            await ask(build_reflection(scripted_chat(reply), (), saver), "Write.", "invoke", config)
+        failing["now"] = False
+    with checkpointer(tmp_path / "checkpoints.sqlite") as saver:
+        state = build_reflection(scripted_chat(reply), (), saver).invoke(None, config)
+    assert state["messages"][-1].text == "A better poem."
+
+
+@pytest.mark.parametrize(("build", "said"), [(build_reflection, "A better poem."), (build_self_consistency, "So.")])
+async def test_their_messages_are_streamed(build: Any, said: str) -> None:
+    graph = build(model({**REVIEWS, "You answer a question": "So."}, temperature=0.5))
+    pieces: dict[str | None, str] = {}
+    async for message, _ in graph.astream({"messages": [("human", "Write.")]}, stream_mode="messages"):
+        pieces[message.id] = pieces.get(message.id, "") + message.text
+    assert said in pieces.values()
+    final = (await ask(graph, "Write.", "ainvoke"))["messages"][-1]
+    assert final.text == said
 
 
 @pytest.mark.parametrize(
@@ -464,25 +325,59 @@ def voting(replies: dict[int, tuple[str, float]]) -> ChatLookahead:
 
 async def test_self_consistency_stops_when_the_vote_is_decided() -> None:
     llm = voting({n: (f"So.\n\nAnswer: {4 if n < 3 else 5}", 0.01 if n < 3 else 60.0) for n in range(5)})
-    state = await build_self_consistency(llm).ainvoke({"question": "2 + 2?"})
-    assert (state["answer"], state["votes"], state["stopped"]) == ("4", {"4": 3}, "the vote is decided")
+    state = await ask(build_self_consistency(llm), "2 + 2?", "ainvoke")
+    assert (state["messages"][-1].text, state["votes"]) == ("So.\n\nAnswer: 4", {"4": 3})
+    assert len(state["replies"]) == 3
     assert llm.engines is not None
     target = llm.engines.target
     await becomes(lambda: target.in_flight == 0)  # the others are stopped
 
 
-def test_self_consistency_without_an_event_loop() -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_self_consistency_takes_what_most_say(way: str) -> None:
+    """Also not awaited, in an event loop."""
     llm = voting({n: (f"Answer: {n // 2}", 0.01) for n in range(3)})
-    state = build_self_consistency(llm, samples=3).invoke({"question": "?"})
-    assert (state["answer"], state["votes"]["0"]) == ("0", 2)
-    slow = voting({0: ("Answer: 1", 60.0)})
-    state = build_self_consistency(slow, samples=2, budget=Budget(seconds=0.3)).invoke({"question": "?"})
-    assert (state["answer"], state["stopped"]) == ("", "the limit of 0.3 seconds is reached")
+    state = await ask(build_self_consistency(llm, samples=3), "?", way)
+    assert (state["messages"][-1].text, state["votes"]["0"]) == ("Answer: 0", 2)
 
 
-async def test_self_consistency_inside_an_event_loop() -> None:
+def test_self_consistency_without_an_event_loop() -> None:
     llm = voting(dict.fromkeys(range(3), ("Answer: 1", 0.01)))
-    assert build_self_consistency(llm, samples=3).invoke({"question": "?"})["answer"] == "1"
+    state = build_self_consistency(llm, samples=3).invoke({"messages": [("human", "?")]})
+    assert state["messages"][-1].text == "Answer: 1"
+
+
+async def test_self_consistency_without_an_answer_that_can_be_read() -> None:
+    state = await ask(build_self_consistency(model({"You answer": "Hm."}, temperature=0.5), samples=2), "?", "invoke")
+    assert (state["messages"][-1].text, state["votes"], state["replies"]) == ("Hm.", {}, ["Hm.", "Hm."])
+
+
+async def test_self_consistency_votes_anew_on_a_threads_second_question() -> None:
+    asked: list[str] = []
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        return "Answer: Rome" if "And of Italy?" in prompt else "Answer: Paris"
+
+    graph = build_self_consistency(scripted_chat(reply, temperature=0.5), (), InMemorySaver(), samples=3)
+    config: Any = {"configurable": {"thread_id": "1"}}
+    await ask(graph, "What is the capital of France?", "ainvoke", config)
+    state = await ask(graph, "And of Italy?", "ainvoke", config)
+    assert state["messages"][-1].text == "Answer: Rome"
+    assert set(state["votes"]) == {"rome"}
+    assert "capital of France" in asked[-1]
+
+
+async def test_a_cancelled_vote_leaves_no_request() -> None:
+    llm = voting({0: ("Answer: 1", 60.0)})
+    assert llm.engines is not None
+    target = llm.engines.target
+    running = asyncio.ensure_future(ask(build_self_consistency(llm, samples=2), "?", "ainvoke"))
+    await becomes(lambda: target.in_flight == 2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await becomes(lambda: target.in_flight == 0)
 
 
 def test_limits() -> None:
@@ -494,10 +389,9 @@ def test_limits() -> None:
         Budget(steps=0)
 
 
-@pytest.mark.parametrize("build", [build_react, build_rewoo])
-def test_templates_need_tools(build: Any) -> None:
+def test_templates_need_tools() -> None:
     with pytest.raises(ValueError, match="at least one tool"):
-        build(scripted_chat("x"), [])
+        build_rewoo(scripted_chat("x"), [])
 
 
 @pytest.mark.parametrize("build", [build_reflection, build_self_consistency])

@@ -11,12 +11,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
 from graphs.plan_execute import build_plan_execute
-from graphs.react import build_react
 from graphs.rewoo import build_rewoo
-from graphs.self_consistency import build_self_consistency
-from graphs.supervisor import build_supervisor
 from lookahead_agent import ChatLookahead, InvalidToolCallMiddleware
-from lookahead_agent.agents.metrics import Budget
 from tests.unit.chat import is_for_a_planner, scripted_chat
 
 UNREADABLE = '<tool_call>{"name": "look_up", "arguments": {"word": "a" "b"}}</tool_call>'
@@ -45,66 +41,6 @@ def by_errors(*replies: str, calls: str = "You solve") -> Any:
         return replies[min(prompt.count("\ntool: "), len(replies) - 1)]
 
     return reply
-
-
-@pytest.mark.parametrize("failures", [1, 3])
-async def test_react_tells_the_model_and_goes_on(failures: int) -> None:
-    replies = [*[UNREADABLE] * failures, GOOD, "Tea is a drink."]
-    for asynchronous in (False, True):
-        looked_up.clear()
-        graph = build_react(scripted_chat(by_errors(*replies), policy="off"), [look_up], calculate=False)
-        question: Any = {"question": "What is tea?"}
-        state = await graph.ainvoke(question) if asynchronous else graph.invoke(question)
-        assert state["answer"] == "Tea is a drink."
-        told = [message for message in state["messages"] if isinstance(message, ToolMessage)]
-        assert [message.status for message in told] == ["error"] * failures + ["success"]
-        assert all("could not be read" in message.text for message in told[:failures])
-        assert all("Call look_up again" in message.text for message in told[:failures])
-        assert looked_up == ["tea"]
-        assert "stopped" not in state
-
-
-def test_react_that_never_writes_a_call_ends_at_its_limit_and_says_so() -> None:
-    def reply(prompt: str) -> str:
-        return UNREADABLE if "You solve" in prompt else "I do not know." if "You answer" in prompt else "I look it up."
-
-    state = build_react(scripted_chat(reply, policy="off"), [look_up], budget=Budget(steps=7)).invoke(
-        {"question": "What is tea?"}
-    )
-    assert state["answer"] == "I do not know."
-    assert "limit of 7 steps" in state["stopped"]
-    assert looked_up == []
-
-
-def test_react_runs_the_calls_that_can_be_read_and_answers_the_others() -> None:
-    graph = build_react(
-        scripted_chat(by_errors(UNREADABLE + GOOD, "", "Tea is a drink."), policy="off"), [look_up], calculate=False
-    )
-    state = graph.invoke({"question": "What is tea?"})
-    assert looked_up == ["tea"]
-    told = [message for message in state["messages"] if isinstance(message, ToolMessage)]
-    assert sorted(message.status for message in told) == ["error", "success"]
-    assert state["answer"] == "Tea is a drink."
-
-
-def test_react_without_a_word_says_why_there_is_no_answer() -> None:
-    state = build_react(scripted_chat(by_errors("")), [look_up], calculate=False).invoke({"question": "What is tea?"})
-    assert state["answer"] == ""
-    assert "neither called a tool nor answered" in state["stopped"]
-
-
-def test_specialists_of_a_supervisor_do_so_too() -> None:
-    def reply(prompt: str) -> str:
-        if "You give work" in prompt:
-            return '{"reader": "What is tea?"}'
-        if "what specialists found" in prompt:
-            return "It is a drink." if "Tea is a drink." in prompt else "Nothing was found."
-        return str(by_errors(UNREADABLE, GOOD, "Tea is a drink.")(prompt))
-
-    state = build_supervisor(scripted_chat(reply, policy="off"), {"reader": [look_up]}, calculate=False).invoke(
-        {"question": "What is tea?"}
-    )
-    assert state["answer"] == "It is a drink."
 
 
 def test_plan_execute_plans_anew_and_knows_why() -> None:
@@ -146,13 +82,6 @@ def test_rewoo_asks_once_more_for_calls_that_could_not_be_read(readable: bool) -
     else:
         assert state["answer"] == "I do not know."
         assert "the calls could not be read" in state["stopped"]
-
-
-def test_a_vote_without_votes_says_why() -> None:
-    graph = build_self_consistency(scripted_chat("Hm.", policy="off", temperature=1.0), samples=2)
-    state = graph.invoke({"question": "What is tea?"})
-    assert state["answer"] == ""
-    assert "no reply has an answer" in state["stopped"]
 
 
 class Agent:
