@@ -222,9 +222,7 @@ class VerifierPolicy(BaseModel):
         """The same policy with this depth, unless it has one of its own or uses none."""
         if depth == "auto" or not self.speculates or self.depth != "auto":
             return self
-        policy = self.model_copy(update={"depth": depth})
-        policy._rule = self._rule
-        return policy
+        return self.model_copy(update={"depth": depth})
 
     def with_verifier(self, fields: Mapping[str, Any]) -> VerifierPolicy:
         """The same policy with another verifier.

@@ -34,6 +34,8 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.random_accept import draw
 
 _SEEDS = 1 << 31
+_TEMPERATURE = 0.7
+"""Of continuations: they are compared by chance."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,8 @@ class CollectionSettings:
 
     answer: AnswerKind = "number"  # how answers are compared
     rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
-    temperature: float = 0.7  # of continuations, above 0: they are compared by chance
     at_once: int = 24  # replies that are written at the same time
     seed: int = 0  # of the positions and of the continuations
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ConfigurationError("continuations are compared by chance: choose a temperature above 0")
-        if min(self.at_once, self.rule.seeds, self.rule.confirm) < 1:
-            raise ConfigurationError("replies at once and continuations are at least 1")
 
 
 class Collector:
@@ -75,7 +70,7 @@ class Collector:
             "max_tokens": self._sampling.max_tokens,
             "delimiter": str(self._policy.delimiter),
             "answer": how.answer,
-            "temperature_on": how.temperature,
+            "temperature_on": _TEMPERATURE,
             "seed": how.seed,
         }
         known = {problem.id: problem.fingerprint for problem in problems}
@@ -196,7 +191,7 @@ class Collector:
         if step.end.ends_reply or left < 1:
             return row.before + step.text
         seed = int(draw(self._how.seed, row.problem, side, number) * _SEEDS)
-        sampling = replace(self._sampling, seed=seed, max_tokens=left, temperature=self._how.temperature)
+        sampling = replace(self._sampling, seed=seed, max_tokens=left, temperature=_TEMPERATURE)
         prompt, ids = _prompt(target, row.question), list(prefix)
         async with self._room, aclosing(target.generate((*prompt, *prefix), sampling)) as deltas:
             async for delta in deltas:

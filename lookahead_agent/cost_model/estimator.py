@@ -9,7 +9,6 @@ from itertools import product
 from typing import Literal, get_args
 
 from lookahead_agent.cost_model.costs import MachineCosts
-from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.theory.simulation import Durations, always, simulate, simulate_shared_draft
 
 _STEPS = 200
@@ -44,13 +43,6 @@ class Acceptance:
     tokens: float  # probability that a draft token is accepted (α₂), in [0, 1]
     step_tokens: float = 40.0  # tokens of a step, on average
     verifier: float = 0.0  # seconds of a verdict
-
-    def __post_init__(self) -> None:
-        for name, value in (("step", self.steps), ("token", self.tokens)):
-            if not 0 <= value <= 1:
-                raise ConfigurationError(f"the {name} acceptance is a probability, not {value}")
-        if self.step_tokens < 1 or self.verifier < 0:
-            raise ConfigurationError("a step has a token at least, and a verdict takes no negative time")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ class SyntheticResult:
     """Measured and predicted speed of a configuration."""
 
     config: Configuration
-    measured: int  # number of measurements
     speed: float  # against the target alone with as many replies at once: median over repeats
     least: float  # the least of them
     most: float  # the largest
@@ -53,7 +52,6 @@ def results(
         acceptance = Acceptance(config.alpha if drawn is None else drawn, settings.token_alpha, settings.step_tokens)
         yield SyntheticResult(
             config,
-            len(speeds),
             statistics.median(speeds),
             min(speeds),
             max(speeds),

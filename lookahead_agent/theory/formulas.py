@@ -47,11 +47,6 @@ def asynchronous_speedup(alpha: float, c: float, depth: int) -> float:
     return steps / (1 + c * (steps - 1))
 
 
-def token_speculation_speedup(alpha: float, c: float, depth: int) -> float:
-    """Speedup of token-level speculation: the synchronous formula with tokens in place of steps."""
-    return synchronous_speedup(alpha, c, depth)
-
-
 def shared_draft_speedup(alpha: float, c: float) -> float:
     """Speedup of a target with a shared draft, whose draft tokens are written meanwhile: an upper bound.
 
@@ -59,7 +54,7 @@ def shared_draft_speedup(alpha: float, c: float) -> float:
     accepted, and 1 after one that is not. A forward pass is not divisible, as a step of many tokens is: draft tokens
     that arrive in the middle of a pass wait, for which `simulate_shared_draft` gives 0.7 to 1 of this.
 
-    In contrast to `token_speculation_speedup` the draft writes while the target does, so that draft tokens cost no
+    In contrast to drafting in turn the draft writes while the target does, so that draft tokens cost no
     time; in return no target is faster than its draft, 1/c.
     """
     _check(alpha, c, 1)
@@ -74,7 +69,7 @@ def combined_speedup(alpha: float, c: float, depth: int, token_alpha: float, tok
     ratio. The two levels multiply outright only if the draft becomes as much faster; at c·S₂ ≥ 1 lookahead adds
     nothing.
     """
-    tokens = token_speculation_speedup(token_alpha, token_c, token_depth)
+    tokens = synchronous_speedup(token_alpha, token_c, token_depth)  # with tokens in place of steps
     return tokens * (asynchronous_speedup(alpha, c * tokens, depth) if c * tokens < 1 else 1.0)
 
 

@@ -166,12 +166,6 @@ def test_more_tokens_that_are_accepted_are_never_slower(token_alpha: float) -> N
     assert less["lr"] <= 1.05, "no step is accepted"
 
 
-def test_acceptance_that_cannot_be() -> None:
-    for fields in ((1.5, 0.5), (0.5, -0.1), (0.5, 0.5, 0.2), (0.5, 0.5, 40, -1)):
-        with pytest.raises(ConfigurationError):
-            Acceptance(*fields)
-
-
 def with_logprobs() -> EngineSet:
     """Engines whose draft finds the first two of three steps likely."""
     engines = scripted_engines(lambda _: "One.\n\nTwo.\n\nThree.")

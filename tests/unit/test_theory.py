@@ -17,7 +17,6 @@ from lookahead_agent.theory.formulas import (
     is_draft_bound,
     shared_draft_speedup,
     synchronous_speedup,
-    token_speculation_speedup,
 )
 from lookahead_agent.theory.simulation import Durations, SimulatedReply, simulate, simulate_shared_draft
 from tests.unit.scripts import Pair, ScriptedVerifier
@@ -74,10 +73,6 @@ def test_a_sliding_window_gains_most_when_everything_is_accepted() -> None:
 
 def test_depth_zero_is_the_target_alone() -> None:
     assert simulate(1.0, 0, constant(0.1)).speedup == pytest.approx(1.0)
-
-
-def test_token_level_is_the_synchronous_formula() -> None:
-    assert token_speculation_speedup(0.8, 0.1, 4) == synchronous_speedup(0.8, 0.1, 4)
 
 
 def test_where_the_assumptions_do_not_hold() -> None:
@@ -138,7 +133,7 @@ def test_the_cost_of_a_batch_acts_while_it_lasts() -> None:
 @pytest.mark.parametrize("token_alpha", [0.5, 0.8])
 def test_both_levels_against_the_machine(alpha: float, token_alpha: float) -> None:
     c, depth, token_c, token_depth = 0.1, 12, 0.1, 3
-    tokens = token_speculation_speedup(token_alpha, token_c, token_depth)
+    tokens = synchronous_speedup(token_alpha, token_c, token_depth)
     # A target step takes 1/S as long; the draft's take what they took.
     durations = Durations(target=lambda _: 1 / tokens, draft=lambda _: c)
     simulated = simulate(alpha, depth, durations, steps=enough(alpha))
@@ -169,8 +164,8 @@ def test_a_shared_draft_is_as_fast_as_its_passes_allow() -> None:
 
 def test_one_level_alone_is_a_special_case_of_both() -> None:
     assert combined_speedup(0.7, 0.2, 4, 0.8, 0.1, 1) == asynchronous_speedup(0.7, 0.2, 4)
-    assert combined_speedup(0.7, 0.2, 1, 0.8, 0.1, 4) == token_speculation_speedup(0.8, 0.1, 4)
-    assert combined_speedup(0.9, 0.9, 4, 0.9, 0.05, 8) == token_speculation_speedup(0.9, 0.05, 8), "a late draft"
+    assert combined_speedup(0.7, 0.2, 1, 0.8, 0.1, 4) == synchronous_speedup(0.8, 0.1, 4)
+    assert combined_speedup(0.9, 0.9, 4, 0.9, 0.05, 8) == synchronous_speedup(0.9, 0.05, 8), "a late draft"
 
 
 def both_levels_win(alpha: float, c: float, token_alpha: float, token_c: float, parallel: int) -> bool:
