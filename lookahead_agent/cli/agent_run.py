@@ -216,5 +216,5 @@ def node_table(nodes: Sequence[dict[str, Any]]) -> Table:
         ]
         for node in nodes
     ]
-    headings = ["node", "policy", "replies", "draft steps", "tokens", "a pass", "prompt cached", "prompt, s", "seconds"]
+    headings = ["node", "policy", "calls", "steps", "tokens", "a pass", "cached", "prompt", "total"]
     return as_rich((headings, rows), words=("policy",))

@@ -73,7 +73,7 @@ def as_rich(
     made = Table(box=None, show_header=any(headings))
     for number, heading in enumerate(headings):
         left = number == 0 or heading in words
-        made.add_column(heading, justify="left" if left else "right", no_wrap=no_wrap or not left)
+        made.add_column(heading, justify="left" if left else "right", no_wrap=no_wrap or not left, overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made

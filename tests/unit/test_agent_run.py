@@ -125,6 +125,6 @@ def test_the_table_fits_80_columns() -> None:
     (node,) = finished.metrics.nodes()
     screen.terminal.print(node_table([node | {"node": "search_documents_expert:finisher", "output_tokens": 123_456}]))
     heading, *rows = screen.file.getvalue().splitlines()
-    assert " ".join(heading.split()) == "node policy replies draft steps tokens a pass prompt seconds"
+    assert " ".join(heading.split()) == "node policy calls steps tokens a pass cached prompt total"
     assert all(len(line) <= 80 for line in (heading, *rows))
     assert "123456" in rows[0]

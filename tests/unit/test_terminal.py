@@ -159,7 +159,7 @@ def test_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.C
         assert SHOWN in captured.out
         assert controls(captured.out + captured.err) == []
         table = captured.out.rpartition("\n\n")[2].split("\n")
-        assert " ".join(table[0].split()) == "node policy replies draft steps tokens a pass prompt seconds"
+        assert " ".join(table[0].split()) == "node policy calls steps tokens a pass cached prompt total"
         policies = {"planner": "balanced", "executor": "off", "finisher": "strict"}
         assert dict(line.split()[:2] for line in table[1:4]) == policies
         assert max(map(len, table)) <= 80
