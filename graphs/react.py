@@ -2,8 +2,8 @@
 
     thinker ──▶ actor ──▶ tools ──▶ thinker … ──▶ finisher ──▶ (answer)
 
-A turn is a thought and a decision: the call of a tool, or that the results say the answer. A thought in other words is
-the same thought, so the thinker's policy is lenient. Calls and answers are the target's own: strict.
+A turn is a decision, by guided decoding: the call of a tool, or that the results say the answer. A thought precedes it
+where it helps. In other words it is the same thought, so the thinker's policy is lenient. Calls and answers are strict.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_react(llm, [calculator])
@@ -58,7 +58,7 @@ def build_react(
         ask_before: Names of tools before which the graph stops and asks, by `HumanInTheLoopMiddleware`.
         model_calls: Turns on one question; the last is an answer in any case.
         think_each_turn: Whether there is a thought before each turn. False: before the first one, if there are several
-            tools. A thought after each result has a model of 1.5B go on calling where larger ones answer.
+            tools, and after calls that failed. With a thought after each result, a small model calls on and on.
         name: Of the agent, where it is one of several: its calls are then named "name:thinker" and so on.
 
     Raises:

@@ -54,6 +54,7 @@ THINKER = """You think for an assistant that answers a question with tools. Say 
 known so far and what is to be done next. Use what tools say, make nothing up, and write no code and no calls."""
 
 FIRST_THOUGHT = "Which facts or files have to be looked up first, and with which tool? Answer in one sentence."
+FAILURE_THOUGHT = "Why did the last call fail, and how can it be done in another way? Answer in one sentence."
 NEXT_THOUGHT = "What do the results say about the question, and what is to be done next? Answer in one sentence."
 
 ACTOR = """You carry out a task with tools, one call at a time. Make the call that the next step needs. Call \
@@ -250,7 +251,7 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
             return True
         if before and reply.tool_calls and _calls(reply) == _calls(before[-1][0]):
             return True
-        failed = [bool(results) and all(result.status == "error" for result in results) for _, results in turns]
+        failed = [_failed(results) for _, results in turns]
         return len(failed) > self._retries and all(failed[-self._retries - 1 :])
 
     def _last_messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
@@ -274,6 +275,11 @@ def _turns(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolMes
     return turns
 
 
+def _failed(results: Sequence[ToolMessage]) -> bool:
+    """Whether there were calls, and none of them went well."""
+    return bool(results) and all(result.status == "error" for result in results)
+
+
 def _calls(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
     return [(call["name"], call["args"]) for call in reply.tool_calls]
 
@@ -293,8 +299,8 @@ class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
     Args:
         prompt: System prompt of the thought. The agent's own follows, and the tools with arguments and descriptions.
         node: Name of the thought's call.
-        each_turn: Whether there is a thought before each turn. False: before the first one alone, if there are several
-            tools to choose from.
+        each_turn: Whether there is a thought before each turn. False: before the first one, if there are several tools
+            to choose from, and after calls that failed.
     """
 
     def __init__(self, prompt: str = THINKER, *, node: str = "thinker", each_turn: bool = True) -> None:
@@ -324,7 +330,8 @@ class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
     def _is_needed(self, request: ModelRequest[Any]) -> bool:
         if self._each_turn or not request.tools:
             return bool(request.tools)
-        return len(request.tools) > 1 and not _turns(request.messages)
+        turns = _turns(request.messages)
+        return _failed(turns[-1][1]) if turns else len(request.tools) > 1
 
     def _thinker(self, request: ModelRequest[Any]) -> Runnable[Any, AIMessage]:
         # A small model goes on with code, which is the next turn's.
@@ -333,8 +340,8 @@ class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
     def _messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
         parts = [self._prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
         system = SystemMessage("\n\n".join(filter(None, parts)))
-        has_results = any(isinstance(message, ToolMessage) for message in this_question(request.messages))
-        asked = NEXT_THOUGHT if has_results else FIRST_THOUGHT
+        turns = _turns(request.messages)
+        asked = FIRST_THOUGHT if not turns else FAILURE_THOUGHT if _failed(turns[-1][1]) else NEXT_THOUGHT
         return [system, *conversation_with_results(request.messages, "Results so far", asked)]
 
 
@@ -380,7 +387,8 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
     """Has the model decide in each turn, by guided decoding, for the call of a tool or for the answer.
 
     Small models write code, or a call in a form of their own, where they should call a tool. Here a turn is a call that
-    fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results.
+    fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results. A model that
+    repeats a call that failed decides once more, for another tool.
 
     Args:
         prompt: System prompt of the decision; the agent's own follows.
@@ -400,8 +408,10 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         """Decide, and answer if that is the decision."""
         if not request.tools:
             return handler(request)
-        decided = _without_ready(handler(self._decision(request)))
-        return decided or handler(self._answer(request))
+        response = handler(self._decision(request))
+        if others := _other_tools(request, response):
+            response = handler(self._decision(request, others))
+        return _without_ready(response) or handler(self._answer(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -409,15 +419,17 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         """`wrap_model_call` for agents that run in an event loop."""
         if not request.tools:
             return await handler(request)
-        decided = _without_ready(await handler(self._decision(request)))
-        return decided or await handler(self._answer(request))
+        response = await handler(self._decision(request))
+        if others := _other_tools(request, response):
+            response = await handler(self._decision(request, others))
+        return _without_ready(response) or await handler(self._answer(request))
 
-    def _decision(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _decision(self, request: ModelRequest[Any], tools: Sequence[Any] = ()) -> ModelRequest[Any]:
         system = "\n\n".join(filter(None, [self._prompt, request.system_prompt]))
         return request.override(
             system_message=SystemMessage(system),
             messages=conversation_with_results(request.messages, "Results so far"),
-            tools=[*request.tools, READY],
+            tools=[*tools] or [*request.tools, READY],
             tool_choice="any",
         )
 
@@ -430,6 +442,18 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         system = "\n\n".join(filter(None, [self._finisher_prompt, request.system_prompt]))
         results: list[AnyMessage] = conversation_with_results(messages, "Results")
         return answer.override(system_message=SystemMessage(system), messages=results)
+
+
+def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> list[Any]:
+    """The tools that are left to a reply which repeats calls that failed in the turn before; none: it does not."""
+    turns, reply = _turns(request.messages), response.result[0] if response.result else None
+    if not turns or not isinstance(reply, AIMessage) or not reply.tool_calls:
+        return []
+    before, results = turns[-1]
+    if not _failed(results) or _calls(before) != _calls(reply):
+        return []
+    failed = {call["name"] for call in reply.tool_calls}
+    return [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in failed]
 
 
 def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:

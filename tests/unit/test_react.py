@@ -71,6 +71,7 @@ def calls(*texts: str) -> str:
 
 
 READY = call("ready_to_answer")
+READY_TOOL = "The results say all that was asked for, and nothing is left to do: answer now."
 
 
 def model(decisions: str | Sequence[str], answer: str | Sequence[str] = "So it is.", **fields: Any) -> ChatLookahead:
@@ -178,6 +179,32 @@ async def test_the_same_call_twice_ends_the_loop(way: str) -> None:
     messages = await ask(build_react(model(call("look_up", word="tea"), "Tea is a drink."), [look_up]), way=way)
     assert made == ["look_up tea"]
     assert messages[-1].text == "Tea is a drink."
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_failed_call_that_is_repeated_gives_way_to_another_tool(way: str) -> None:
+    asked: list[str] = []
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        if "You think for" in prompt:
+            return "I try it."
+        if FINISHER in prompt:
+            return "It is noted."
+        if "write_note" in prompt.rsplit("Results so far", 1)[-1]:
+            return READY
+        return call("look_up", word="nothing") if READY_TOOL in prompt else call("write_note", text="tea")
+
+    messages = await ask(build_react(scripted_chat(reply, policy="off"), [look_up, write_note]), way=way)
+    assert made == ["look_up nothing", "write_note tea"]
+    assert [result.status for result in results(messages)] == ["error", "success"]
+    assert messages[-1].text == "It is noted."
+    assert any("Why did the last call fail" in prompt for prompt in asked)
+    # Without another tool, the loop ends.
+    made.clear()
+    messages = await ask(build_react(model(call("look_up", word="nothing"), "Unknown."), [look_up]), way=way)
+    assert made == ["look_up nothing"]
+    assert messages[-1].text == "Unknown."
 
 
 @pytest.mark.parametrize("way", WAYS)
