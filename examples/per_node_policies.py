@@ -11,6 +11,6 @@ with ChatLookahead(
     }
 ) as llm:
     graph = build_plan_execute(llm, [template("tools", "calculator").calculator])
-    llm.check_policies(graph)
     print(llm.policy_for("finisher").explain())
-    print(graph.invoke({"question": "Pens cost $1.50. How much are 12 of them?"})["answer"])
+    question = {"messages": [("human", "Pens cost $1.50. How much are 12 of them?")]}
+    print(graph.invoke(question)["messages"][-1].text)

@@ -6,6 +6,7 @@ from lookahead_agent.trace import TraceRecorder, spans_of, timeline, write_page
 
 with ChatLookahead(policies={"executor": "off"}, temperature=0) as llm, TraceRecorder("run.jsonl") as recorder:
     graph = build_plan_execute(llm, [template("tools", "calculator").calculator])
-    graph.invoke({"question": "How much are 12 pens at $1.50?"}, {"callbacks": [recorder]})
+    question = {"messages": [("human", "How much are 12 pens at $1.50?")]}
+    graph.invoke(question, {"callbacks": [recorder]})
 write_page(timeline(recorder.rows), "run.html", spans_of(recorder.rows))
 print("run.html")

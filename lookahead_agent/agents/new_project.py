@@ -18,7 +18,6 @@ _QUESTION = "A bakery sells 24 trays of 18 rolls at $0.45 each. How much does it
 _EARNS = "It earns $194.40."
 _CALCULATE = '{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}'
 _READY = '{"name": "ready_to_answer", "arguments": {}}'
-_PLANNED = '{"calls": [{"tool": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}]}'
 
 
 @dataclass(frozen=True)
@@ -54,30 +53,20 @@ class _Project:
         return self.build.partition("(")[0]
 
 
+_PLAN: dict[str, Any] = {
+    "You_solve": 'Plan:\n1. calculator("24 * 18")\n2. calculator("$1 * 0.45")',
+    "You_answer": _EARNS,
+}
+
+
 PROJECTS: dict[str, _Project] = {
-    "plan_execute": _Project(
-        "build_plan_execute(llm, [calculator])",
-        {
-            "You_plan_how_to_solve": "1. Earnings: 24 * 18 * 0.45",
-            "You_carry_out": _CALCULATE,
-            "You_write_the_answer": _EARNS,
-        },
-        given="question",
-    ),
+    "plan_execute": _Project("build_plan_execute(llm, [calculator])", _PLAN),
     "react": _Project(
         "build_react(llm, [calculator])",
         {"You_think": "I multiply.", "You_carry_out": [_CALCULATE, _READY], "You_answer": _EARNS},
     ),
-    "rewoo": _Project(
-        "build_rewoo(llm, [calculator])",
-        {"You_plan": "1. Earnings: 24 * 18 * 0.45", "You_put": _PLANNED, "You_answer": _EARNS},
-        given="question",
-    ),
-    "llm_compiler": _Project(
-        "build_llm_compiler(llm, [calculator])",
-        {"You_plan": 'Plan:\n1. calculator("24 * 18")\n2. calculator("$1 * 0.45")', "You_finish": _EARNS},
-        given="question",
-    ),
+    "rewoo": _Project("build_rewoo(llm, [calculator])", _PLAN),
+    "llm_compiler": _Project("build_llm_compiler(llm, [calculator])", _PLAN),
     "reflection": _Project(
         "build_reflection(llm)",
         {

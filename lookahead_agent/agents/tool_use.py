@@ -1,27 +1,19 @@
-"""Tools that fail in words a model can use: how they are made, how graphs call them, and ask before they do."""
+"""Tools that fail in words a model can use: how they are made, and called with and without an event loop."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, ParamSpec, cast
-from uuid import uuid4
+from typing import Any, ParamSpec, cast
 
-from langchain_core.messages import ToolCall, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, ToolException, tool
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
-from langgraph.types import interrupt
 from pydantic import ValidationError
 
 from lookahead_agent.engines import background
 from lookahead_agent.errors import LookaheadError, validation_message
-
-logger = logging.getLogger(__name__)
 
 LONGEST_RESULT = 50_000
 """Characters of a tool's result, and of its errors, that reach a model: the line that says what is cut included."""
@@ -30,18 +22,6 @@ _IN_WORDS = (ToolException, ValueError, LookaheadError)
 """Errors that a tool raises on purpose, whose message says all."""
 
 Given = ParamSpec("Given")
-
-
-class ToolOutcome(NamedTuple):
-    """The outcome of a call.
-
-    Attributes:
-        output: What the tool returned, or what went wrong.
-        failed: Whether something did.
-    """
-
-    output: str
-    failed: bool
 
 
 def cut(text: str, rest: str, most: int = LONGEST_RESULT) -> str:
@@ -139,103 +119,3 @@ def _documented() -> Iterator[None]:
         raise
     except Exception as error:
         raise ToolException(error_text(error)) from error
-
-
-def use_tool(tools: Mapping[str, BaseTool], call: ToolCall, *, raised: tuple[type[Exception], ...] = ()) -> ToolOutcome:
-    """Call a tool by its name; whatever it raises is an outcome that failed.
-
-    A call that loses its connection is made once more. LangGraph's own signals, such as `interrupt`, pass.
-
-    Args:
-        tools: Tools by name.
-        call: The tool's name and its arguments.
-        raised: Errors that are raised all the same.
-    """
-    if call["name"] not in tools:
-        return _no_tool(tools, call["name"])
-    passing: tuple[type[Exception], ...] = (GraphBubbleUp, *raised)
-    for last in (False, True):
-        try:
-            return _outcome(tools[call["name"]].invoke(_request(call)))
-        except passing:
-            raise
-        except Exception as error:
-            if last or not isinstance(error, ConnectionError):
-                return _failed(call["name"], error)
-    raise AssertionError("the last try returns")
-
-
-async def ause_tool(tools: Mapping[str, BaseTool], call: ToolCall) -> ToolOutcome:
-    """`use_tool`, awaited: a tool that is a coroutine can be cancelled, another runs in a thread."""
-    if call["name"] not in tools:
-        return _no_tool(tools, call["name"])
-    for last in (False, True):
-        try:
-            return _outcome(await tools[call["name"]].ainvoke(_request(call)))
-        except GraphBubbleUp:
-            raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return _failed(call["name"], error)  # the tool cancelled a scope of its own, and nobody the call
-        except Exception as error:
-            if last or not isinstance(error, ConnectionError):
-                return _failed(call["name"], error)
-    raise AssertionError("the last try returns")
-
-
-def _request(call: ToolCall) -> ToolCall:
-    # Without an identity LangChain returns bare content, which does not say whether the call failed.
-    return ToolCall(name=call["name"], args=dict(call["args"]), id=call["id"] or uuid4().hex, type="tool_call")
-
-
-def _outcome(returned: Any) -> ToolOutcome:
-    if not isinstance(returned, ToolMessage):
-        return ToolOutcome(f"the tool returned a {type(returned).__name__}, which this graph cannot use", failed=True)
-    # As in `cut`: a result that no message can carry would end the run where it is saved.
-    return ToolOutcome(returned.text.encode(errors="replace").decode(), returned.status == "error")
-
-
-def _failed(name: str, error: BaseException) -> ToolOutcome:
-    if not isinstance(error, _IN_WORDS):
-        logger.warning("the tool %s failed: %s", name, type(error).__name__, exc_info=error)
-    return ToolOutcome(error_text(error), failed=True)
-
-
-def _no_tool(tools: Mapping[str, BaseTool], name: str) -> ToolOutcome:
-    return ToolOutcome(cut(f"there is no tool {name}; there are {', '.join(tools)}", "name one of them"), failed=True)
-
-
-def check_ask_before(
-    ask_before: Collection[str], tools: Mapping[str, BaseTool], checkpointer: BaseCheckpointSaver[str] | None
-) -> None:
-    """Check that a graph can ask before calls of some tools.
-
-    Args:
-        ask_before: Their names.
-        tools: The tools that there are, by name.
-        checkpointer: Where a run that waits is kept.
-
-    Raises:
-        ValueError: It names none of the tools, or there is no checkpointer.
-    """
-    if unknown := sorted(set(ask_before) - tools.keys()):
-        raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
-    if ask_before and checkpointer is None:
-        raise ValueError("ask_before needs a checkpointer: a run that waits is kept there")
-
-
-def ask_or_call(call: ToolCall, ask_before: Collection[str]) -> ToolCall | ToolOutcome:
-    """Stop the graph and ask, if the call's tool is one of those; it goes on with `Command(resume=…)`.
-
-    Returns:
-        The call if it is to be made (`resume=True`), else an outcome that says why not.
-    """
-    if call["name"] not in ask_before:
-        return call
-    decision = interrupt({"tool": call["name"], "arguments": call["args"], "question": "May this call be made?"})
-    if decision is True:
-        return call
-    reason = decision if isinstance(decision, str) and decision else "the user does not want this call"
-    return ToolOutcome(f"not carried out: {reason}", failed=True)

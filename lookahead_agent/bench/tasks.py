@@ -13,7 +13,6 @@ from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.metrics import Budget
 from lookahead_agent.agents.templates import template
 from lookahead_agent.agents.tool_sources import load_tools
 from lookahead_agent.bench.config import TaskConfig, TaskName
@@ -21,10 +20,6 @@ from lookahead_agent.bench.problems import Problem
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.errors import ConfigurationError
 
-BUDGET = Budget(steps=24, tokens=24_000, seconds=900)
-"""Of one run of a template."""
-
-_WITH_BUDGET = ("plan_execute", "rewoo", "llm_compiler")
 _VOTING_TEMPERATURE = 0.7
 
 
@@ -55,8 +50,6 @@ def solve(
         changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
     with tools_of(task, needs) as tools:
         graph = build(task.task, llm.model_copy(update=changes), tools)
-        if task.task in _WITH_BUDGET:
-            return str(graph.invoke({"question": question}, config).get("answer", ""))
         return str(graph.invoke({"messages": [HumanMessage(question)]}, config)["messages"][-1].text)
 
 
@@ -78,8 +71,7 @@ def build(name: TaskName, llm: ChatLookahead, tools: Sequence[BaseTool] | None =
         return make(llm, teams if tools is None else {tool.name: [tool] for tool in tools})
     if name in ("reflection", "self_consistency"):
         return make(llm)
-    how = {"budget": BUDGET} if name in _WITH_BUDGET else {}
-    return make(llm, [calculator] if tools is None else list(tools), **how)
+    return make(llm, [calculator] if tools is None else list(tools))
 
 
 @contextmanager

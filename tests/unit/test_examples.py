@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lookahead_agent.testing import scripted_chat
-from tests.unit.chat import is_for_a_planner
 from tests.unit.conftest import ReplaceChat
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,6 +41,8 @@ def reply_to(prompt: str) -> str:
         )
     if "You answer a question from what specialists" in prompt:
         return "23 were right."
+    if "You answer a question from the results of tool calls" in prompt:
+        return "They cost $18."
     if "You answer a question from the results" in prompt:
         result = prompt.rpartition("Results:")[2]
         if "ordered 12" in result:
@@ -51,12 +52,8 @@ def reply_to(prompt: str) -> str:
             if "search_documents(" in result
             else f"They are {result.removesuffix('assistant: ').split()[-1]}."
         )
-    if is_for_a_planner(prompt):
-        return "Pens are sold.\n\nPlan:\n1. All pens: 12 * 1.50"
-    if "You carry out one step" in prompt:
-        return CALL
-    if "You write the answer" in prompt:
-        return "They cost $18."
+    if "You solve problems with tools" in prompt:
+        return 'Pens are sold.\n\nPlan:\n1. calculator("12 * 1.50")'
     if "You think for an assistant" in prompt:
         return "I do my task."
     if "write the result into a file" in prompt:
@@ -71,7 +68,7 @@ SAYS = {
     "first_reply": ["It is 36.", "forward passes of the target]"],
     "per_node_policies": ["mine: 2 steps ahead", "They cost $18."],
     "drop_in_create_agent": ["It is 391."],
-    "streaming_steps": ["Plan:", "planner", "finisher"],
+    "streaming_steps": ["Plan:", "model", "tools"],
     "custom_verifier": ["2 + 2 = 4.\n\nSo it is 4.", "[1 of 2 steps from the draft]"],
     "custom_tool": ["May this call be made? order(", "It is ordered."],
     "deep_agent": ["/result.txt: 391", "It is 391, as the file says."],

@@ -14,11 +14,9 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from graphs.reflection import build_reflection
-from graphs.rewoo import build_rewoo
 from graphs.self_consistency import answer_of, build_self_consistency, is_decided
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.checkpoints import checkpointer
-from lookahead_agent.agents.metrics import Budget, Usage, add_usage
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -67,109 +65,6 @@ def _no_notes() -> None:
 
 
 THOUGHT = "I know the prices.\n\nI add them next."
-
-
-def calls(*made: tuple[str, dict[str, Any]]) -> str:
-    return json.dumps({"calls": [{"tool": name, "arguments": arguments} for name, arguments in made]})
-
-
-def test_rewoo_plans_once_and_calls_at_once() -> None:
-    planned = calls(
-        ("calculator", {"expression": "2*3"}),
-        ("calculator", {"expression": "4*5"}),
-        ("calculator", {"expression": "#E1 + #E2"}),
-    )
-    llm = model({"You plan how": THOUGHT, "You put a plan": planned, "You answer": "It is 26."})
-    graph = build_rewoo(llm, [calculator])
-    rounds = [sorted(update) for update in graph.stream({"question": "How much?"}, stream_mode="updates")]
-    assert rounds.count(["worker"]) == 3
-    state = graph.invoke({"question": "How much?"})
-    assert [entry["output"] for entry in state["evidence"]] == ["6", "20", "26"]
-    assert state["evidence"][2]["call"]["arguments"] == {"expression": "6 + 20"}
-    assert state["answer"] == "It is 26."
-    assert state["usage"]["steps"] == 6
-
-
-@pytest.mark.parametrize(
-    "planned",
-    [
-        calls(("calculator", {"expression": "#E" + "9" * 5_000})),
-        calls(("calculator", {"expression": "#E\u0663"})),
-        '{"calls": [{"tool": "calculator", "arguments": "1+1"}, {"tool": "calculator", "arguments": ["a"]}, 7, null]}',
-    ],
-    ids=["a number that is none", "other digits", "arguments that are none"],
-)
-def test_rewoo_goes_on_after_plans_that_cannot_be_read(planned: str) -> None:
-    llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "I do not know."})
-    assert build_rewoo(llm, [calculator]).invoke({"question": "?"})["answer"] == "I do not know."
-
-
-def test_rewoo_goes_on_without_what_failed() -> None:
-    planned = calls(
-        ("calculator", {"expression": "1/0"}),
-        ("calculator", {"expression": "#E1 + 1"}),
-        ("calculator", {"expression": "#E9 + 1"}),
-        ("oracle", {}),
-        ("calculator", {"sum": 1}),
-    )
-    llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "I do not know."})
-    state = build_rewoo(llm, [calculator]).invoke({"question": "?"})
-    outputs = {entry["call"]["number"]: entry["output"] for entry in state["evidence"]}
-    assert set(outputs) == {1, 4, 5}, "calls that need what failed, or what there is not, are not made"
-    assert "divides by zero" in outputs[1]
-    assert "no tool oracle" in outputs[4]
-    assert "wrong arguments" in outputs[5]
-    assert state["answer"] == "I do not know."
-
-
-def test_rewoo_without_a_plan_and_at_a_limit() -> None:
-    llm = model({"You plan": THOUGHT, "You put": "no json", "You answer": "I do not know."})
-    assert build_rewoo(llm, [calculator]).invoke({"question": "?"})["plan"] == []
-    cut = calls(("calculator", {"expression": "2 * 3"}), ("calculator", {"expression": "6 * 712"}))[:-6]
-    llm = model({"You plan": THOUGHT, "You put": cut, "You answer": "I do not know."})
-    state = build_rewoo(llm, [calculator]).invoke({"question": "?"})
-    assert (state["plan"], state.get("evidence", [])) == ([], []), "half a number would be another number"
-    unlike = json.dumps({"calls": [{}, {"tool": "calculator", "arguments": {"expression": "2 * 3"}}]})
-    llm = model({"You plan": THOUGHT, "You put": unlike, "You answer": "I do not know."})
-    assert [call["number"] for call in build_rewoo(llm, [calculator]).invoke({"question": "?"})["plan"]] == [2]
-    planned = calls(*[("calculator", {"expression": f"#E{n} + 1" if n else "1"}) for n in range(9)])
-    llm = model({"You plan": THOUGHT, "You put": planned, "You answer": "About 2."})
-    state = build_rewoo(llm, [calculator], budget=Budget(steps=4)).invoke({"question": "?"})
-    assert len(state["evidence"]) == 2
-    assert state["stopped"] == "the limit of 4 steps is reached"
-    assert state["answer"] == "About 2."
-
-
-def test_rewoo_reads_a_plan_of_calculations_as_it_stands() -> None:
-    plan = "1. Pens: 2 * 3\n2. Less: 4 - 10\n\n3. All: pens + 5 = 11\n4. Squared: result 2 ^ 2"
-    llm = model({"You plan": plan, "You put": "The caller is not asked.", "You answer": "It is 36."})
-    state = build_rewoo(llm, [calculator]).invoke({"question": "?"})
-    assert [entry["call"]["arguments"]["expression"] for entry in by_number(state)] == [
-        "2 * 3", "4 - 10", "6 + 5", "(-6) ^ 2",
-    ]  # fmt: skip
-    assert [entry["output"] for entry in by_number(state)] == ["6", "-6", "11", "36"]
-    assert state["usage"]["steps"] == 6, "two replies and four calls"
-
-
-@pytest.mark.parametrize(
-    ("plan", "more"),
-    [
-        ("I add them.\n1. Pens: 2 * 3", {}),
-        ("1. Pens: 2 * 3\n2. All: the sum", {}),
-        ("2. Pens: 2 * 3", {}),
-        ("1. Pens: result 1 * 3", {}),
-        ("1. Pens: 2 * 3", {"calculate": False}),
-    ],
-)
-def test_rewoo_asks_the_caller_about_any_other_plan(plan: str, more: dict[str, bool]) -> None:
-    planned = calls(("calculator", {"expression": "7"}))
-    llm = model({"You plan": plan, "You put": planned, "You answer": "It is 7."})
-    state = build_rewoo(llm, [calculator], **more).invoke({"question": "?"})
-    assert [entry["output"] for entry in state["evidence"]] == ["7"]
-
-
-def by_number(state: Any) -> list[Any]:
-    return sorted(state["evidence"], key=lambda entry: entry["call"]["number"])
 
 
 def verdict(word: str) -> str:
@@ -378,20 +273,6 @@ async def test_a_cancelled_vote_leaves_no_request() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     await becomes(lambda: target.in_flight == 0)
-
-
-def test_limits() -> None:
-    assert Budget(steps=2).reached(Usage(steps=1)) is None
-    assert Budget(tokens=10).reached(Usage(tokens=10)) == "the limit of 10 tokens is reached"
-    assert Budget(seconds=1).reached(Usage(seconds=2.0)) == "the limit of 1 seconds is reached"
-    assert add_usage(Usage(steps=1), Usage(steps=2, seconds=1.0)) == {"steps": 3, "tokens": 0, "seconds": 1.0}
-    with pytest.raises(ValueError, match="above 0"):
-        Budget(steps=0)
-
-
-def test_templates_need_tools() -> None:
-    with pytest.raises(ValueError, match="at least one tool"):
-        build_rewoo(scripted_chat("x"), [])
 
 
 @pytest.mark.parametrize("build", [build_reflection, build_self_consistency])

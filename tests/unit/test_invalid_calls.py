@@ -10,10 +10,8 @@ from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
-from graphs.plan_execute import build_plan_execute
-from graphs.rewoo import build_rewoo
 from lookahead_agent import ChatLookahead, InvalidToolCallMiddleware
-from tests.unit.chat import is_for_a_planner, scripted_chat
+from tests.unit.chat import scripted_chat
 
 UNREADABLE = '<tool_call>{"name": "look_up", "arguments": {"word": "a" "b"}}</tool_call>'
 GOOD = '<tool_call>{"name": "look_up", "arguments": {"word": "tea"}}</tool_call>'
@@ -41,47 +39,6 @@ def by_errors(*replies: str, calls: str = "You solve") -> Any:
         return replies[min(prompt.count("\ntool: "), len(replies) - 1)]
 
     return reply
-
-
-def test_plan_execute_plans_anew_and_knows_why() -> None:
-    seen: list[str] = []
-
-    def reply(prompt: str) -> str:
-        seen.append(prompt)
-        if is_for_a_planner(prompt):
-            return "Plan:\n1. Look tea up"
-        if "Look tea up" in prompt and "could not be read" not in prompt:
-            return '{"name":"look_up","arguments":{"word":'
-        if "could not be read" in prompt and not looked_up:
-            return '{"name":"look_up","arguments":{"word":"tea"}}'
-        return "It is a drink."
-
-    graph = build_plan_execute(scripted_chat(reply, policy="off"), [look_up])
-    state = graph.invoke({"question": "What is tea?"})
-    assert state["answer"] == "It is a drink."
-    assert state["plans"] == 2
-    assert "could not be read" in state["results"][0]["output"]
-    assert looked_up == ["tea"]
-
-
-@pytest.mark.parametrize("readable", [True, False])
-def test_rewoo_asks_once_more_for_calls_that_could_not_be_read(readable: bool) -> None:
-    whole = '{"calls":[{"tool":"look_up","arguments":{"word":"tea"}}]}'
-
-    def reply(prompt: str) -> str:
-        if "You put a plan" in prompt:
-            return whole if readable and "could not be read" in prompt else whole[:-20]
-        if "You answer a problem" in prompt:
-            return "It is a drink." if "tea is a drink" in prompt else "I do not know."
-        return "Look tea up."
-
-    state = build_rewoo(scripted_chat(reply, policy="off"), [look_up]).invoke({"question": "What is tea?"})
-    if readable:
-        assert (state["answer"], state["stopped"]) == ("It is a drink.", "")
-        assert looked_up == ["tea"]
-    else:
-        assert state["answer"] == "I do not know."
-        assert "the calls could not be read" in state["stopped"]
 
 
 class Agent:

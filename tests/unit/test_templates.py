@@ -47,8 +47,7 @@ def build(name):
         graph = build(llm)
     else:
         graph = build(llm, [look_up])
-    asked = {"task" if name == "reflection" else "question": "How?"}
-    return templates.template("graphs", name), graph.invoke(asked)["answer"]
+    return templates.template("graphs", name), graph.invoke({"messages": [("human", "How?")]})["messages"][-1].text
 
 with ThreadPoolExecutor(12) as pool:
     for name in sys.argv[1:]:
@@ -117,6 +116,5 @@ def test_a_graph_tells_the_schema_of_its_input_and_output(name: str) -> None:
     tools = {"one": [word_of]} if name == "supervisor" else [word_of]
     given = [] if name in ("reflection", "self_consistency") else [tools]
     graph = getattr(template("graphs", name), f"build_{name}")(scripted_chat("Fine.", policy="off"), *given)
-    asked = "task" if name == "reflection" else "question"
-    assert graph.get_input_jsonschema()["properties"][asked]["type"] == "string"
-    assert graph.get_output_jsonschema()["properties"]["answer"]["type"] == "string"
+    assert graph.get_input_jsonschema()["properties"]["messages"]["type"] == "array"
+    assert graph.get_output_jsonschema()["properties"]["messages"]["type"] == "array"

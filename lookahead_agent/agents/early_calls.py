@@ -1,0 +1,194 @@
+"""Tool calls that begin while their plan is still being written (LLMCompiler, arXiv 2312.04511, section 3.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import aclosing, closing, suppress
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from langchain.agents.middleware import ModelRequest, ModelResponse, ToolCallRequest
+from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, ToolCall, ToolMessage
+from langchain_core.tools import BaseTool
+from langgraph.errors import GraphBubbleUp
+
+from lookahead_agent.agents.middleware import lookahead_settings
+from lookahead_agent.agents.plan_run import plan_call
+from lookahead_agent.agents.planning import PlanMiddleware
+from lookahead_agent.agents.plans import read_plan
+from lookahead_agent.agents.tool_results import ToolResultMiddleware
+
+MOST_CALLS = 8
+"""Early calls that run at the same time."""
+
+
+class EarlyCallMiddleware(PlanMiddleware):
+    """`PlanMiddleware` that streams the planner's reply and starts calls as soon as their lines are complete.
+
+    Early calls go to the tools themselves, past the agent's tool node and the caller's `wrap_tool_call` middleware.
+    The tool node makes a call again that fails so, or that asks a person.
+
+    Args:
+        tools: As of `PlanMiddleware`, and so are the further arguments but `ordered`.
+        later: Names of tools that never start early.
+    """
+
+    def __init__(self, tools: Sequence[BaseTool], *, later: Collection[str] = (), **more: Any) -> None:
+        super().__init__(tools, **more)
+        self._early = {
+            name: tool
+            for name, tool in self.by_name.items()
+            if name not in later and (tool.metadata or {}).get("readOnlyHint") is not False and not _is_injected(tool)
+        }
+
+    def ask(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> list[AnyMessage]:
+        """Ask the model; a plan's calls run meanwhile, and their messages follow the plan."""
+        if not self.is_planning(request):
+            return super().ask(request, handler)
+        early, running, results = _EarlyCalls(self, request), set[Future[None]](), self._results(request)
+
+        def start(*, complete: bool = False) -> None:
+            for one in early.ready(complete=complete):
+                # With the context of the node: tools are traced where they belong.
+                running.add(threads.submit(copy_context().run, make, one))
+
+        def make(one: _Ready) -> None:
+            with suppress(GraphBubbleUp):  # it asks a person: the tool node's part
+                early.record(one, results.wrap_tool_call(one.request, lambda made: _called(made).invoke(one.call)))
+            start()
+
+        stream: Any = request.model.stream(_prompt(request), **request.model_settings)
+        with ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="early-call") as threads, closing(stream) as chunks:
+            for chunk in chunks:
+                early.read(chunk)
+                start()
+            start(complete=True)
+            while any(not future.done() for future in list(running)):
+                wait(list(running))
+        return early.messages()
+
+    async def aask(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> list[AnyMessage]:
+        """`ask` in an event loop."""
+        if not self.is_planning(request):
+            return await super().aask(request, handler)
+        early, running, results = _EarlyCalls(self, request), set[asyncio.Task[None]](), self._results(request)
+
+        def start(*, complete: bool = False) -> None:
+            for one in early.ready(complete=complete):
+                running.add(asyncio.create_task(make(one)))
+
+        async def make(one: _Ready) -> None:
+            async def call(made: ToolCallRequest) -> Any:
+                return await _called(made).ainvoke(one.call)
+
+            with suppress(GraphBubbleUp):
+                early.record(one, await results.awrap_tool_call(one.request, call))
+            start()
+
+        stream: Any = request.model.astream(_prompt(request), **request.model_settings)
+        try:
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    early.read(chunk)
+                    start()
+            start(complete=True)
+            while any(not task.done() for task in list(running)):
+                await asyncio.wait(list(running))
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return early.messages()
+
+    def early_tool(self, name: str | None) -> BaseTool | None:
+        """The tool, if its calls may start early."""
+        return self._early.get(name or "")
+
+    def _results(self, request: ModelRequest[Any]) -> ToolResultMiddleware:
+        return ToolResultMiddleware(request.model, exact=bool(lookahead_settings(request.model, node="planner")))
+
+
+class _Ready(NamedTuple):
+    """A call whose line is complete and whose references are known."""
+
+    number: int
+    call: ToolCall
+    request: ToolCallRequest
+
+
+class _EarlyCalls:
+    """Which calls of a plan can start, and the results of those that went well."""
+
+    def __init__(self, middleware: EarlyCallMiddleware, request: ModelRequest[Any]) -> None:
+        self._middleware = middleware
+        self._number = middleware.plan_number(request)
+        self._request = request
+        self._reply = AIMessageChunk(content="")
+        self._calls: dict[int, ToolCall] = {}
+        self._results: dict[int, ToolMessage] = {}
+        self._lock = threading.Lock()
+
+    def read(self, chunk: AIMessageChunk) -> None:
+        """Take in a piece of the reply."""
+        with self._lock:
+            self._reply += chunk
+
+    def record(self, one: _Ready, result: Any) -> None:
+        """Keep a result; a call that failed is left to the tool node."""
+        if isinstance(result, ToolMessage) and result.status != "error":
+            with self._lock:
+                self._results[one.number] = result
+
+    def messages(self) -> list[AnyMessage]:
+        """The reply, and the calls that went well with their results."""
+        reply = AIMessage(**self._reply.model_dump(exclude={"type", "tool_call_chunks", "chunk_position"}))
+        made = sorted(self._results)
+        if not made:
+            return [reply]
+        calls = AIMessage("", name="executor", tool_calls=[self._calls[number] for number in made])
+        return [reply, calls, *(self._results[number] for number in made)]
+
+    def ready(self, *, complete: bool) -> list[_Ready]:
+        """The calls that can start now, each once.
+
+        Args:
+            complete: Whether the reply is; its last line may go on otherwise.
+        """
+        with self._lock:
+            text = str(self._reply.text)
+            lines = read_plan(text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name)
+            results = {number: message.text for number, message in self._results.items()}
+            found: list[_Ready] = []
+            for line in lines:
+                tool = self._middleware.early_tool(line.tool)
+                if tool is None:
+                    break  # what stands behind a line that may write waits for it
+                if line.number in self._calls or not line.references <= results.keys():
+                    continue
+                if (arguments := line.filled(results)) is not None:
+                    call = plan_call(self._number, line.number, tool.name, arguments)
+                    self._calls[line.number] = call
+                    given = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
+                    found.append(_Ready(line.number, call, given))
+            return found
+
+
+def _called(request: ToolCallRequest) -> BaseTool:
+    assert request.tool is not None
+    return request.tool
+
+
+def _prompt(request: ModelRequest[Any]) -> list[AnyMessage]:
+    return [request.system_message, *request.messages] if request.system_message is not None else request.messages
+
+
+def _is_injected(tool: BaseTool) -> bool:
+    """Whether the tool takes arguments that only the agent's tool node can give, such as its runtime."""
+    return bool(set(getattr(tool.get_input_schema(), "model_fields", ())) - set(tool.args))

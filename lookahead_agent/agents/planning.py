@@ -1,0 +1,309 @@
+"""Middleware that plans before it acts: the plan's calls are carried out as they stand by the agent's own tool node.
+
+An agent of `create_agent` with `PlanMiddleware` has the usual `messages`: the planner's reply with thoughts, plan and
+the first tool calls, tool messages, further calls, and the answer. The middleware keeps no state. It reads the messages
+behind the last question, so that a run goes on from any checkpoint and a new question begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any
+
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
+from langchain_core.tools import BaseTool
+
+from lookahead_agent.agents.middleware import lookahead_settings
+from lookahead_agent.agents.plan_run import Conversation, PlanRun, plan_call
+from lookahead_agent.agents.plans import MARKER, PlanLine, plan_form
+from lookahead_agent.agents.prompts import describe_tools
+
+Turn = Generator[ModelRequest[Any], list[AnyMessage], list[AnyMessage]]
+"""Requests to the model, whose replies it is sent; returns the messages of the turn."""
+
+PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
+
+Plan:
+{form}"""
+
+REPLANNER = """{question}
+
+An earlier plan did not work. What was tried:
+
+{results}
+
+Write another plan for what is still missing."""
+
+EXECUTOR = """You carry out one line of a plan by one tool call. Put in values from the question and the results."""
+
+RETRY_TASK = """Question: {question}
+
+Results so far:
+
+{results}
+
+A call of {tool} failed:
+
+{error}
+
+Write a call without this fault."""
+
+EXECUTOR_TASK = """Question: {question}
+
+Results so far:
+
+{results}
+
+Call now, with values in place of results: {line}"""
+
+FINISHER_TASK = """Question: {question}
+
+Results:
+
+{results}"""
+
+
+class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Plans tool calls, has them carried out, and answers from their results.
+
+    The planner writes thoughts, which its policy may speculate on, and behind "Plan:" one call per line, which only the
+    target writes. A call runs as it stands once the results that it names are there. A model writes the calls of lines
+    that leave something open, and writes a failed call anew, with its error and the tool's schema. The labels of the
+    model's calls are "planner", "executor" and "finisher".
+
+    Args:
+        tools: The agent's tools.
+        planner: System prompt with {tools} and {form}, which asks for "Plan:" and numbered calls.
+        finisher: System prompt.
+        max_plans: Plans of one question; a further one is made when a call failed in the end.
+        max_retries: How often a failed call is written anew.
+        ordered: Whether lines run in their order unless their tools are read-only; else only tools that declare
+            `metadata={"readOnlyHint": False}` keep the order, and other lines wait for nothing but what they name.
+
+    Raises:
+        ValueError: No tools, or a limit out of its range.
+    """
+
+    name = "planning"
+
+    def __init__(
+        self,
+        tools: Sequence[BaseTool],
+        *,
+        planner: str,
+        finisher: str,
+        max_plans: int = 1,
+        max_retries: int = 2,
+        ordered: bool = False,
+    ) -> None:
+        super().__init__()
+        if not tools:
+            raise ValueError("a plan needs at least one tool")
+        if max_plans < 1 or max_retries < 0:
+            raise ValueError("max_plans is at least 1, and max_retries at least 0")
+        self.by_name = {tool.name: tool for tool in tools}
+        self._form = plan_form(tools)
+        self._planner = planner.format(tools=describe_tools(tools), form=self._form)
+        self._finisher = finisher
+        self._max_plans, self._max_retries, self._ordered = max_plans, max_retries, ordered
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Take the next turn: plan, calls, or answer."""
+        turn, replies = self._turn(request), None
+        while True:
+            try:
+                asked = next(turn) if replies is None else turn.send(replies)
+            except StopIteration as end:
+                return ModelResponse(result=end.value)
+            replies = self.ask(asked, handler)
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for agents that run in an event loop."""
+        turn, replies = self._turn(request), None
+        while True:
+            try:
+                asked = next(turn) if replies is None else turn.send(replies)
+            except StopIteration as end:
+                return ModelResponse(result=end.value)
+            replies = await self.aask(asked, handler)
+
+    def ask(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> list[AnyMessage]:
+        """Ask the model; the messages of its reply."""
+        return list(handler(request).result)  # type: ignore[arg-type]
+
+    async def aask(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> list[AnyMessage]:
+        """`ask` in an event loop."""
+        return list((await handler(request)).result)  # type: ignore[arg-type]
+
+    def is_planning(self, request: ModelRequest[Any]) -> bool:
+        """Whether a request is for a plan."""
+        return request.system_message is not None and request.system_message.text.endswith(self._planner)
+
+    def plan_number(self, request: ModelRequest[Any]) -> int:
+        """The number of the plan that a request is for, from 1 for each question."""
+        return len(Conversation(request.state["messages"], self.by_name).plans) + 1
+
+    def _turn(self, request: ModelRequest[Any]) -> Turn:
+        told: list[AnyMessage] = []
+        while True:
+            said = Conversation([*request.messages, *told], self.by_name)
+            run = said.plans[-1] if said.plans else None
+            if run is None or (self._failed(run) and not self._open(run) and len(said.plans) < self._max_plans):
+                asked = self._planner_request(request, said)
+                plan, *more = yield asked
+                if MARKER not in plan.text:
+                    plan, *more = _joined(plan, (yield self._plan_now_request(asked, plan)))
+                told += [_named(plan, "planner"), *more]
+                continue
+            if ready := self._ready(run):
+                calls = [plan_call(len(said.plans), number, name, args) for number, name, args in ready]
+                return _with_calls(told, calls)
+            if (line := self._next_open(run)) is not None:
+                reply, *_ = yield self._executor_request(request, said, run, line)
+                call = reply.tool_calls[0] if isinstance(reply, AIMessage) and reply.tool_calls else None
+                if call is None:
+                    told.append(AIMessage(reply.text, name="executor", additional_kwargs={"line": line.number}))
+                    continue
+                made = plan_call(len(said.plans), line.number, call["name"], call["args"])
+                told.append(_named(reply, "executor", [made]))
+                attempts = run.attempts.get(line.number, [])
+                if attempts and (attempts[-1].call["name"], attempts[-1].call["args"]) == (call["name"], call["args"]):
+                    told += [_repeated(made) for _ in range(self._max_retries)]
+                    continue
+                return told
+            answer, *_ = yield self._finisher_request(request, said, run)
+            return [*told, answer]
+
+    def _failed(self, run: PlanRun) -> bool:
+        """Whether not every line went well."""
+        return any(line.number not in run.results for line in run.lines)
+
+    def _open(self, run: PlanRun) -> bool:
+        return bool(self._ready(run)) or self._next_open(run) is not None
+
+    def _waits(self, line: PlanLine, run: PlanRun) -> bool:
+        """Whether a line needs results that are not there, or must not run before another."""
+        results = run.results
+        if not line.references <= results.keys():
+            return True
+        return any(
+            other.number < line.number and other.number not in results and self._keep_order(other, line)
+            for other in run.lines
+        )
+
+    def _keep_order(self, first: PlanLine, second: PlanLine) -> bool:
+        hints = [
+            (self.by_name[line.tool].metadata or {}).get("readOnlyHint") if line.tool is not None else None
+            for line in (first, second)
+        ]
+        return hints != [True, True] if self._ordered else False in hints or None in (first.tool, second.tool)
+
+    def _ready(self, run: PlanRun) -> list[tuple[int, str, dict[str, Any]]]:
+        """Number, tool and arguments of the calls that can run as they stand, all at once."""
+        ready = []
+        for line in run.lines:
+            if line.tool is None or run.tries(line) or self._waits(line, run):
+                continue
+            if (arguments := line.filled(run.results)) is not None:
+                ready.append((line.number, line.tool, arguments))
+                if self._keep_order(line, line):
+                    break
+        return ready
+
+    def _next_open(self, run: PlanRun) -> PlanLine | None:
+        """The first line whose call a model has to write: it leaves something open, or has failed."""
+        for line in run.lines:
+            if line.number not in run.results and run.tries(line) <= self._max_retries and not self._waits(line, run):
+                return line
+        return None
+
+    def _planner_request(self, request: ModelRequest[Any], said: Conversation) -> ModelRequest[Any]:
+        task = said.question
+        if said.plans:
+            shown = "\n\n".join(run.shown() for run in said.plans)
+            task = REPLANNER.format(question=task, results=shown)
+        settings = lookahead_settings(request.model, node="planner", action_markers=(MARKER,))
+        return _asking(request, self._planner, [*said.before, HumanMessage(task)], settings)
+
+    def _plan_now_request(self, asked: ModelRequest[Any], thoughts: AnyMessage) -> ModelRequest[Any]:
+        """Ask for the plan that a model left out behind its thoughts."""
+        now = HumanMessage(PLAN_NOW.format(form=self._form))
+        return asked.override(messages=[*asked.messages, AIMessage(thoughts.text), now])
+
+    def _executor_request(
+        self, request: ModelRequest[Any], said: Conversation, run: PlanRun, line: PlanLine
+    ) -> ModelRequest[Any]:
+        parts = {"question": said.question, "results": run.shown(without=line)}
+        if attempts := run.attempts.get(line.number):
+            # Without the call: a small model would copy it.
+            failed = attempts[-1]
+            task = RETRY_TASK.format(**parts, tool=failed.call["name"], error=failed.result.text)
+        else:
+            task = EXECUTOR_TASK.format(**parts, line=line.without_references())
+        tools: list[BaseTool | dict[str, Any]] = [*self.by_name.values()]
+        if line.tool is not None and run.tries(line) < 2:
+            tools = [self.by_name[line.tool]]
+        settings = lookahead_settings(request.model, node="executor")
+        asked = _asking(request, EXECUTOR, [HumanMessage(task)], settings)
+        return asked.override(tools=tools, tool_choice="any")
+
+    def _finisher_request(self, request: ModelRequest[Any], said: Conversation, run: PlanRun) -> ModelRequest[Any]:
+        shown = "\n\n".join(run.shown() for run in said.plans)
+        task = FINISHER_TASK.format(question=said.question, results=shown)
+        settings = lookahead_settings(request.model, node="finisher")
+        return _asking(request, self._finisher, [*said.before, HumanMessage(task)], settings)
+
+
+def _asking(
+    request: ModelRequest[Any], system: str, messages: list[AnyMessage], settings: dict[str, Any]
+) -> ModelRequest[Any]:
+    """A request without tools, behind the agent's own system prompt."""
+    own = f"{request.system_message.text}\n\n" if request.system_message is not None else ""
+    return request.override(
+        system_message=SystemMessage(own + system),
+        messages=messages,
+        tools=[],
+        tool_choice=None,
+        model_settings={**request.model_settings, **settings},
+    )
+
+
+def _named(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -> AIMessage:
+    changed: dict[str, Any] = {"name": name} | ({"tool_calls": calls} if calls is not None else {})
+    assert isinstance(reply, AIMessage)
+    return reply.model_copy(update=changed)
+
+
+def _joined(thoughts: AnyMessage, replies: list[AnyMessage]) -> list[AnyMessage]:
+    """The replies, of which the first begins with the thoughts."""
+    plan, *more = replies
+    return [plan.model_copy(update={"content": f"{thoughts.text.strip()}\n\n{plan.text.strip()}"}), *more]
+
+
+def _with_calls(told: list[AnyMessage], calls: list[ToolCall]) -> list[AnyMessage]:
+    """The turn's messages with calls: in the planner's message, if that is the last one."""
+    if told and isinstance(last := told[-1], AIMessage) and last.name == "planner":
+        return [*told[:-1], _named(last, "planner", calls)]
+    return [*told, AIMessage("", tool_calls=calls, name="executor")]
+
+
+def _repeated(call: ToolCall) -> ToolMessage:
+    text = "this call has failed before: it is not made again"
+    return ToolMessage(text, tool_call_id=call["id"], name=call["name"], status="error")

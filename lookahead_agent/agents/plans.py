@@ -1,0 +1,235 @@
+"""Plans of tool calls, `2. calculator("$1 * 1.19")` with the result of call 1 in the place of `$1`, and their lines."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+MARKER = "Plan:"
+"""The text that ends the thoughts and begins the plan; behind it only the target writes."""
+LONGEST_VALUE = 500
+"""Characters of a result that can be part of a longer argument."""
+
+_ITEM = re.compile(r"^[ \t>*#-]*(\d{1,4})[.):][ \t]+", re.MULTILINE)
+_CALL = re.compile(r"[`*_\s]*(?:[A-Za-z_]\w*\s*=\s*|\$\d+\s*=\s*)?([A-Za-z_]\w*)\(")
+# Not the beginning of an amount of money with cents.
+_REFERENCE = re.compile(r"\$\{?(\d{1,4})\b\}?(?![.,]\d)")
+_LEFT_OPEN = re.compile(r"\.{3}|…|<[^<>]*>|\$\d+(?=\s*(\.{3}|…))|\s")
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """A line of a plan.
+
+    Attributes:
+        number: From 1.
+        text: As the planner wrote it.
+        tool: Name of the bound tool that it calls; None: it is not a call of one.
+        arguments: The call's, by name; texts may hold $1, $2, and so on. None: they are left open or wrong, and
+            a model has to write them.
+        empty: Whether all arguments are left open, as in the form that the planner was shown.
+    """
+
+    number: int
+    text: str
+    tool: str | None = None
+    arguments: dict[str, Any] | None = None
+    empty: bool = False
+
+    @property
+    def references(self) -> frozenset[int]:
+        """Numbers of the earlier lines whose results the line names."""
+        texts = self.text if self.arguments is None else "\n".join(_texts(self.arguments))
+        named = {int(number) for number in _REFERENCE.findall(texts)}
+        return frozenset(number for number in named if 0 < number < self.number)  # another is an amount of money
+
+    def without_references(self) -> str:
+        """The text with gaps in the place of references, which a model would copy into a call."""
+        named = self.references
+        return _REFERENCE.sub(lambda match: "..." if int(match[1]) in named else match[0], self.text)
+
+    def filled(self, results: Mapping[int, str]) -> dict[str, Any] | None:
+        """The arguments with results in the place of their numbers.
+
+        Args:
+            results: By the number of the line.
+
+        Returns:
+            None where a model has to write them: they are left open, or a result of several lines would stand inside
+            a longer text.
+        """
+        if self.arguments is None:
+            return None
+        fits = True
+
+        def fill(text: str) -> Any:
+            nonlocal fits
+            whole = _REFERENCE.fullmatch(text.strip())
+            if whole is not None and int(whole[1]) in results:
+                return results[int(whole[1])]
+            named = [int(number) for number in _REFERENCE.findall(text)]
+            fits = fits and all(is_value(results[number]) for number in named if number in results)
+            return _REFERENCE.sub(lambda match: results.get(int(match[1]), match[0]).strip(), text)
+
+        arguments: dict[str, Any] = _in_texts(self.arguments, fill)
+        return arguments if fits else None
+
+
+def is_value(result: str) -> bool:
+    """Whether a result is one value, which can be part of a text: a short line."""
+    return len(result) <= LONGEST_VALUE and "\n" not in result.strip()
+
+
+def plan_form(tools: Sequence[BaseTool]) -> str:
+    """A plan with a call of each tool and open arguments, which shows a model the form."""
+    lines = []
+    for number, tool in enumerate(tools, 1):
+        schemas, required = _parameters(tool)
+        shown = '"..."' if number == 1 else '"... $1 ..."'
+        given = [f"{name}={shown if schemas[name].get('type') == 'string' else '...'}" for name in required]
+        lines.append(f"{number}. {tool.name}({', '.join(given)})")
+    return "\n".join(lines)
+
+
+def _parameters(tool: BaseTool) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Schemas of a tool's arguments by name, and the names of those that it needs."""
+    parameters = convert_to_openai_tool(tool)["function"].get("parameters", {})
+    return parameters.get("properties", {}), parameters.get("required", [])
+
+
+def read_plan(text: str, tools: Mapping[str, BaseTool]) -> list[PlanLine]:
+    """The numbered lines behind the first marker of a reply, without those that only copy the form.
+
+    Args:
+        text: The reply. A line's call may go over several lines of text.
+        tools: The bound tools by name.
+    """
+    _, _, plan = text.partition(MARKER)
+    starts: list[re.Match[str]] = []
+    for match in _ITEM.finditer(plan):
+        if int(match[1]) == len(starts) + 1 and not (starts and _is_open(plan[starts[-1].end() : match.start()])):
+            starts.append(match)
+    ends = [*(match.start() for match in starts[1:]), len(plan)]
+    lines = [
+        _read_line(number, plan[match.end() : end].strip(), tools)
+        for number, (match, end) in enumerate(zip(starts, ends, strict=False), 1)
+    ]
+    # A small model copies lines of the form that it needs no call for.
+    named = {number for line in lines if not line.empty for number in line.references}
+    kept = [line for line in lines if not line.empty or line.number in named]
+    return kept or lines
+
+
+def _read_line(number: int, text: str, tools: Mapping[str, BaseTool]) -> PlanLine:
+    found = _CALL.match(text)
+    if found is None or found[1] not in tools:
+        return PlanLine(number, text)
+    schemas, required = _parameters(tools[found[1]])
+    inside = _inside(text[found.end() :])
+    given = _arguments(inside, list(schemas)) if inside is not None else None
+    if given is None:
+        return PlanLine(number, text, found[1])
+    left_open = [value is ... or (isinstance(value, str) and not _LEFT_OPEN.sub("", value)) for value in given.values()]
+    complete = set(required) <= given.keys() <= schemas.keys() and not any(left_open)
+    return PlanLine(number, text, found[1], given if complete else None, empty=bool(given) and all(left_open))
+
+
+def _is_open(text: str) -> bool:
+    """Whether a call began in a text that has not ended there."""
+    found = _CALL.match(text)
+    return found is not None and _closed(text[found.end() :]) is None and '"""' in text
+
+
+def _closed(text: str) -> str | None:
+    """The text up to the bracket that closes the call, as Python would read it; None: there is none.
+
+    Line breaks inside of simple quotes become escapes, and references outside of quotes become texts.
+    """
+    made: list[str] = []
+    depth, quote, at = 1, "", 0
+    while at < len(text):
+        if quote and text[at] == "\\":
+            made.append(text[at : at + 2])
+            at += 2
+        elif quote:
+            ends = text.startswith(quote, at)
+            made.append(quote if ends else "\\n" if text[at] == "\n" and len(quote) == 1 else text[at])
+            at, quote = at + (len(quote) if ends else 1), "" if ends else quote
+        elif text[at] in "\"'":
+            quote = text[at] * 3 if text.startswith(text[at] * 3, at) else text[at]
+            made.append(quote)
+            at += len(quote)
+        elif lone := re.compile(rf"{_REFERENCE.pattern}(?=\s*[,)\]}}])").match(text, at):
+            made.append(json.dumps(lone[0]) if re.search(r"[,(=:\[]\s*$", "(" + "".join(made)) else lone[0])
+            at = lone.end()
+        else:
+            depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[at], 0)
+            if depth == 0:
+                return "".join(made)
+            made.append(text[at])
+            at += 1
+    return None
+
+
+def _inside(text: str) -> str | None:
+    """What stands between the brackets of a call; None: nothing closes it."""
+    closed = _closed(text)
+    if closed is None:  # such as an apostrophe in a text without quotes
+        line = text.split("\n", 1)[0].rstrip("`*_ ")
+        closed = line[:-1] if line.endswith(")") else None
+    return closed
+
+
+def _arguments(inside: str, names: Sequence[str]) -> dict[str, Any] | None:
+    """Arguments by name: Python literals; anything else is a text, as in `calculator(2 * 3)`."""
+    code = f"f({inside})"
+    try:
+        call = ast.parse(code, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _one_text(inside, names)
+    if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
+        return _one_text(inside, names)
+    if len(call.args) > len(names):
+        return None
+    given = {name: _value(code, node) for name, node in zip(names, call.args, strict=False)}
+    return given | {str(keyword.arg): _value(code, keyword.value) for keyword in call.keywords}
+
+
+def _one_text(inside: str, names: Sequence[str]) -> dict[str, Any] | None:
+    """The whole as the text of the tool's first argument."""
+    if not names:
+        return None
+    return {names[0]: re.sub(rf"^{re.escape(names[0])}\s*=\s*", "", inside.strip()).strip("\"'")}
+
+
+def _value(code: str, node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return ast.get_source_segment(code, node)
+
+
+def _in_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    """The same value with each text in it changed, however deep in lists and dictionaries."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return [_in_texts(entry, change) for entry in value]
+    if isinstance(value, dict):
+        return {key: _in_texts(entry, change) for key, entry in value.items()}
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [text for entry in value for text in _texts(entry)] if isinstance(value, (list, tuple)) else []

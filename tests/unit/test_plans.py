@@ -1,0 +1,128 @@
+"""Plans as texts: their lines, the calls in them, and results in the place of their numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.tools import tool
+
+from lookahead_agent.agents.plans import LONGEST_VALUE, is_value, plan_form, read_plan
+
+
+@tool
+def sql(statement: str) -> str:
+    """Ask the database."""
+    return ""
+
+
+@tool
+def calculator(expression: str) -> str:
+    """Work out an expression."""
+    return ""
+
+
+@tool
+def python(code: str) -> str:
+    """Run code."""
+    return ""
+
+
+@tool
+def read_file(name: str, first_line: int = 1) -> str:
+    """Read a file."""
+    return ""
+
+
+TOOLS = {made.name: made for made in (sql, calculator, python, read_file)}
+
+
+def arguments(line: str) -> dict[str, Any] | None:
+    (read,) = read_plan(f"Plan:\n1. {line}", TOOLS)
+    return read.arguments
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("sql(statement=\"SELECT a FROM t WHERE b = 'x(y'\")", {"statement": "SELECT a FROM t WHERE b = 'x(y'"}),
+        ("sql('SELECT 1')  # one", {"statement": "SELECT 1"}),
+        ("`calculator($1 * 1.19)`", {"expression": "$1 * 1.19"}),
+        ("calculator(expression=480 * $1)", {"expression": "480 * $1"}),
+        ("calculator($1)", {"expression": "$1"}),
+        ("sql(What's the total)", {"statement": "What's the total"}),
+        ('rows = sql("SELECT 2")', {"statement": "SELECT 2"}),
+        ('read_file("a.txt", first_line=3)', {"name": "a.txt", "first_line": 3}),
+        ('python(code="""\nimport json\n2. x\nprint(1)\n""")', {"code": "\nimport json\n2. x\nprint(1)\n"}),
+        ("python(code=\"import json\nprint('a')\")", {"code": "import json\nprint('a')"}),
+        ("sql()", None),
+        ('sql("...")', None),
+        ('read_file("a.txt", first_line=...)', None),
+        ('calculator(expression="... $1 ...")', None),
+        ('sql(query="SELECT 1")', None),
+        ('sql("a", "b")', None),
+    ],
+)
+def test_a_call_is_read_as_it_stands(line: str, expected: dict[str, Any] | None) -> None:
+    assert arguments(line) == expected
+
+
+def test_lines_that_are_no_calls_are_kept_for_a_model() -> None:
+    text = 'I think.\n\nPlan:\n1. look at the table\n2. other("x")\n3. sql("SELECT $1")\nThat is all.'
+    first, second, third = read_plan(text, TOOLS)
+    assert (first.tool, second.tool, third.tool) == (None, None, "sql")
+    assert third.references == {1}
+
+
+def test_thoughts_are_no_plan() -> None:
+    assert read_plan('1. sql("SELECT 1")', TOOLS) == []
+
+
+def test_lines_that_copy_the_form_are_left_out_unless_another_names_them() -> None:
+    lines = read_plan('Plan:\n1. sql("SELECT 1")\n2. calculator(expression="... $1 ...")', TOOLS)
+    assert [line.number for line in lines] == [1]
+    lines = read_plan('Plan:\n1. sql("...")\n2. calculator("$1 + 1")', TOOLS)
+    assert [line.number for line in lines] == [1, 2]
+    assert len(read_plan('Plan:\n1. sql("...")', TOOLS)) == 1, "the only line is not lost"
+
+
+def test_the_form_has_a_call_of_each_tool() -> None:
+    form = plan_form(list(TOOLS.values()))
+    lines = read_plan(f"Plan:\n{form}", TOOLS)
+    assert [line.tool for line in lines] == list(TOOLS)
+    assert all(line.empty for line in lines)
+
+
+def filled(line: str, **results: str) -> dict[str, Any] | None:
+    *_, last = read_plan(f'Plan:\n1. sql("a")\n2. sql("b")\n3. {line}', TOOLS)
+    return last.filled({int(name[1:]): text for name, text in results.items()})
+
+
+def test_a_result_of_one_value_stands_in_a_text() -> None:
+    assert filled('calculator("$1 * ${2}")', r1="347", r2=" 2\n") == {"expression": "347 * 2"}
+    assert filled('calculator("$1 and $5.50")', r1="347") == {"expression": "347 and $5.50"}, "money is no reference"
+
+
+def test_a_long_result_is_a_whole_argument_or_a_models_part() -> None:
+    rows = "a | b\n1 | 2"
+    assert filled('python("$1")', r1=rows) == {"code": rows}
+    assert filled('python("print($1)")', r1=rows) is None
+    assert not is_value("x" * (LONGEST_VALUE + 1))
+
+
+@given(st.text(), st.integers())
+def test_what_is_written_as_python_is_read_as_it_was(text: str, number: int) -> None:
+    read = arguments(f"read_file(name={text!r}, first_line={number!r})")
+    left_open = not text.strip() or set(text.split()) <= {"...", "…"} or "<" in text or "$" in text or "…" in text
+    if not left_open and "..." not in text:
+        assert read == {"name": text, "first_line": number}
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    for line in read_plan(f"Plan:\n1. sql({text}", TOOLS):
+        line.filled({1: "x", 2: "y\nz"})
+        json.dumps(line.arguments, default=str)
