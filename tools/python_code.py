@@ -82,7 +82,10 @@ def _tool(
         sees = f"It works in the folder with the files {', '.join(names[:_SHOWN])}{more}: open them by these names."
         if not names:
             sees = "It works in the folder of the files, which is empty now."
-    description = f"Run Python code (standard library alone, no numpy or pandas, no network) and return what it prints. Use print(). {sees} {kept}"
+    description = (
+        "Run Python code (standard library alone, no numpy or pandas, no network) and return what it prints. "
+        f"Use print(). {sees} {kept}"
+    )
 
     @make_tool(description=description, rest="print less", read_only=False)
     def python(code: str) -> str:
