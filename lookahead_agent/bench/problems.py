@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.jsonl import read_lines, read_value
@@ -17,14 +17,12 @@ from lookahead_agent.jsonl import read_lines, read_value
 OWN = "own"
 """The packaged problems: word problems in several steps. A program made them: no model has been trained on them."""
 
-AnswerKind = Literal["number", "math", "choice"]
-"""How answers are compared: as numbers, as mathematical expressions, or as letters of choices."""
+AnswerKind = Literal["number", "math"]
+"""How answers are compared: as numbers, or as mathematical expressions."""
 
 _NUMBER = r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+"
 _TOLERANCE = 0.006
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_CHOICE = re.compile(r"(?:answer|choice|option)[^A-Za-z0-9]*(?:is)?[^A-Za-z0-9]*\(?([A-J])\b", re.IGNORECASE)
-_LONE_LETTER = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,7 @@ class Problem:
         return hashlib.sha256(f"{self.question}\0{checked}".encode(errors="surrogatepass")).hexdigest()[:12]
 
     def accepts(self, reply: str, kind: AnswerKind = "number") -> bool | None:
-        """Whether a reply is correct; None: nothing to check.
-
-        Raises:
-            ConfigurationError: The kind does not exist.
-            MissingExtraError: "math" needs math-verify.
-        """
+        """Whether a reply is correct; None: nothing to check."""
         if self.answer is not None:
             return is_correct(reply, self.answer, kind)
         if self.check is None:
@@ -125,9 +118,10 @@ def dataset_file(name: str) -> Path:
 
 def is_correct(text: str, answer: str, kind: AnswerKind = "number") -> bool:
     """Whether a reply gives the correct answer."""
-    if kind not in _CHECKS:
-        raise ConfigurationError(f"answers are {', '.join(get_args(AnswerKind))}, not {kind!r}")
-    return _CHECKS[kind](text, answer)
+    if kind == "math":
+        return _same_mathematics(text, answer)
+    expected = final_number(answer)
+    return expected is not None and final_number(text) == expected
 
 
 def final_number(text: str) -> Fraction | None:
@@ -136,20 +130,6 @@ def final_number(text: str) -> Fraction | None:
         text = boxed[-1]
     found = re.findall(_NUMBER, text.replace("{,}", ",").replace("\\$", "$"))
     return Fraction(found[-1].replace(",", "").replace("$", "")) if found else None
-
-
-def final_choice(text: str) -> str | None:
-    """The letter that a reply chooses: what is boxed, what is called the answer, else the last single letter."""
-    for found in (_BOXED.findall(text), _CHOICE.findall(text), _LONE_LETTER.findall(text)):
-        letters = [alone[-1] for entry in found if (alone := re.findall(r"\b[A-Ja-j]\b", entry))]
-        if letters:
-            return str(letters[-1]).upper()
-    return None
-
-
-def _same_number(text: str, answer: str) -> bool:
-    expected = final_number(answer)
-    return expected is not None and final_number(text) == expected
 
 
 def _same_mathematics(text: str, answer: str) -> bool:
@@ -162,14 +142,3 @@ def _same_mathematics(text: str, answer: str) -> bool:
     # Its time-outs are signals, which only the main thread may have.
     expected = parse(answer if "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
     return bool(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))
-
-
-def _same_choice(text: str, answer: str) -> bool:
-    return final_choice(text) == answer.strip(" ().").upper()
-
-
-_CHECKS: dict[str, Callable[[str, str], bool]] = {
-    "number": _same_number,
-    "math": _same_mathematics,
-    "choice": _same_choice,
-}

@@ -32,16 +32,7 @@ def solve(
     *,
     needs: Sequence[str] = (),
 ) -> str:
-    """The reply to a question, or the answer of a template's graph.
-
-    Args:
-        task: What to run.
-        llm: The chat model.
-        question: The question.
-        seed: Of a sampled reply.
-        config: Of the run.
-        needs: Names of the task's tools that the graph gets; none: all.
-    """
+    """The reply to a question, or the answer of a template's graph that gets the tools it needs (none named: all)."""
     question = task.full_question(question)
     if task.task == "questions":
         return ask(llm, question, seed, config)
@@ -76,12 +67,7 @@ def build(name: TaskName, llm: ChatLookahead, tools: Sequence[BaseTool] | None =
 
 @contextmanager
 def tools_of(task: TaskConfig, needs: Sequence[str] = ()) -> Iterator[list[BaseTool] | None]:
-    """The tools for one run; None: the task names no sources. What they write is written to a copy of their folder.
-
-    Args:
-        task: Names the sources.
-        needs: Names of the tools that the run gets; none: all.
-    """
+    """The tools that a run needs (none named: all), which write to a copy of their folder; None without sources."""
     if not task.tools:
         yield None
         return
@@ -97,11 +83,7 @@ def tools_of(task: TaskConfig, needs: Sequence[str] = ()) -> Iterator[list[BaseT
 
 
 def check_tools(task: TaskConfig, problems: Sequence[Problem]) -> None:
-    """Check that a task has the tools that its problems need, before any model loads.
-
-    Raises:
-        ConfigurationError: A source does not work, or a problem needs a tool that is not there.
-    """
+    """Check that a task has the tools that its problems need, before any model loads."""
     if not task.tools:
         return
     names = {tool.name for tool in load_tools(task.tools)}

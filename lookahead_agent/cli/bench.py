@@ -66,9 +66,7 @@ def run(
         list[str] | None, typer.Option("--task", "--template", help=f"{', '.join(TASKS)}. Repeatable.")
     ] = None,
     dataset: options.Dataset = "",
-    answer: Annotated[
-        str | None, typer.Option("--answer", help="How answers are compared: number, math or choice.")
-    ] = None,
+    answer: Annotated[str | None, typer.Option("--answer", help="How answers are compared: number or math.")] = None,
     limit: options.Limit = None,
     skip: options.Skip = None,
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,

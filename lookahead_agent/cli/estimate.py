@@ -12,7 +12,7 @@ from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
-from lookahead_agent.cost_model.estimator import Acceptance, Setting, TokenMethod, best_settings
+from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
 
 
@@ -34,9 +34,6 @@ def estimate(
     policy: options.Policy = options.DEFAULT_POLICY,
     dataset: options.Dataset = OWN,
     limit: options.Limit = 4,
-    method: Annotated[
-        TokenMethod, typer.Option("--token-speculation", help="Method of token speculation.")
-    ] = "draft_model",
     dummy_weights: Annotated[
         bool,
         typer.Option(
@@ -97,7 +94,7 @@ def estimate(
         found.step_tokens if step_tokens is None else step_tokens,
         found.verifier if verifier_seconds is None else verifier_seconds,
     )
-    settings = best_settings(measured, acceptance, tokens_by=method, grid=measurement.grid)
+    settings = best_settings(measured, acceptance, measurement.grid)
     if as_json:
         result = {
             "settings": [asdict(setting) for setting in settings],
@@ -108,10 +105,10 @@ def estimate(
         }
         typer.echo(json.dumps(result))
     else:
-        _show(measured, acceptance, settings, method)
+        _show(measured, acceptance, settings)
 
 
-def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting], method: TokenMethod) -> None:
+def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting]) -> None:
     show = Terminal(width=WIDE)
     show.print(as_rich(measured.table()))
     models = [
@@ -132,15 +129,15 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
             str(setting.depth or ""),
             str(setting.width or ""),
             str(setting.token_depth) if setting.token_depth > 1 else "",
-            _options(setting, method),
+            _options(setting),
         ]
         for setting in settings
     ]
     show.print(as_rich((headings, rows), words=("as options",)))
 
 
-def _options(setting: Setting, method: TokenMethod) -> str:
+def _options(setting: Setting) -> str:
     policy = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
     policy += f":width={setting.width}" if setting.width > 1 else ""
-    by = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else method
+    by = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else "draft_model"
     return policy + (f" --token-speculation {by}" if setting.token_depth > 1 else "")

@@ -17,7 +17,6 @@ _TOKENS = 3000
 ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
 """Modes with step speculation."""
-TokenMethod = Literal["draft_model", "ngram"]
 Speed = Callable[[int], float]
 """Tokens per second of each of so many target steps at once, over those of the target alone."""
 
@@ -28,7 +27,7 @@ class Grid:
 
     depths: tuple[int, ...] = (1, 2, 4, 6, 8)  # γ₁
     widths: tuple[int, ...] = (1, 2)  # w
-    token_depths: tuple[int, ...] = (2, 3, 5, 7)  # γ₂, of token speculation by `TokenMethod`
+    token_depths: tuple[int, ...] = (2, 3, 5, 7)  # γ₂, of token speculation in turn
     shared_draft_depths: tuple[int, ...] = (3, 5, 9, 17)  # γ₂, with a shared draft
 
 
@@ -56,20 +55,17 @@ class Setting:
     token_depth: int = 1  # γ₂: tokens of a step that one forward pass looks at; 1 without token speculation
 
 
-def best_settings(
-    costs: MachineCosts, acceptance: Acceptance, *, tokens_by: TokenMethod = "draft_model", grid: Grid = EVERY
-) -> list[Setting]:
+def best_settings(costs: MachineCosts, acceptance: Acceptance, grid: Grid = EVERY) -> list[Setting]:
     """The best setting of each mode, the fastest mode first.
 
     The simulation runs steps on the decoder's own scheduler, with the measured cost of as many target steps at once as
     there are at each moment. With token speculation a forward pass of the target looks at γ₂ tokens of each step. It
     costs as much as a batch of so many replies, and gains (1-α₂^γ₂)/(1-α₂) tokens. With a shared draft it looks at the
     tokens that the draft, on cores of its own, has written by then.
-    N-grams of the text, as `tokens_by`, cost nothing.
     """
     best = [
         max(
-            _settings(costs, acceptance, mode, tokens_by, grid),
+            _settings(costs, acceptance, mode, grid),
             key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width),
         )
         for mode in get_args(ModeName)
@@ -83,20 +79,18 @@ def predicted_speed(
     """Predicted speed of one setting with so many replies at once, against the target alone with as many."""
     if replies > 1:
         costs = costs.shared_by(replies)
-    speed = _target_speed(costs, acceptance, mode, token_depth, "draft_model")
+    speed = _target_speed(costs, acceptance, mode, token_depth)
     return _reply_speed(costs, acceptance, speed, depth if mode in LOOKAHEAD else 0, 1)
 
 
-def _settings(
-    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, tokens_by: TokenMethod, grid: Grid
-) -> Iterator[Setting]:
+def _settings(costs: MachineCosts, acceptance: Acceptance, mode: ModeName, grid: Grid) -> Iterator[Setting]:
     """Every setting of a mode."""
     tokens = {"off": (1,), "lr": (1,), "sd": grid.token_depths, "lr+sd": grid.token_depths}
     # A second candidate and draft tokens want the same room in a batch.
     widths = grid.widths if mode == "lr" else (1,)
     shapes = list(product(grid.depths, widths)) if mode in LOOKAHEAD else [(0, 0)]
     for token_depth in tokens.get(mode, grid.shared_draft_depths):
-        speed = _target_speed(costs, acceptance, mode, token_depth, tokens_by)
+        speed = _target_speed(costs, acceptance, mode, token_depth)
         for depth, width in shapes:
             yield Setting(mode, _reply_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)
 
@@ -116,14 +110,11 @@ def _reply_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, dept
     return found.steps * alone / found.seconds
 
 
-def _target_speed(
-    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, token_depth: int, tokens_by: TokenMethod
-) -> Speed:
+def _target_speed(costs: MachineCosts, acceptance: Acceptance, mode: ModeName, token_depth: int) -> Speed:
     target = costs.target if mode in ("off", "sd") else costs.beside
     alone = costs.target.at(1)
     by_tokens = token_depth if mode in ("sd", "lr+sd") else 1
-    share = alone / target.at(1)  # the draft model runs where the target does
-    draft_token = costs.draft_alone.at(1) / share if tokens_by == "draft_model" else 0.0
+    draft_token = costs.draft_alone.at(1) * target.at(1) / alone  # the draft model runs where the target does
     committed = sum(acceptance.tokens**position for position in range(by_tokens))
 
     @cache

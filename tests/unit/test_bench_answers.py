@@ -1,4 +1,4 @@
-"""Whether replies are found right: numbers, mathematics, choices."""
+"""Whether replies are found right: numbers, mathematics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from lookahead_agent.bench.problems import (
     AnswerKind,
     dataset_file,
-    final_choice,
     final_number,
     is_correct,
     read_problems,
@@ -46,11 +45,6 @@ def test_final_number(text: str, number: Fraction | None) -> None:
         (r"So it is \boxed{p - q}.", "p-q", "math", True),
         (r"So it is \boxed{q - p}.", "p-q", "math", False),
         (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)", "math", True),
-        (r"The answer is \boxed{C}.", "C", "choice", True),
-        (r"\boxed{\text{(b)}}", "B", "choice", True),
-        ("A is wrong, so the answer is (D).", "D", "choice", True),
-        ("**Answer:** B", "C", "choice", False),
-        ("Nothing fits.", "A", "choice", False),
     ],
 )
 def test_is_correct(text: str, answer: str, kind: AnswerKind, right: bool) -> None:
@@ -63,16 +57,6 @@ def test_mathematics_is_compared_in_any_thread() -> None:
     thread.start()
     thread.join()
     assert found == [True]
-
-
-def test_a_kind_that_does_not_exist() -> None:
-    with pytest.raises(ConfigurationError, match="number, math, choice"):
-        is_correct("1", "1", "colour")  # type: ignore[arg-type]
-
-
-def test_final_choice_takes_the_last_of_the_surest_kind() -> None:
-    assert final_choice(r"The answer is A. No: \boxed{B}") == "B"
-    assert final_choice("Option A fails; option C holds.") == "C"
 
 
 SOLUTIONS: dict[str, Callable[..., int]] = {
