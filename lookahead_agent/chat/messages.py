@@ -11,9 +11,7 @@ from langchain_core.messages import (
     BaseMessage,
     ChatMessage,
     FunctionMessage,
-    HumanMessage,
     InvalidToolCall,
-    SystemMessage,
     ToolCall,
     ToolMessage,
     convert_to_messages,
@@ -78,31 +76,22 @@ def _converted(message: BaseMessage, name: str) -> list[dict[str, Any]]:
 
 
 def _role(message: BaseMessage, name: str) -> str:
-    match message:
-        case SystemMessage():
-            return "system"
-        case HumanMessage():
-            return "user"
-        case AIMessage():
-            return "assistant"
-        case ToolMessage() | FunctionMessage():
-            return "tool"
-        case ChatMessage() if message.role.lower() in _ROLES:
-            return _ROLES[message.role.lower()]
-    kind = f"the role {message.role!r}" if isinstance(message, ChatMessage) else f"the type {type(message).__name__}"
-    raise ConfigurationError(f"{name} has {kind}; the model knows system, user, assistant and tool messages")
+    if isinstance(message, (ToolMessage, FunctionMessage)):
+        return "tool"
+    kind = message.role if isinstance(message, ChatMessage) else message.type.removesuffix("MessageChunk")
+    if (role := _ROLES.get(kind.lower())) is not None:
+        return role
+    told = f"the role {message.role!r}" if isinstance(message, ChatMessage) else f"the type {type(message).__name__}"
+    raise ConfigurationError(f"{name} has {told}; the model knows system, user, assistant and tool messages")
 
 
 def _reply(message: AIMessage, name: str) -> dict[str, Any]:
     calls, unread = _calls(message)
     content = message.content
     if not isinstance(content, str):
-        content = [block for block in content if not _is_call(block) and not _is_elsewhere(block)]
-    said = [_text(content, name, ""), str(message.additional_kwargs.get("refusal") or "")]
-    made: dict[str, Any] = {
-        "role": "assistant",
-        "content": "\n".join(filter(None, [*said, *map(_as_written, unread)])),
-    }
+        content = [block for block in content if _kind(block) not in _CALLS | _ELSEWHERE]
+    said = [_text(content, name, ""), str(message.additional_kwargs.get("refusal") or ""), *map(_as_written, unread)]
+    made: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, said))}
     if message.name:
         made["name"] = message.name
     if calls:
@@ -124,15 +113,24 @@ def _calls(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]]:
     known = {call["id"] for call in found}
     for block in message.content:
         # Most replies have their calls here once more.
-        if isinstance(block, dict) and _is_call(block) and known.isdisjoint((block.get("id"), block.get("call_id"))):
+        if (
+            isinstance(block, dict)
+            and _kind(block) in _CALLS
+            and known.isdisjoint((block.get("id"), block.get("call_id")))
+        ):
             arguments = next((block[key] for key in ("input", "args", "arguments") if key in block), None)
             found.append(_call(block.get("name"), arguments, block.get("call_id") or block.get("id")))
     old = message.additional_kwargs.get("function_call")
     if isinstance(old, Mapping) and not found:
         found.append(_call(old.get("name"), old.get("arguments"), _function_id(old.get("name"))))
-    calls = [call for call in found if call["type"] == "tool_call"]
-    unread = [call for call in found if call["type"] == "invalid_tool_call"]
-    return calls, unread
+    return _parted(found)
+
+
+def _parted(calls: Sequence[ToolCall | InvalidToolCall]) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    return (
+        [call for call in calls if call["type"] == "tool_call"],
+        [call for call in calls if call["type"] == "invalid_tool_call"],
+    )
 
 
 def _as_written(call: InvalidToolCall) -> str:
@@ -143,12 +141,8 @@ def _as_written(call: InvalidToolCall) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
 
 
-def _is_call(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") in _CALLS
-
-
-def _is_elsewhere(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") in _ELSEWHERE
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def _call(name: Any, arguments: Any, identifier: Any) -> ToolCall | InvalidToolCall:
@@ -191,9 +185,9 @@ def from_openai(fields: Mapping[str, Any]) -> BaseMessage:
     except (ValueError, NotImplementedError, TypeError, KeyError) as error:
         raise ConfigurationError(f"a message cannot be read: {' '.join(str(error).split())[:300]}") from error
     if isinstance(message, AIMessage):
-        calls = [_call_of(call) for call in given]
-        message.tool_calls += [call for call in calls if call["type"] == "tool_call"]
-        message.invalid_tool_calls += [call for call in calls if call["type"] == "invalid_tool_call"]
+        calls, unread = _parted([_call_of(call) for call in given])
+        message.tool_calls += calls
+        message.invalid_tool_calls += unread
         if isinstance(thinking, str):
             message.additional_kwargs[THINKING_KEY] = thinking
     return message
@@ -235,22 +229,12 @@ def without_empty_replies(converted: Sequence[dict[str, Any]]) -> list[dict[str,
     return left
 
 
-def thinking_of(message: BaseMessage) -> str:
+def thinking_of(message: AIMessage) -> str:
     """The thinking of a reply."""
-    if not isinstance(message, AIMessage):
-        return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
     # "thinking" is what replies of Anthropic's models have.
     stated = "".join(str(block.get(kind, "")) for kind in ("reasoning", "thinking") for block in blocks)
     return stated or str(message.additional_kwargs.get(THINKING_KEY) or "")
-
-
-def question(messages: Sequence[BaseMessage]) -> str:
-    """The last thing that somebody else than the model said."""
-    for message in reversed(messages):
-        if not isinstance(message, AIMessage):
-            return message.text
-    return ""
 
 
 def _without_results(content: Any) -> tuple[list[dict[str, Any]], Any]:

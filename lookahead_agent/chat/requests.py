@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables.config import ensure_config
 from pydantic import Field
 
 from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.chat.fields import EngineFields
-from lookahead_agent.chat.messages import conversation, question
+from lookahead_agent.chat.messages import conversation
 from lookahead_agent.engines.chat_template import continues
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable
@@ -79,7 +79,8 @@ class CallDefaults(SamplingArguments, EngineFields):
             text_or_ids = [part for part in prompt if isinstance(part, int)]
         else:
             said = [part for part in prompt if isinstance(part, BaseMessage)]
-            messages, asked = conversation(said), question(said)
+            messages = conversation(said)
+            asked = next((message.text for message in reversed(said) if not isinstance(message, AIMessage)), "")
             if continues(messages) and options.structured is not None:
                 raise ConfigurationError(
                     "the last message is the model's own, which a reply would continue, but a required tool call or a "

@@ -141,23 +141,18 @@ def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None 
         if code == _INTERRUPTED:
             errors.print("Interrupted.")
         return code
-    except ValidationError as error:
-        errors.error(validation_message(error))
-        return 2
-    except (ConfigurationError, ModelNotFoundError) as error:
-        errors.error(error)
-        return 2
-    except LookaheadError as error:
-        errors.error(error)
-        return 1
-    except OSError as error:
-        if error.errno not in _FULL:
-            errors.print(traceback.format_exc(), end="", soft_wrap=True)
-        else:
-            errors.error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
-        return 1
-    except Exception:  # a fault of the library: its traceback may have texts in it
-        errors.print(traceback.format_exc(), end="", soft_wrap=True)
+    except Exception as error:
+        match error:
+            case ValidationError():
+                errors.error(validation_message(error))
+                return 2
+            case LookaheadError():
+                errors.error(error)
+                return 2 if isinstance(error, (ConfigurationError, ModelNotFoundError)) else 1
+            case OSError(errno=number) if number in _FULL:
+                errors.error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+            case _:  # a fault of the library: its traceback may have texts in it
+                errors.print(traceback.format_exc(), end="", soft_wrap=True)
         return 1
     finally:
         CHAT_CLASS.reset(given)
