@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.output_parsers import BaseCumulativeTransformOutputParser, BaseOutputParser, JsonOutputParser
+from langchain_core.output_parsers import BaseOutputParser, BaseTransformOutputParser, JsonOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
@@ -164,7 +164,7 @@ def _form_of_mapping(schema: Mapping[str, Any]) -> Form:
     return _form(dict(schema))
 
 
-class FormParser(BaseCumulativeTransformOutputParser[Any]):
+class FormParser(BaseTransformOutputParser[Any]):
     """Reads a reply in a form: its text, or the arguments of its call.
 
     Only a whole value is a result. LangChain's own parsers complete what was cut off, and half an argument passes for a
@@ -221,44 +221,37 @@ class FormParser(BaseCumulativeTransformOutputParser[Any]):
                     raise _unreadable(generation, f"has no {error} in its call of {self.form.name}") from error
         raise _unreadable(generation, f"has no whole call of {self.form.name}")
 
-    # What LangChain yields of a stream is what is known of it each time that tells more; at last comes the whole.
+    # Of a stream comes what is known of it, each time that tells more, and at last the whole.
 
     def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:
-        chunks: list[str | BaseMessage] = []
+        whole: Any = None
         last: Any = _NOTHING
-
-        def noted() -> Iterator[str | BaseMessage]:
-            for chunk in input:
-                chunks.append(chunk)
-                yield chunk
-
-        for last in super()._transform(noted()):
-            yield last
-        yield from self._whole(chunks, last)
+        for chunk in input:
+            whole = chunk if whole is None else whole + chunk
+            for result in self._news(whole, last, partial=True):
+                yield (last := result)
+        yield from self._news(whole, last, partial=False)
 
     async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:
-        chunks: list[str | BaseMessage] = []
+        whole: Any = None
         last: Any = _NOTHING
-
-        async def noted() -> AsyncIterator[str | BaseMessage]:
-            async for chunk in input:
-                chunks.append(chunk)
-                yield chunk
-
-        async for last in super()._atransform(noted()):
-            yield last
-        for result in self._whole(chunks, last):
+        async for chunk in input:
+            whole = chunk if whole is None else whole + chunk
+            for result in self._news(whole, last, partial=True):
+                yield (last := result)
+        for result in self._news(whole, last, partial=False):
             yield result
 
-    def _whole(self, chunks: Sequence[Any], last: Any) -> Iterator[Any]:
-        """The result of all chunks, unless it was the last; raises OutputParserException if it is none."""
-        if chunks:
-            whole = sum(chunks[1:], start=chunks[0]) if isinstance(chunks[0], BaseMessage) else "".join(chunks)
-            is_message = isinstance(whole, BaseMessage)
-            result = self.parse_result([ChatGeneration(message=whole) if is_message else Generation(text=whole)])
-            # True and 1 are equal, and not the same.
-            if type(result) is not type(last) or result != last:
-                yield result
+    def _news(self, whole: Any, last: Any, *, partial: bool) -> list[Any]:
+        """The result of what has come, unless it was the last one told; raises OutputParserException if it is none."""
+        if whole is None:
+            return []
+        is_message = isinstance(whole, BaseMessage)
+        generation = ChatGeneration(message=whole) if is_message else Generation(text=whole)
+        result = self.parse_result([generation], partial=partial)
+        # True and 1 are equal, and not the same.
+        told = type(result) is type(last) and result == last
+        return [] if told or (partial and result is None) else [result]
 
 
 def _unreadable(generation: Generation, why: str) -> OutputParserException:

@@ -61,22 +61,21 @@ class ParsedReply:
         "parameters" and "args" are read as "arguments" where there is only one of them. A missing key is not empty:
         only a tool without parameters is called without arguments.
         """
+        name: Any = name_in(source)
         try:
             call = read_json(source)
+            if not isinstance(call, dict):
+                raise ValueError("it is no JSON object")
+            name = call.get("name")
+            keys = [key for key in _ARGUMENTS if key in call]
+            if unknown := sorted(call.keys() - {"name", *_ARGUMENTS} - _MEANINGLESS):
+                raise ValueError(f"a call has a name and arguments, not {', '.join(map(repr, unknown))}")
+            if len(keys) > 1:
+                raise ValueError(f"it has {' and '.join(map(repr, keys))}: which are its arguments?")
+            if not keys and not takes_nothing(name, tools):
+                raise ValueError('it has no "arguments"')
         except ValueError as error:
-            self.add_invalid(name_in(source), source, error)
-            return
-        if not isinstance(call, dict):
-            self.add_invalid(None, source, "it is no JSON object")
-            return
-        name = call.get("name")
-        keys = [key for key in _ARGUMENTS if key in call]
-        if unknown := sorted(call.keys() - {"name", *_ARGUMENTS} - _MEANINGLESS):
-            self.add_invalid(name, source, f"a call has a name and arguments, not {', '.join(map(repr, unknown))}")
-        elif len(keys) > 1:
-            self.add_invalid(name, source, f"it has {' and '.join(map(repr, keys))}: which are its arguments?")
-        elif not keys and not takes_nothing(name, tools):
-            self.add_invalid(name, source, 'it has no "arguments"')
+            self.add_invalid(name, source, error)
         else:
             self.add(name, call[keys[0]] if keys else None, source, tools)
 

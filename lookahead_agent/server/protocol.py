@@ -43,7 +43,7 @@ class HistoryModel(RequestModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class ContentPart(HistoryModel):
+class _ContentPart(HistoryModel):
     """A piece of a message; which types the model reads is decided where the messages are converted."""
 
     type: str
@@ -53,24 +53,22 @@ class ContentPart(HistoryModel):
 
 Content = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[ContentPart], Field(fail_fast=True, max_length=_MAX_PARTS), Tag("parts")],
+    | Annotated[list[_ContentPart], Field(fail_fast=True, max_length=_MAX_PARTS), Tag("parts")],
     Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
 ]
 
 
-class FunctionCall(HistoryModel):
+class _FunctionCall(HistoryModel):
     """The function that a reply called, as the model wrote it: it may lack a name or valid JSON."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCall(HistoryModel):
-    """A tool call of an earlier reply."""
-
+class _ToolCall(HistoryModel):
     id: str | None = None
     type: Literal["function"] | None = "function"
-    function: FunctionCall
+    function: _FunctionCall
     index: int | None = None
 
 
@@ -80,9 +78,9 @@ class Message(HistoryModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[_ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
-    function_call: FunctionCall | None = None
+    function_call: _FunctionCall | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -98,25 +96,19 @@ class Message(HistoryModel):
         return self
 
 
-class Function(RequestModel):
-    """A function that may be called."""
-
+class _Function(RequestModel):
     name: str = Field(pattern=r"^[\w.:-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(RequestModel):
-    """A tool that may be called."""
-
+class _Tool(RequestModel):
     type: Literal["function"]
-    function: Function
+    function: _Function
 
 
-class StreamOptions(RequestModel):
-    """How to stream."""
-
+class _StreamOptions(RequestModel):
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
@@ -131,7 +123,7 @@ class Sampled(RequestModel, SamplingArguments):
     model: str | None = None
     n: int = Field(1, ge=1)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: _StreamOptions | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = None
@@ -157,7 +149,7 @@ class ChatRequestBody(Sampled):
 
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: MaxTokens | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_TOOLS)
+    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
