@@ -6,7 +6,7 @@ import json
 import pickle
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.model_profile import ModelProfile
@@ -25,19 +25,11 @@ from lookahead_agent.generation.call_options import choose_tools, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.policy import VerifierPolicy
 
-_NO_MEDIA = ModelProfile(
-    image_inputs=False,
-    image_url_inputs=False,
-    pdf_inputs=False,
-    audio_inputs=False,
-    video_inputs=False,
-    image_tool_message=False,
-    pdf_tool_message=False,
-    image_outputs=False,
-    audio_outputs=False,
-    video_outputs=False,
-    attachment=False,
+_MEDIA = (
+    *(f"{kind}_{way}puts" for kind in ("image", "audio", "video") for way in ("in", "out")),
+    *("image_url_inputs", "pdf_inputs", "image_tool_message", "pdf_tool_message", "attachment"),
 )
+"""What this model does not take or write, by the names that LangChain's profiles have for it."""
 
 
 class BindingModel(BaseChatModel):
@@ -256,7 +248,7 @@ def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
         structured_output=True,
         temperature=True,
     )
-    profile.update(_NO_MEDIA)
+    profile.update(cast(ModelProfile, dict.fromkeys(_MEDIA, False)))
     if (engines := backend.running) is not None:
         profile["reasoning_output"] = backend.thinking(engines) is not None
     elif (catalogued := backend.catalogue_entry) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -22,7 +21,7 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config, get_c
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.decoding.request import STEP_EVENT, StepEvent
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
-from lookahead_agent.generation.tool_calls import as_invalid_json
+from lookahead_agent.generation.tool_calls import calls_as_text
 
 
 def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AIMessage:
@@ -86,18 +85,10 @@ def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
         if item.kind == "thinking":
             return ReplyChunk(content="", additional_kwargs={THINKING_KEY: item.text})
         return ReplyChunk(content=item.text)
+    written = calls_as_text(item.tool_calls, item.invalid_tool_calls)
     calls = [
-        tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index)
-        for index, call in enumerate(item.tool_calls)
-    ]
-    calls += [
-        tool_call_chunk(
-            name=call["name"],
-            args=as_invalid_json(call["args"] or ""),
-            id=call["id"],
-            index=len(item.tool_calls) + index,
-        )
-        for index, call in enumerate(item.invalid_tool_calls)
+        tool_call_chunk(name=name, args=arguments, id=identifier, index=index)
+        for index, (identifier, name, arguments) in enumerate(written)
     ]
     chunk = ReplyChunk(
         content="",

@@ -108,6 +108,14 @@ def as_invalid_json(source: str) -> str:
     return source if first and first not in '{["-0123456789tfnNI' else f"{UNREADABLE}{source}"
 
 
+def calls_as_text(
+    calls: Sequence[ToolCall], invalid: Sequence[InvalidToolCall]
+) -> list[tuple[str | None, str | None, str]]:
+    """Identity, name and arguments of calls, also of those that cannot be read, which nobody must complete."""
+    read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in calls]
+    return read + [(call["id"], call["name"], as_invalid_json(call["args"] or "")) for call in invalid]
+
+
 def takes_nothing(name: Any, tools: Tools) -> bool:
     """Whether a tool of this name has no parameters."""
     schemas = [tool["function"].get("parameters") or {} for tool in tools if tool["function"]["name"] == name]

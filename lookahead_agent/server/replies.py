@@ -16,7 +16,7 @@ from starlette.types import Send
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.background import all_of
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
-from lookahead_agent.generation.tool_calls import as_invalid_json
+from lookahead_agent.generation.tool_calls import calls_as_text
 from lookahead_agent.server.errors import ErrorReplies
 
 T = TypeVar("T")
@@ -156,19 +156,16 @@ def _text_parts(event: TextDelta | ChatReply) -> list[dict[str, Any]]:
 
 
 def _calls(reply: ChatReply) -> list[dict[str, Any]]:
-    """Tool calls, also those that cannot be read: clients report these themselves, and must not complete them."""
-    read = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in reply.tool_calls]
-    unread = [
-        (call["id"], call["name"] or "", as_invalid_json(call["args"] or "")) for call in reply.invalid_tool_calls
-    ]
+    """Tool calls, also those that cannot be read: clients report these themselves."""
+    written = calls_as_text(reply.tool_calls, reply.invalid_tool_calls)
     return [
         {
             "id": identifier or "",
             "type": "function",
-            "function": {"name": name, "arguments": arguments},
+            "function": {"name": name or "", "arguments": arguments},
             "index": index,
         }
-        for index, (identifier, name, arguments) in enumerate(read + unread)
+        for index, (identifier, name, arguments) in enumerate(written)
     ]
 
 
