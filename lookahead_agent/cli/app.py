@@ -32,10 +32,10 @@ _INTERRUPTED = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _COMMANDS = (
-    "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "hardware", "doctor",
+    "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "doctor",
     "bench", "models",
 )  # fmt: skip
-_MODULES = {"up": "daemon", "status": "daemon", "down": "daemon", "doctor": "hardware"}
+_MODULES = {"up": "daemon", "status": "daemon", "down": "daemon"}
 """The modules of commands that are not in a module of their name."""
 
 CHAT_CLASS: ContextVar[Callable[..., Any] | None] = ContextVar("chat_class", default=None)

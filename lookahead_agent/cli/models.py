@@ -26,7 +26,7 @@ def list_models() -> None:
     """List the catalogue: of models that are here also the precisions of their weights, target / draft.
 
     RISKS are those of which there are certificates, for policies such as risk=0.02.
-    In which precision they run is chosen when they start, or said with --precision: see `lookahead-agent hardware`."""
+    In which precision they run is chosen when they start, or said with --precision."""
     headings = ["NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "RISKS", "NOTE"]
     rows = []
     for known in CATALOGUE.values():
