@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from lookahead_agent.generation.tool_calls import (
     BrokenJsonError,
@@ -34,34 +34,19 @@ class Found:
     rank: int = 0
 
 
-class ToolParser(Protocol):
+class ToolParser(ABC):
     """Finds the tool calls in a reply."""
 
-    @property
-    def markers(self) -> tuple[str, ...] | None:
-        """Texts that begin a tool call; None if they are not known."""
-        ...
+    markers: tuple[str, ...] | None
+    """Texts that begin a tool call; None if they are not known."""
+    begins: re.Pattern[str]
+    """Where a call may begin."""
+    may_begin: re.Pattern[str]
+    """The end of a text, from where a call may begin once more text comes."""
 
-    @property
-    def begins(self) -> re.Pattern[str]:
-        """Where a call may begin."""
-        ...
-
-    @property
-    def may_begin(self) -> re.Pattern[str]:
-        """The end of a text, from where a call may begin once more text comes."""
-        ...
-
+    @abstractmethod
     def read(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
-        """Read on at a place where `begins` was found.
-
-        Args:
-            text: The whole reply, without its thinking.
-            at: The place.
-            tools: The tools that may be called.
-            cut: Whether the model had more to say.
-        """
-        ...
+        """Read on where `begins` was found in a whole reply without its thinking; `cut`: the model had more to say."""
 
 
 def invalid(
@@ -92,7 +77,7 @@ _UNTAGGED = (
 _FENCE_ENDS = re.compile(r"`{3,}")
 
 
-class JsonToolParser:
+class JsonToolParser(ToolParser):
     """Calls that are JSON, after a tag or without one: Hermes' format, which Qwen's chat template teaches, and Llama's.
 
     Args:
@@ -107,7 +92,7 @@ class JsonToolParser:
         self._separators = separators
         self._tags = [tag for tag in (opens, closes) if tag is not None]
         self._end = re.compile("|".join(map(re.escape, self._tags)))
-        self.markers: tuple[str, ...] = (opens, *_UNTAGGED)
+        self.markers = (opens, *_UNTAGGED)
         self.begins = re.compile(f"{re.escape(opens)}|{_FENCED}|{_CALL}")
         self.may_begin = re.compile(f"{beginnings(opens)}|{_HALF_FENCED}|{_HALF_CALL}")
 
@@ -235,17 +220,18 @@ def _names_tools(source: str, names: set[str]) -> bool:
     return bool(sources)
 
 
-class MistralToolParser:
+class MistralToolParser(ToolParser):
     """`[TOOL_CALLS]` before a list of calls, or before each call as `name{…}` or `name[ARGS]{…}`."""
 
-    markers: tuple[str, ...] = ("[TOOL_CALLS]",)
-    begins = re.compile(re.escape("[TOOL_CALLS]"))
-    may_begin = re.compile(beginnings("[TOOL_CALLS]"))
+    _MARKER = "[TOOL_CALLS]"
+    markers = (_MARKER,)
+    begins = re.compile(re.escape(_MARKER))
+    may_begin = re.compile(beginnings(_MARKER))
     _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
     def read(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
         """Read the calls after a marker, up to the next."""
-        begin = at + len(self.markers[0])
+        begin = at + len(self._MARKER)
         calls = ParsedReply("")
         head = self._HEAD.match(text, begin)
         start = head.end() if head is not None else skip_space(text, begin)

@@ -50,7 +50,7 @@ _IN_TEMPLATE = (
 )
 
 
-class VLLMToolParser:
+class VLLMToolParser(ToolParser):
     """One of vLLM's own parsers, asked for each call alone where calls can be told apart."""
 
     def __init__(self, name: str, tokenizer: HFTokenizer) -> None:
@@ -61,7 +61,7 @@ class VLLMToolParser:
         self.name = name
         self._tokenizer = tokenizer.backend
         self._units = _UNITS.get(name)
-        self.markers: tuple[str, ...] | None = None
+        self.markers = None
         # A format that is not known may begin anywhere: all of the reply is read when it is complete.
         self.begins, self.may_begin = re.compile(r"\A"), re.compile(r"(?!)")
         if self._units is not None:
