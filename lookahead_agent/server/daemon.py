@@ -103,12 +103,13 @@ def bound_socket() -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-def start_daemon(arguments: Sequence[str], tell: Callable[[str], None]) -> int:
+def start_daemon(arguments: Sequence[str], tell: Callable[[str], None], command: str = _COMMAND) -> int:
     """Start the command line as a process of its own session; returns its id, once the server answers.
 
     Args:
         arguments: Of the command line.
         tell: Given the lines of its log until then.
+        command: The program, in Python.
 
     Raises:
         ConfigurationError: Another server starts or ends just now.
@@ -119,7 +120,7 @@ def start_daemon(arguments: Sequence[str], tell: Callable[[str], None]) -> int:
     with log_path().open("wb") as log, log_path().open(encoding="utf-8", errors="replace") as told:
         process = subprocess.Popen(
             # -P: what lies in the current folder is not imported.
-            [sys.executable, "-P", "-c", _COMMAND, *arguments],
+            [sys.executable, "-P", "-c", command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

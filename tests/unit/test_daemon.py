@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from langchain_core.tools import tool
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
 from lookahead_agent.engines.scripted import reply_script
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError, LookaheadError
 from lookahead_agent.generation.backend import request_from_json, request_to_json
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.server_backend import (
@@ -38,7 +39,7 @@ from lookahead_agent.generation.server_backend import (
 )
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.server.daemon import bound_socket, private_dir, start_lock
+from lookahead_agent.server.daemon import bound_socket, log_path, private_dir, start_daemon, start_lock
 from lookahead_agent.testing import scripted_chat
 from tests.unit.serving import serving, serving_private_api
 from tests.unit.test_streams import said, summed
@@ -325,6 +326,26 @@ def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_n
         assert socket_path().exists()
     with pytest.raises(LookaheadError):
         client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
+
+
+def test_a_start_in_the_background_tells_its_log_until_the_server_answers() -> None:
+    told: list[str] = []
+    loading = (
+        'import sys, time; print("Loading …"); print("half", end="", flush=True); time.sleep(0.5); print(" a line")'
+    )
+    pid = start_daemon(["digest"], told.append, loading + SERVER)
+    try:
+        status = background.run(server_status())
+        assert status is not None
+        assert (status.pid, status.engines) == (pid, "digest")
+        assert told[:2] == ["Loading …", "half a line"]
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+    assert background.run(server_status()) is None
+    with pytest.raises(EngineStartError, match="did not start: no memory") as error:
+        start_daemon([], told.append, "import sys; print('Loading …'); sys.exit('Error: no memory')")
+    assert str(log_path()) in str(error.value)
 
 
 FORKED = """
