@@ -67,14 +67,7 @@ def end_at_whole_line(file: BinaryIO) -> None:
 
 
 class RowFile:
-    """Rows of results in a file that survives interruptions.
-
-    Args:
-        path: A JSON Lines file, which need not exist yet. One that xz compressed (.xz) is only read.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """Rows of results in a file that survives interruptions; it need not exist yet. A compressed one is only read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

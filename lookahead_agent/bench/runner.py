@@ -157,7 +157,6 @@ class Bench:
         return Sample(
             task=job.task.name,
             workload=job.task.task,
-            dataset=Path(job.task.dataset).name,
             problem=job.problem.id,
             problem_fingerprint=job.problem.fingerprint,
             sample=job.sample,
@@ -165,8 +164,6 @@ class Bench:
             seed=seed,
             mode=job.configuration.mode,
             configuration=job.configuration.name,
-            policies=sorted({call.policy for call in recorder.calls}),
-            concurrency=job.task.concurrency,
             seconds=seconds,
             correct=job.problem.accepts(answer, job.task.answer),
             answer=answer,

@@ -77,7 +77,6 @@ class Sample(_Row):
     kind: Literal["sample"] = "sample"
     task: str
     workload: str = "questions"  # "questions", or the template's name
-    dataset: str = ""
     problem: str  # its id
     problem_fingerprint: str = ""
     sample: int = 0  # its number, from 0
@@ -85,8 +84,6 @@ class Sample(_Row):
     seed: int | None = None
     mode: str  # see `config.ModeName`
     configuration: str
-    policies: list[str] = Field(default_factory=list)  # of its calls
-    concurrency: int = 1  # samples at once
     seconds: float  # time to the answer
     correct: bool | None  # None: nothing to check
     answer: str = ""  # the reply, or the graph's answer

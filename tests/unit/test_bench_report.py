@@ -47,7 +47,6 @@ def sample(configuration: str, problem: int, seconds: float, correct: bool = Tru
         "seconds": seconds,
         "correct": correct,
         "calls": [call],
-        "policies": [call.policy],
     }
     return Sample(**fields | changes)
 
