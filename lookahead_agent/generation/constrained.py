@@ -44,9 +44,8 @@ class ConstrainedGenerator(ReplyGenerator):
             self._emit_all(read.pieces)
             left = sampling.max_tokens - len(thought.token_ids)
             if left < 1 or not tags.closed_by(target.tokenizer.decode(thought.token_ids)):
-                return read, [
-                    replace(thought, finish_reason="length")
-                ]  # also where the model itself ended its thinking
+                # Also where the model itself ended its thinking.
+                return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
             prompt, sampling = [*opened, *thought.token_ids], replace(sampling, max_tokens=left)
         if self._tools and not calls:

@@ -14,7 +14,7 @@ from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
-from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.admission import Admission
@@ -67,23 +67,18 @@ class ReplyWriter:
             raise RefusedError(400, f"n is at most {limits.max_choices} here", param="n")
         if node is not None and len(node) > _MAX_NODE:
             raise RefusedError(400, f"X-Lookahead-Node has at most {_MAX_NODE} characters", param="node")
-        options: dict[str, Any] = {
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-            "stop": body.stop,
+        names = (*SamplingArguments.model_fields, "response_format", "tool_choice", "parallel_tool_calls")
+        options = {name: getattr(body, name, None) for name in names}
+        options |= {
             "max_tokens": min(max_tokens or self.llm.max_tokens, limits.max_tokens),
             "policy": self._policy(policy or body.policy),
             "node": node or body.node,
-            "response_format": body.response_format,
         }
         prompts: list[list[BaseMessage] | str | list[int]]
         if isinstance(body, ChatRequestBody):
             prompts = [[from_openai(message.model_dump(exclude_none=True)) for message in body.messages]]
             options |= {
                 "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
-                "tool_choice": body.tool_choice,
-                "parallel_tool_calls": body.parallel_tool_calls,
                 "template_arguments": body.chat_template_kwargs or {},
             }
         else:
