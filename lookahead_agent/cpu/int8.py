@@ -7,7 +7,6 @@ pass of the 0.5B draft reads and an eighth of the 1.5B target's; here it is made
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -23,14 +22,14 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import C
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from lookahead_agent.cpu import INT8
-from lookahead_agent.cpu.matrix import Matrix, RoundedOutputLayer, rounded
+from lookahead_agent.cpu.matrix import Multiply, Product, RoundedOutputLayer, product_by, rounded
 
 _MOST_TOKENS = 32
 """That the kernel is prepared for; it takes more, too."""
 
 
-class Int8Product(Matrix):
-    """A matrix in int8, multiplied by our own kernel where the processor is one for it (`vnni_kernel`).
+def int8_product(integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> Product:
+    """A layer's product in int8, by our own kernel where the processor is one for it (`vnni_kernel`).
 
     What is summed are integers, so a token's outputs do not depend on what else is in the batch.
 
@@ -40,22 +39,10 @@ class Int8Product(Matrix):
         activations: Dtype of what is multiplied.
         out: Dtype of what comes out.
     """
-
-    def __init__(self, integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> None:
-        kernel = _kernel()
-        self._multiply: Multiply
-        if kernel is not None and kernel.fits(*integers.shape, activations, out):
-            self._multiply = kernel.multiplication(integers, scale, out)
-        else:
-            self._multiply = _by_vllm(integers, scale, out)
-
-    def multiplied(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply `tokens` of the shape (tokens, inputs); the result has (tokens, outputs)."""
-        return self._multiply(tokens, bias)
-
-
-Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Takes tokens, shape (tokens, inputs), and a bias or none; gives the shape (tokens, outputs)."""
+    kernel = _kernel()
+    if kernel is not None and kernel.fits(*integers.shape, activations, out):
+        return product_by(kernel.multiplication(integers, scale, out))
+    return product_by(_by_vllm(integers, scale, out))
 
 
 def _kernel() -> ModuleType | None:
@@ -96,7 +83,7 @@ class Int8Config(CompressedTensorsConfig):  # type: ignore[misc]
         """How a layer's weights are kept."""
         if isinstance(layer, ParallelLMHead):
             # In float32: what int8 has summed exactly is not to be rounded to bf16's eight bits before it is compared.
-            return RoundedOutputLayer(lambda weight: Int8Product(*rounded(weight), weight.dtype, torch.float32))
+            return RoundedOutputLayer(lambda weight: int8_product(*rounded(weight), weight.dtype, torch.float32))
         method = super().get_quant_method(layer, prefix)
         return _LinearMethod(self) if type(method) is CompressedTensorsLinearMethod and _is_plain(layer) else method
 
@@ -115,7 +102,7 @@ def _is_plain(layer: torch.nn.Module) -> bool:
 class _LinearMethod(CompressedTensorsLinearMethod):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         dtype = torch.get_default_dtype()  # of activations, while a model loads
-        layer.product = Int8Product(layer.weight.data, layer.weight_scale.data.flatten(), dtype, dtype)
+        layer.product = int8_product(layer.weight.data, layer.weight_scale.data.flatten(), dtype, dtype)
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from lookahead_agent.cpu import INT8_WEIGHTS
-from lookahead_agent.cpu.matrix import Matrix, RoundedOutputLayer, rounded
+from lookahead_agent.cpu.matrix import Product, RoundedOutputLayer, product_by, rounded
 
 
 def _kernel() -> ModuleType:
@@ -28,30 +28,24 @@ def _kernel() -> ModuleType:
     return int8_kernel
 
 
-class Int8Matrix(Matrix):
-    """A matrix of a layer.
+def int8_weights_product(weight: torch.Tensor) -> Product:
+    """A layer's product by its weights, shape (outputs, inputs), as integers."""
+    kernel = _kernel()
+    integers, scale = rounded(weight)
+    packed = kernel.packed(integers)
 
-    Args:
-        weight: Its weights, shape (outputs, inputs).
-    """
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        kernel = _kernel()
-        integers, self.scale = rounded(weight)
-        self.integers = kernel.packed(integers)
-        self._multiply = kernel.multiply
-
-    def multiplied(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply `tokens` of the shape (tokens, inputs); the result has (tokens, outputs)."""
-        out = self._multiply(tokens.float(), self.integers, self.scale)
+    def multiply(tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = kernel.multiply(tokens.float(), packed, scale)
         if bias is not None:
             out += bias
         return out.to(tokens.dtype)
 
+    return product_by(multiply)
+
 
 class _LinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        layer.cpu_linear = Int8Matrix(layer.weight)
+        layer.cpu_linear = int8_weights_product(layer.weight)
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
 
@@ -86,4 +80,4 @@ class Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
         """How a layer's weights are kept."""
         if isinstance(layer, LinearBase):
             return UnquantizedLinearMethod() if layer.input_size % _kernel().LANES else _LinearMethod()
-        return RoundedOutputLayer(Int8Matrix) if isinstance(layer, ParallelLMHead) else None
+        return RoundedOutputLayer(int8_weights_product) if isinstance(layer, ParallelLMHead) else None

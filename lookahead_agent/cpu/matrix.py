@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -13,17 +12,20 @@ _BLOCK = 1 << 17
 """Weights that are rounded at a time: few enough to be in a core's cache from one operation to the next."""
 
 
-class Matrix(ABC):
-    """Multiplies tokens by its weights; vLLM calls it as its own layers' products."""
+Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Takes tokens, shape (tokens, inputs), and a bias or none; gives the shape (tokens, outputs)."""
+Product = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+"""As vLLM calls a layer's own: inputs, shape (…, inputs), weights that are not needed, and a bias."""
 
-    def __call__(self, inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply: `inputs` has the shape (…, inputs), the result (…, outputs)."""
-        out = self.multiplied(inputs.reshape(-1, inputs.shape[-1]), bias)
+
+def product_by(multiply: Multiply) -> Product:
+    """A layer's product by a kernel."""
+
+    def product(inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        out = multiply(inputs.reshape(-1, inputs.shape[-1]), bias)
         return out.reshape(*inputs.shape[:-1], out.shape[-1])
 
-    @abstractmethod
-    def multiplied(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply `tokens` of the shape (tokens, inputs); the result has (tokens, outputs)."""
+    return product
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,12 +42,12 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class RoundedOutputLayer(UnquantizedEmbeddingMethod):  # type: ignore[misc]
-    """How the output layer is kept; embeddings that are the same weights stay as they are.
+    """How the output layer is kept, by the product that `rounded` makes of weights, shape (outputs, inputs).
 
-    `rounded` makes of weights, shape (outputs, inputs), what multiplies by them, as vLLM calls its own.
+    Embeddings that are the same weights stay as they are.
     """
 
-    def __init__(self, rounded: Callable[[torch.Tensor], Callable[..., torch.Tensor]]) -> None:
+    def __init__(self, rounded: Callable[[torch.Tensor], Product]) -> None:
         self._rounded = rounded
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:

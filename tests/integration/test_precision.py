@@ -80,11 +80,11 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
     """Sizes with packs and blocks that are whole, and that are not."""
     import torch
 
-    from lookahead_agent.cpu.int8_weights import Int8Matrix
+    from lookahead_agent.cpu.int8_weights import int8_weights_product
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(outputs, inputs), torch.randn(37, inputs), torch.randn(outputs)
-    matrix = Int8Matrix(weight)
+    matrix = int8_weights_product(weight)
     exact = tokens @ weight.T + bias
     many = matrix(tokens, None, bias)
     assert many.dtype == torch.float32
@@ -110,7 +110,7 @@ def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> N
     """
     import torch
 
-    from lookahead_agent.cpu.int8 import Int8Product
+    from lookahead_agent.cpu.int8 import int8_product
     from lookahead_agent.cpu.matrix import rounded
 
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> N
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, default))
     try:
-        products = [Int8Product(*rounded(weight), torch.bfloat16, torch.float32) for _ in range(20)]
+        products = [int8_product(*rounded(weight), torch.bfloat16, torch.float32) for _ in range(20)]
     finally:
         torch.set_default_dtype(before)
     others = [torch.full((outputs,), float("nan")) for _ in range(40)]
