@@ -77,7 +77,8 @@ class Supervisor:
         except ConfigurationError:
             raise
         except LookaheadError as error:
-            logger.warning("running without the %s model: %s", role, error)
+            if engines.problems.get(role) != str(error):
+                logger.warning("running without the %s model: %s", role, error)
             engines.problems[role] = str(error)
         else:
             engines.problems.pop(role, None)
