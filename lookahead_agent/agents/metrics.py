@@ -1,4 +1,4 @@
-"""Metrics of a graph's run: what it used of its budget, and the metadata of each node's replies."""
+"""Metrics of a graph's run: the metadata of the replies, summed by node."""
 
 from __future__ import annotations
 

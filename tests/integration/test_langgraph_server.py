@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -61,16 +60,10 @@ def url(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_run_ends_well(url: str, name: str) -> None:
-    with_budget = name in ("plan_execute", "rewoo", "llm_compiler")
-    asked = "A two and three?"
-    given: Any = {"question": asked} if with_budget else {"messages": [{"role": "user", "content": asked}]}
+    given = {"messages": [{"role": "user", "content": "A two and three?"}]}
     response = httpx.post(f"{url}/runs/wait", json={"assistant_id": name, "input": given}, timeout=300)
     assert response.status_code == 200
     state = response.json()
     assert "__error__" not in state
-    if with_budget:
-        assert isinstance(state["answer"], str)
-        assert state["usage"]["steps"] > 0
-    else:
-        assert state["messages"][-1]["type"] == "ai"
-        assert state["messages"][-1]["content"]
+    assert state["messages"][-1]["type"] == "ai"
+    assert state["messages"][-1]["content"]
