@@ -77,6 +77,7 @@ def build_react(
         middleware=middleware,
         node=f"{prefix}actor",
         finisher=f"{prefix}finisher",
+        finisher_prompt=FINISHER,
     )
     flow = [
         ThinkingMiddleware(THINKER, node=f"{prefix}thinker", each_turn=think_each_turn),

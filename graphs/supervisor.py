@@ -115,6 +115,7 @@ def build_supervisor(
         middleware=middleware,
         node="supervisor",
         finisher="writer",
+        finisher_prompt=WRITER,
     )
     flow = CallOrAnswerMiddleware(SUPERVISOR, finisher="writer", finisher_prompt=WRITER)
     return create_agent(llm, specialists, middleware=[*standard, flow], checkpointer=checkpointer)

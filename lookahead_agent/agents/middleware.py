@@ -102,6 +102,7 @@ def standard_middleware(
     middleware: Sequence[AgentMiddleware[Any, Any, Any]] = (),
     node: str = "actor",
     finisher: str = "finisher",
+    finisher_prompt: str = FINISHER,
 ) -> list[AgentMiddleware[Any, Any, Any]]:
     """What every agent with tools needs, from the outermost to the innermost; an agent's own flow follows it.
 
@@ -119,6 +120,7 @@ def standard_middleware(
             of the same class as one of these takes its place.
         node: Name of the model's turns.
         finisher: Name of the last turn.
+        finisher_prompt: System prompt of the last turn.
 
     Raises:
         ValueError: `ask_before` names no tool, or no turn is left for the model.
@@ -144,7 +146,7 @@ def standard_middleware(
         # `FinalAnswerMiddleware` ends the run before this one does.
         InvalidToolCallMiddleware(max_retries=model_calls),
         ContextEditingMiddleware(edits=[FitContextEdit(llm)], token_count_method="model" if ours else "approximate"),
-        FinalAnswerMiddleware(model_calls=model_calls, node=node, finisher=finisher),
+        FinalAnswerMiddleware(model_calls=model_calls, node=node, finisher=finisher, prompt=finisher_prompt),
     ]
     # An agent takes one of a name.
     theirs = {one.name for one in middleware}

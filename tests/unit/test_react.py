@@ -336,7 +336,7 @@ def test_what_is_built_wrongly_is_refused() -> None:
         build_supervisor(llm, {"reader": [look_up]}, ask_before=["look_up"])
 
 
-def supervised(tasks: Sequence[str], asked: list[str] | None = None, **more: Any) -> ChatLookahead:
+def supervised(tasks: str | Sequence[str], asked: list[str] | None = None, **more: Any) -> ChatLookahead:
     """Specialists who make one call for each task, and a supervisor who gives these tasks."""
     script = {"You lead specialists": tasks, "You answer a question from what specialists": "Both are done.", **more}
     follow = scripted_replies(**script)
@@ -424,6 +424,43 @@ async def test_a_specialist_that_fails_is_one_finding_among_others(way: str) -> 
     assert sorted(result.status for result in results(messages)) == ["error", "success"]
     assert made == ["write_note tea"]
     assert messages[-1].text == "Both are done."
+
+
+async def test_a_supervisor_goes_on_in_the_middle_of_tasks_at_once(tmp_path: Path) -> None:
+    """A specialist that was through before the process ended is not asked again."""
+    both = calls(call("reader", task="What is tea?"), call("waiter", task="Wait for milk."))
+
+    def reply(prompt: str) -> str:
+        if "You lead specialists" in prompt:
+            return READY if "[1] " in prompt.rsplit("Results so far", 1)[-1] else both
+        if "You carry out" in prompt:
+            if "[1] " in prompt.rsplit("Results so far", 1)[-1]:
+                return READY
+            return call("wait_for", word="milk") if "Your task: Wait" in prompt else call("look_up", word="tea")
+        return "Both are done." if "what specialists found" in prompt else "It is a drink."
+
+    llm = scripted_chat(reply, policy="off")
+    specialists = {"reader": [look_up], "waiter": [wait_for]}
+    with checkpointer(tmp_path / "checkpoints.sqlite") as saver:
+        graph = build_supervisor(llm, specialists, saver)
+        with pytest.raises(KeyboardInterrupt):
+            graph.invoke({"messages": [("human", "What are they?")]}, THREAD)
+        assert "wait_for milk" in made
+    allowed.set()
+    with checkpointer(tmp_path / "checkpoints.sqlite") as saver:
+        messages = await ask(build_supervisor(llm, specialists, saver), None)
+    assert made.count("look_up tea") == 1
+    assert [result.status for result in results(messages)] == ["success", "success"]
+    assert messages[-1].text == "Both are done."
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_supervisor_ends_at_its_limit_and_when_it_gives_a_task_twice(way: str) -> None:
+    messages = await ask(build_supervisor(supervised(TASKS[0]), READER), "What is tea?", way)
+    assert (made, messages[-1].text) == (["look_up tea"], "Both are done."), "the same task twice"
+    made.clear()
+    messages = await ask(build_supervisor(supervised(TASKS), READER, model_calls=2), "Look up and note.", way)
+    assert (made, messages[-1].text) == (["look_up tea"], "Both are done.")
 
 
 async def test_a_supervisor_begins_anew_with_a_second_question() -> None:
