@@ -7,8 +7,8 @@ from deepagents import create_deep_agent
 from langchain_core.messages import HumanMessage
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.middleware import ThinkingMiddleware
 from lookahead_agent.agents.templates import template
+from lookahead_agent.agents.thinking import ThinkingMiddleware
 
 with ChatLookahead(policies={"thinker": "balanced"}, policy="strict", temperature=0) as llm:
     agent = create_deep_agent(

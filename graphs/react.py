@@ -22,8 +22,9 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.agents.middleware import CallOrAnswerMiddleware, ThinkingMiddleware, standard_middleware
+from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.templates import default_llm, template
+from lookahead_agent.agents.thinking import CallOrAnswerMiddleware, ThinkingMiddleware
 
 THINKER = """You think for an assistant that answers a question with tools. Say in one or two short sentences what is \
 known so far and what is to be done next. Use what tools say, make nothing up, and write no code and no calls."""

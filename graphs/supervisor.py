@@ -27,9 +27,10 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.agents.middleware import CallOrAnswerMiddleware, standard_middleware
+from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.prompts import describe_tools, result_blocks, this_question
 from lookahead_agent.agents.templates import build_react, default_llm, template
+from lookahead_agent.agents.thinking import CallOrAnswerMiddleware
 
 SUPERVISOR = """You lead specialists who work on a question. Give the next task to the specialist who can do it: write \
 it so that it can be understood alone, with the names and values that it needs. Call "ready_to_answer" when the \

@@ -22,10 +22,9 @@ from langchain_core.messages import (
 )
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.middleware import lookahead_settings
 from lookahead_agent.agents.plan_run import Conversation, PlanRun, plan_call
 from lookahead_agent.agents.plans import MARKER, PlanLine, plan_form
-from lookahead_agent.agents.prompts import describe_tools
+from lookahead_agent.agents.prompts import describe_tools, lookahead_settings
 
 Turn = Generator[ModelRequest[Any], list[AnyMessage], list[AnyMessage]]
 """Requests to the model, whose replies it is sent; returns the messages of the turn."""

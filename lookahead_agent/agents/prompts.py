@@ -1,8 +1,9 @@
-"""Texts for models, made of tools and messages: what tools there are, what was called and what came of it."""
+"""Texts for models, made of tools and messages, and the names of their calls."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import cleandoc
 from typing import Any
@@ -97,3 +98,20 @@ def conversation_with_results(messages: Sequence[AnyMessage], heading: str, then
 def _is_said(message: AnyMessage) -> bool:
     called = isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls)
     return not isinstance(message, ToolMessage) and not called and bool(message.text.strip())
+
+
+def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:
+    """Arguments of one call of a `ChatLookahead`, for `ModelRequest.model_settings` or `bind`.
+
+    Args:
+        model: The chat model that is called; another class takes no such arguments and gets none.
+        node: Name of the call, by which `policies` and the reply's metadata go.
+        action_markers: Texts after which a reply is action; no draft step is accepted behind them.
+    """
+    # Such a model exists only where its module is loaded, which takes seconds.
+    module = sys.modules.get("lookahead_agent.chat.model")
+    while (inner := getattr(model, "bound", None)) is not None:
+        model = inner  # of a model with bound arguments
+    if module is None or not isinstance(model, module.ChatLookahead):
+        return {}
+    return {"node": node, **({"action_markers": tuple(action_markers)} if action_markers else {})}

@@ -16,7 +16,14 @@ from lookahead_agent.agents.tool_use import cut, error_text, in_both_worlds
 from lookahead_agent.errors import MissingExtraError
 
 try:
-    from langchain.agents.middleware import AgentMiddleware, ClearToolUsesEdit, ToolCallRequest
+    from langchain.agents.middleware import (
+        AgentMiddleware,
+        ClearToolUsesEdit,
+        ContextEditingMiddleware,
+        ModelRequest,
+        ModelResponse,
+        ToolCallRequest,
+    )
 except ImportError as error:
     raise MissingExtraError("the middleware needs langchain: pip install 'lookahead-agent[agents]'") from error
 
@@ -66,7 +73,8 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             # The tool cancelled a scope of its own, and nobody the call.
             call = request.tool_call
             result = ToolMessage(error_text(error), tool_call_id=call["id"], name=call["name"], status="error")
-        return self._readable(request, result)
+        # Counting tokens may read the tokenizer's files.
+        return await asyncio.to_thread(self._readable, request, result)
 
     def _readable(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         if not isinstance(result, ToolMessage) or not isinstance(result.content, str):
@@ -90,6 +98,33 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         if tokens <= most:
             return text
         return shortened(text, max(1, len(text) * most // tokens))
+
+
+class FitContextMiddleware(ContextEditingMiddleware):
+    """`ContextEditingMiddleware` with `FitContextEdit`, which counts tokens in a thread where there is an event loop.
+
+    Args:
+        llm: The model that reads the messages.
+        exact: Whether the model counts the tokens; otherwise LangChain estimates their number.
+    """
+
+    name = "ContextEditingMiddleware"
+
+    def __init__(self, llm: BaseChatModel, *, exact: bool = False) -> None:
+        super().__init__(edits=[FitContextEdit(llm)], token_count_method="model" if exact else "approximate")
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Edit the messages, and ask."""
+        edited: list[ModelRequest[Any]] = []
+
+        def keep(changed: ModelRequest[Any]) -> ModelResponse[Any]:
+            edited.append(changed)
+            return ModelResponse(result=[])
+
+        await asyncio.to_thread(self.wrap_model_call, request, keep)
+        return await handler(edited[0])
 
 
 class FitContextEdit:

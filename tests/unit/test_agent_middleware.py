@@ -16,8 +16,9 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.middleware import ThinkingMiddleware, lookahead_settings, standard_middleware
-from lookahead_agent.agents.prompts import describe_tools, result_blocks
+from lookahead_agent.agents.middleware import standard_middleware
+from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, result_blocks
+from lookahead_agent.agents.thinking import ThinkingMiddleware
 from lookahead_agent.agents.tool_results import FitContextEdit
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat

@@ -1,0 +1,166 @@
+"""Middleware that ends an agent's run with an answer, and the turns that it reads from the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import Runnable
+
+from lookahead_agent.agents.prompts import (
+    REPEATED,
+    conversation_with_results,
+    lookahead_settings,
+    result_blocks,
+    this_question,
+)
+
+MODEL_CALLS = 12
+"""Turns of the model on one question."""
+RETRIES = 2
+"""How often the model may try again after calls that failed."""
+
+
+FINISHER = """You answer a question from the results of tools that were called. Say in one or two short sentences what \
+the results say, and what is missing, if something is. Add nothing that the results do not say."""
+
+
+class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Ends a run with an answer in place of a loop, a limit or nothing.
+
+    The model gets a last turn, without tools, in which it says what the results say and what is missing, if
+
+    - it has used all but one of its turns,
+    - it makes the same calls as in the turn before (which are not made again),
+    - its calls failed in several turns in a row, or
+    - it neither called a tool nor answered.
+
+    All of that is read from the messages since the last question, so that a thread's next question begins anew.
+
+    Args:
+        model_calls: Turns of the model on one question, the last included.
+        retries: Turns in a row that may fail after a first one.
+        node: Name of the model's turns; None: that of LangGraph's node.
+        finisher: Name of the last turn.
+        prompt: System prompt of the last turn.
+
+    Raises:
+        ValueError: No turn, or a negative number of retries.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_calls: int = MODEL_CALLS,
+        retries: int = RETRIES,
+        node: str | None = None,
+        finisher: str = "finisher",
+        prompt: str = FINISHER,
+    ) -> None:
+        super().__init__()
+        if model_calls < 1 or retries < 0:
+            raise ValueError("model_calls is at least 1 and retries at least 0")
+        self._model_calls = model_calls
+        self._retries = retries
+        self._node = node
+        self._finisher = finisher
+        self._prompt = prompt
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Let the model take its turn, or its last one."""
+        if not self._is_last(request.state["messages"]):
+            return handler(self._with_name(request))
+        return self._answered(request, named_call(request, self._finisher).invoke(self._last_messages(request)))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for agents that run in an event loop."""
+        if not self._is_last(request.state["messages"]):
+            return await handler(self._with_name(request))
+        return self._answered(request, await named_call(request, self._finisher).ainvoke(self._last_messages(request)))
+
+    @hook_config(can_jump_to=["model"])
+    def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
+        """Have a last turn after the same calls, which are not made again, and after an empty reply."""
+        turns = turns_of(state["messages"])
+        reply = turns[-1][0]
+        if len(turns) > 1 and reply.tool_calls and calls_of(reply) == calls_of(turns[-2][0]):
+            told = [
+                ToolMessage(
+                    "Not called again: the call before was the same.",
+                    tool_call_id=call["id"] or "",
+                    name=call["name"],
+                    status="error",
+                    additional_kwargs={REPEATED: True},
+                )
+                for call in reply.tool_calls
+            ]
+            return {"messages": told, "jump_to": "model"}
+        if not reply.tool_calls and not reply.invalid_tool_calls and not reply.text.strip():
+            return {"jump_to": "model"}
+        return None
+
+    @hook_config(can_jump_to=["model"])
+    async def aafter_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
+        """`after_model` for agents that run in an event loop."""
+        return self.after_model(state, runtime)
+
+    def _with_name(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        if self._node is None:
+            return request
+        settings = lookahead_settings(request.model, node=self._node)
+        return request.override(model_settings={**settings, **request.model_settings})
+
+    def _is_last(self, messages: Sequence[AnyMessage]) -> bool:
+        turns = turns_of(messages)
+        if not turns:
+            return self._model_calls == 1
+        if len(turns) >= self._model_calls - 1:
+            return True
+        (reply, _), before = turns[-1], turns[:-1]
+        if not reply.tool_calls and not reply.invalid_tool_calls and not reply.text.strip():
+            return True
+        if before and reply.tool_calls and calls_of(reply) == calls_of(before[-1][0]):
+            return True
+        failed = [has_failed(results) for _, results in turns]
+        return len(failed) > self._retries and all(failed[-self._retries - 1 :])
+
+    def _last_messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
+        return [SystemMessage(self._prompt), *conversation_with_results(request.messages, "Results")]
+
+    def _answered(self, request: ModelRequest[Any], reply: AIMessage) -> ModelResponse[Any]:
+        if not reply.text.strip():
+            results = result_blocks(this_question(request.messages))
+            reply = reply.model_copy(update={"content": f"The model wrote no answer. Results:\n\n{results}"})
+        return ModelResponse(result=[reply.model_copy(update={"tool_calls": [], "invalid_tool_calls": []})])
+
+
+def turns_of(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolMessage]]]:
+    """The model's replies since the last question, each with what its tools said."""
+    turns: list[tuple[AIMessage, list[ToolMessage]]] = []
+    for message in this_question(messages):
+        if isinstance(message, AIMessage):
+            turns.append((message, []))
+        elif isinstance(message, ToolMessage) and turns:
+            turns[-1][1].append(message)
+    return turns
+
+
+def has_failed(results: Sequence[ToolMessage]) -> bool:
+    """Whether there were calls, and none of them went well."""
+    return bool(results) and all(result.status == "error" for result in results)
+
+
+def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of a reply's calls."""
+    return [(call["name"], call["args"]) for call in reply.tool_calls]
+
+
+def named_call(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
+    """The request's model, whose call has that name."""
+    return request.model.bind(**{**request.model_settings, **lookahead_settings(request.model, node=node)})

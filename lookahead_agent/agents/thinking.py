@@ -1,0 +1,221 @@
+"""Middleware with which a model thinks before a turn, and decides by guided decoding between a call and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import Runnable
+
+from lookahead_agent.agents.final_answer import FINISHER, calls_of, has_failed, named_call, turns_of
+from lookahead_agent.agents.prompts import (
+    conversation_with_results,
+    describe_tools,
+    lookahead_settings,
+    this_question,
+)
+
+REASONING_KEY = "reasoning_content"
+"""Key of `additional_kwargs` under which a reply has its reasoning."""
+THINKER = """You think for an assistant that answers a question with tools. Say in one or two short sentences what is \
+known so far and what is to be done next. Use what tools say, make nothing up, and write no code and no calls."""
+
+FIRST_THOUGHT = "Which facts or files have to be looked up first, and with which tool? Answer in one sentence."
+FAILURE_THOUGHT = "Why did the last call fail, and how can it be done in another way? Answer in one sentence."
+NEXT_THOUGHT = "What do the results say about the question, and what is to be done next? Answer in one sentence."
+
+ACTOR = """You carry out a task with tools, one call at a time. Make the call that the next step needs. Call \
+"ready_to_answer" when the results say all that was asked for and nothing is left to do."""
+
+_BEFORE_THOUGHT = "content_before_thought"
+"""Key of `additional_kwargs` under which a message that a thought was added to has its own content."""
+READY_NAME = "ready_to_answer"
+READY: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": READY_NAME,
+        "description": "The results say all that was asked for, and nothing is left to do: answer now.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Has the model think in a few sentences before each of its turns.
+
+    The thought is a call of its own, with a policy of its own: `policies={"thinker": "balanced"}`. It is the content of
+    the message that has the turn's tool calls; of an answer it is the `reasoning_content`, as with models that think.
+
+        ```python
+        agent = create_agent(llm, tools, middleware=[*standard_middleware(llm, tools), ThinkingMiddleware()])
+        ```
+
+    A turn that may call no tools needs no thought.
+
+    Args:
+        prompt: System prompt of the thought. The agent's own follows, and the tools with arguments and descriptions.
+        node: Name of the thought's call.
+        each_turn: Whether there is a thought before each turn. False: before the first one, if there are several tools
+            to choose from, and after calls that failed.
+    """
+
+    def __init__(self, prompt: str = THINKER, *, node: str = "thinker", each_turn: bool = True) -> None:
+        super().__init__()
+        self._prompt = prompt
+        self._node = node
+        self._each_turn = each_turn
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Think, and then take the turn."""
+        if not self._is_needed(request):
+            return handler(request)
+        thought = self._thinker(request).invoke(self._messages(request)).text.strip()
+        return _with_thought(handler(_after_thought(request, thought)), thought)
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for agents that run in an event loop."""
+        if not self._is_needed(request):
+            return await handler(request)
+        thought = (await self._thinker(request).ainvoke(self._messages(request))).text.strip()
+        return _with_thought(await handler(_after_thought(request, thought)), thought)
+
+    def _is_needed(self, request: ModelRequest[Any]) -> bool:
+        if self._each_turn or not request.tools:
+            return bool(request.tools)
+        turns = turns_of(request.messages)
+        return has_failed(turns[-1][1]) if turns else len(request.tools) > 1
+
+    def _thinker(self, request: ModelRequest[Any]) -> Runnable[Any, AIMessage]:
+        # A small model goes on with code, which is the next turn's.
+        return named_call(request, self._node).bind(stop=["\n"])
+
+    def _messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
+        parts = [self._prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
+        system = SystemMessage("\n\n".join(filter(None, parts)))
+        turns = turns_of(request.messages)
+        asked = FIRST_THOUGHT if not turns else FAILURE_THOUGHT if has_failed(turns[-1][1]) else NEXT_THOUGHT
+        return [system, *conversation_with_results(request.messages, "Results so far", asked)]
+
+
+def _after_thought(request: ModelRequest[Any], thought: str) -> ModelRequest[Any]:
+    """The request whose last message ends with the thought: chat templates refuse two messages of one role."""
+    if not thought or not request.messages:
+        return request
+    last = request.messages[-1]
+    known = {**last.additional_kwargs, _BEFORE_THOUGHT: last.content}
+    said = last.model_copy(update={"content": f"{last.text}\n\nThought: {thought}", "additional_kwargs": known})
+    return request.override(messages=[*request.messages[:-1], said])
+
+
+def _without_thought(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    """The messages as they are in the graph's state."""
+    return [
+        message.model_copy(update={"content": message.additional_kwargs[_BEFORE_THOUGHT]})
+        if _BEFORE_THOUGHT in message.additional_kwargs
+        else message
+        for message in messages
+    ]
+
+
+def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[Any]:
+    """The response whose reply has the thought: beside calls as its text, beside an answer as its reasoning."""
+    reply = response.result[0] if response.result else None
+    if not thought or not isinstance(reply, AIMessage):
+        return response
+    if reply.tool_calls or reply.invalid_tool_calls:
+        changed = reply.model_copy(update={"content": thought})
+    else:
+        reasoning = {**reply.additional_kwargs, REASONING_KEY: thought}
+        changed = reply.model_copy(update={"additional_kwargs": reasoning})
+    return replace(response, result=[changed, *response.result[1:]])
+
+
+class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Has the model decide in each turn, by guided decoding, for the call of a tool or for the answer.
+
+    Small models write code, or a call in a form of their own, where they should call a tool. Here a turn is a call that
+    fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results. A model that
+    repeats a call that failed decides once more, for another tool.
+
+    Args:
+        prompt: System prompt of the decision; the agent's own follows.
+        finisher: Name of the answer's call.
+        finisher_prompt: System prompt of the answer.
+    """
+
+    def __init__(self, prompt: str = ACTOR, *, finisher: str = "finisher", finisher_prompt: str = FINISHER) -> None:
+        super().__init__()
+        self._prompt = prompt
+        self._finisher = finisher
+        self._finisher_prompt = finisher_prompt
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Decide, and answer if that is the decision."""
+        if not request.tools:
+            return handler(request)
+        response = handler(self._decision(request))
+        if others := _other_tools(request, response):
+            response = handler(self._decision(request, others))
+        return _without_ready(response) or handler(self._answer(request))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for agents that run in an event loop."""
+        if not request.tools:
+            return await handler(request)
+        response = await handler(self._decision(request))
+        if others := _other_tools(request, response):
+            response = await handler(self._decision(request, others))
+        return _without_ready(response) or await handler(self._answer(request))
+
+    def _decision(self, request: ModelRequest[Any], tools: Sequence[Any] = ()) -> ModelRequest[Any]:
+        system = "\n\n".join(filter(None, [self._prompt, request.system_prompt]))
+        return request.override(
+            system_message=SystemMessage(system),
+            messages=conversation_with_results(request.messages, "Results so far"),
+            tools=[*tools] or [*request.tools, READY],
+            tool_choice="any",
+        )
+
+    def _answer(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        settings = {**request.model_settings, **lookahead_settings(request.model, node=self._finisher)}
+        messages = _without_thought(request.messages)
+        answer = request.override(tools=[], model_settings=settings, messages=messages)
+        if not any(isinstance(message, ToolMessage) for message in this_question(messages)):
+            return answer
+        system = "\n\n".join(filter(None, [self._finisher_prompt, request.system_prompt]))
+        results: list[AnyMessage] = conversation_with_results(messages, "Results")
+        return answer.override(system_message=SystemMessage(system), messages=results)
+
+
+def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> list[Any]:
+    """The tools that are left to a reply which repeats calls that failed in the turn before; none: it does not."""
+    turns, reply = turns_of(request.messages), response.result[0] if response.result else None
+    if not turns or not isinstance(reply, AIMessage) or not reply.tool_calls:
+        return []
+    before, results = turns[-1]
+    if not has_failed(results) or calls_of(before) != calls_of(reply):
+        return []
+    failed = {call["name"] for call in reply.tool_calls}
+    return [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in failed]
+
+
+def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:
+    """The response with the calls of tools alone; None: the model is ready to answer."""
+    reply = response.result[0] if response.result else None
+    if not isinstance(reply, AIMessage) or all(call["name"] != READY_NAME for call in reply.tool_calls):
+        return response
+    calls = [call for call in reply.tool_calls if call["name"] != READY_NAME]
+    if not calls and not reply.invalid_tool_calls:
+        return None
+    return replace(response, result=[reply.model_copy(update={"tool_calls": calls}), *response.result[1:]])
