@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from lookahead_agent.agents.project_tools import ProjectTool, project_tools
 from lookahead_agent.agents.templates import template_path
 
-_QUESTION = "A bakery sells 24 trays of 18 rolls at $0.45 each. How much does it earn?"
+_DONE = "That is what the tools say."
 
 
-_EARNS = "It earns $194.40."
-_CALCULATE = '{"name": "calculator", "arguments": {"expression": "24 * 18 * 0.45"}}'
-_READY = '{"name": "ready_to_answer", "arguments": {}}'
+Script = Callable[[Sequence[ProjectTool]], Mapping[str, Any]]
+"""Of the tools that a test calls, a scripted model's replies, by the beginning of a prompt with "_" for spaces."""
 
 
 @dataclass(frozen=True)
@@ -25,70 +27,84 @@ class _Project:
     """What is particular about the project of a template.
 
     Attributes:
-        build: The call that builds the graph, from `llm`.
-        script: A scripted model's replies in the test, by the beginning of a prompt with "_" for spaces.
-        given: The name of the graph's input; "messages": it is a conversation, as is its output.
+        script: See `Script`.
+        tools: What the tools are called in `tools.py`; None: the graph has no tools.
+        options: Further arguments of the builder.
+        fields: Further arguments of the chat model.
         answer: The graph's answer in the test.
     """
 
-    build: str
-    script: dict[str, Any]
-    given: str = "messages"
-    answer: str = _EARNS
-
-    @property
-    def imports(self) -> str:
-        """The lines that import the builder's tools."""
-        return "from tools.calculator import calculator\n" if "calculator" in self.build else ""
-
-    def answer_to(self, question: str) -> str:
-        """The code that asks the graph for the answer to a question, which is code too."""
-        if self.given != "messages":
-            return f'graph.invoke({{"{self.given}": {question}}})["answer"]'
-        return f'graph.invoke({{"messages": [("human", {question})]}})["messages"][-1].text'
-
-    @property
-    def builder(self) -> str:
-        """The name of the function that builds the graph."""
-        return self.build.partition("(")[0]
+    script: Script
+    tools: str | None = "TOOLS"
+    options: str = ""
+    fields: str = ""
+    answer: str = _DONE
 
 
-_PLAN: dict[str, Any] = {
-    "You_solve": 'Plan:\n1. calculator("24 * 18")\n2. calculator("$1 * 0.45")',
-    "You_answer": _EARNS,
-}
+def _call(name: str, arguments: Mapping[str, str]) -> str:
+    """A reply that calls a tool, where the model has to call one."""
+    return json.dumps({"name": name, "arguments": dict(arguments)})
+
+
+def _plan(tools: Sequence[ProjectTool]) -> str:
+    """A plan whose lines call the tools."""
+    lines = [
+        f"{number}. {tool.name}({', '.join(f'{name}={json.dumps(value)}' for name, value in tool.arguments.items())})"
+        for number, tool in enumerate(tools, 1)
+    ]
+    return "The tools say it.\n\nPlan:\n" + "\n".join(lines)
+
+
+_READY = _call("ready_to_answer", {})
+
+
+def _acting(tools: Sequence[ProjectTool]) -> dict[str, Any]:
+    return {
+        "You_think": [f"The tool {tool.name} comes next." for tool in tools] + ["All is said."],
+        "You_carry_out": [*(_call(tool.name, tool.arguments) for tool in tools), _READY],
+        "You_answer": _DONE,
+    }
+
+
+def _planning(tools: Sequence[ProjectTool]) -> dict[str, Any]:
+    return {"You_solve": _plan(tools), "You_answer": _DONE}
+
+
+def _leading(tools: Sequence[ProjectTool]) -> dict[str, Any]:
+    calls = [one for tool in tools for one in (_call(tool.name, tool.arguments), _READY)]
+    return {
+        "You_lead": [*(_call(_expert(tool), {"task": tool.question}) for tool in tools), _READY],
+        "You_think": [f"Now step {number}." for number in range(len(calls))],
+        "You_carry_out": calls,
+        "You_answer": _DONE,
+    }
+
+
+def _expert(tool: ProjectTool) -> str:
+    return f"{tool.name}_expert"
 
 
 PROJECTS: dict[str, _Project] = {
-    "plan_execute": _Project("build_plan_execute(llm, [calculator])", _PLAN),
-    "react": _Project(
-        "build_react(llm, [calculator])",
-        {"You_think": "I multiply.", "You_carry_out": [_CALCULATE, _READY], "You_answer": _EARNS},
-    ),
-    "rewoo": _Project("build_rewoo(llm, [calculator])", _PLAN),
-    "llm_compiler": _Project("build_llm_compiler(llm, [calculator])", _PLAN),
+    "plan_execute": _Project(_planning),
+    "react": _Project(_acting),
+    "rewoo": _Project(_planning),
+    "llm_compiler": _Project(_planning),
     "reflection": _Project(
-        "build_reflection(llm)",
-        {
+        lambda _: {
             "You_carry_out": "It earns 194.40.",
             "strict_but_fair": ["The currency is missing.", "Nothing has to change."],
             "You_read_what": ['{"verdict": "revise"}', '{"verdict": "good"}'],
-            "You_improve": _EARNS,
+            "You_improve": _DONE,
         },
+        tools=None,
     ),
-    "supervisor": _Project(
-        'build_supervisor(llm, {"calculator": [calculator]})',
-        {
-            "You_lead": ['{"name": "calculator", "arguments": {"task": "What is 24 * 18 * 0.45?"}}', _READY],
-            "You_think": "I multiply.",
-            "You_carry_out": [_CALCULATE, _READY],
-            "You_answer": _EARNS,
-        },
-    ),
+    "supervisor": _Project(_leading, tools="SPECIALISTS"),
     "self_consistency": _Project(
-        "build_self_consistency(llm, samples=3)",
-        {"You_answer": "24 trays of 18 rolls.\n\nAnswer: $194.40"},
-        answer="24 trays of 18 rolls.\\n\\nAnswer: $194.40",
+        lambda _: {"You_answer": f"24 trays of 18 rolls.\n\nAnswer: {_DONE}"},
+        tools=None,
+        options=", samples=3",
+        fields=", temperature=0.7",
+        answer=f"24 trays of 18 rolls.\n\nAnswer: {_DONE}",
     ),
 }
 
@@ -106,49 +122,119 @@ def packages_needed() -> set[str]:
     return {"lookahead-agent", "pytest", *(canonicalize_name(Requirement(line).name) for line in own)}
 
 
-def project_files(name: str, template: str) -> dict[str, str]:
+def project_files(name: str, template: str, tools: Sequence[str] = ("calculator",)) -> dict[str, str]:
     """The texts of a new project's files, by path.
 
     Args:
         name: The project's.
         template: One of `PROJECTS`.
+        tools: Keys of `project_tools`; a template without tools takes none of them.
     """
     project = PROJECTS[template]
-    graph = template_path("graphs", template).read_text(encoding="utf-8")
+    known = project_tools()
+    chosen = list({known[word].name: known[word] for word in tools}.values()) if project.tools else []
+    given = f"(llm, {project.tools}{project.options})" if project.tools else f"(llm{project.options})"
+    build = f"build_{template}{given}"
     files = {
-        "agent.py": graph,
-        "main.py": _main(template, project),
-        "test_agent.py": _test(project),
+        "agent.py": _agent(template, project, build),
+        "main.py": _main(template, project, build, chosen),
+        "test_agent.py": _test(template, project, build, chosen),
         "langgraph.json": json.dumps(
             {"dependencies": ["."], "graphs": {name: "./agent.py:graph"}, **SAFE_CHECKPOINTS}, indent=2
         )
         + "\n",
-        "pyproject.toml": _pyproject(name),
-        "README.md": _readme(name, template),
-        ".gitignore": ".venv/\n__pycache__/\n*.sqlite\n*.html\n",
+        "pyproject.toml": _pyproject(name, project),
+        "README.md": _readme(name, template, project),
+        ".gitignore": ".venv/\n__pycache__/\n*.sqlite\n*.html\nshop.db\n",
     }
-    if project.imports:
-        files["tools/calculator.py"] = template_path("tools", "calculator").read_text(encoding="utf-8")
-        files["tools/__init__.py"] = ""
+    if project.tools:
+        files["tools.py"] = _tools(project.tools, chosen)
+    for tool in chosen:
+        files |= tool.files
     return files
 
 
-def _main(template: str, project: _Project) -> str:
+def _imported(project: _Project) -> str:
+    return f"from tools import {project.tools}\n" if project.tools else ""
+
+
+def _agent(template: str, project: _Project, build: str) -> str:
+    """The template, whose `graph` takes the project's tools."""
+    text = template_path("graphs", template).read_text(encoding="utf-8")
+    if not project.tools:
+        return text
+    ours = (
+        "def graph() -> CompiledStateGraph[Any, Any, Any, Any]:\n"
+        '    """The graph for LangGraph\'s own server, on the models that the environment names (`default_llm`)."""\n'
+        f"    return {build.replace('(llm,', '(default_llm(POLICIES),')}\n"
+    )
+    text = re.sub(
+        r"^(?:async )?def graph\(\).*?(?=\n\n\n|\Z)", lambda _: ours.rstrip(), text, flags=re.DOTALL | re.MULTILINE
+    )
+    text = text.rstrip() + "\n"
+    # The tools that were made there need no imports any more.
+    if "template(" not in text:
+        text = re.sub(
+            r"^(from lookahead_agent\.agents\.templates import .+), template$", r"\1", text, flags=re.MULTILINE
+        )
+    if "asyncio." not in text:
+        text = text.replace("import asyncio\n", "")
+    place = text.rindex("\nfrom lookahead_agent.")
+    end = text.index("\n\n", place) + 1
+    return f"{text[:end]}{_imported(project)}{text[end:]}"
+
+
+def _tools(name: str, chosen: Sequence[ProjectTool]) -> str:
+    imports = sorted({"from pathlib import Path", *(line for tool in chosen for line in tool.imports)}, key=_by_kind)
+    if name == "TOOLS":
+        made = f"TOOLS = load_tools({_listed([tool.source for tool in chosen], '')})"
+    else:
+        experts = "".join(f'    "{_expert(tool)}": load_tools([{tool.source}]),\n' for tool in chosen)
+        made = f"SPECIALISTS = {{\n{experts}}}"
+    above = "\n".join(imports)
+    setup = "".join(tool.setup for tool in chosen)
+    return f'''"""The agent's tools, which main.py, graph() and the test use.
+
+`load_tools` also takes "my_module:my_tool"; tools of LangChain's can be added to what it returns.
+"""
+
+{above}
+
+from lookahead_agent.agents.tool_sources import load_tools
+
+HERE = Path(__file__).parent
+{setup}
+{made}
+'''
+
+
+def _listed(items: Sequence[str], indent: str) -> str:
+    """A list's code, where each item has a line of its own."""
+    lines = "".join(f"{indent}    {item},\n" for item in items)
+    return f"[\n{lines}{indent}]"
+
+
+def _by_kind(line: str) -> tuple[bool, str]:
+    return line.startswith("from"), line
+
+
+def _main(template: str, project: _Project, build: str, chosen: Sequence[ProjectTool]) -> str:
+    question = chosen[0].question if chosen else project_tools()["calculator"].question
     return f'''"""Ask the agent: python main.py "a question"."""
 
 import sys
 
-from agent import POLICIES, {project.builder}
-{project.imports}
+from agent import POLICIES, build_{template}
+{_imported(project)}
 from lookahead_agent import ChatLookahead
 
-QUESTION = "{_QUESTION}"
+QUESTION = {json.dumps(question)}
 
 
 def main(question: str) -> None:
-    with ChatLookahead(policies=POLICIES{", temperature=0.7" if template == "self_consistency" else ""}) as llm:
-        graph = {project.build}
-        print({project.answer_to("question")})
+    with ChatLookahead(policies=POLICIES{project.fields}) as llm:
+        graph = {build}
+        print(graph.invoke({{"messages": [("human", question)]}})["messages"][-1].text)
 
 
 if __name__ == "__main__":
@@ -156,47 +242,71 @@ if __name__ == "__main__":
 '''
 
 
-def _test(project: _Project) -> str:
-    script = "".join(f"        {prompt}={reply!r},\n" for prompt, reply in project.script.items())
+def _test(template: str, project: _Project, build: str, chosen: Sequence[ProjectTool]) -> str:
+    replies = {
+        prompt: _listed([repr(each) for each in reply], " " * 8) if isinstance(reply, list) else repr(reply)
+        for prompt, reply in project.script(chosen).items()
+    }
+    script = "".join(f"        {prompt}={reply},\n" for prompt, reply in replies.items())
+    expected = [tool.result for tool in chosen]
     return f'''"""The graph on a model that follows a script: no engine, no waiting."""
 
-from agent import POLICIES, {project.builder}
-{project.imports}
-from lookahead_agent.testing import scripted_replies, scripted_chat
+from typing import Any
+
+from agent import POLICIES, build_{template}
+from langchain_core.callbacks import BaseCallbackHandler
+{_imported(project)}
+from lookahead_agent.testing import scripted_chat, scripted_replies
 
 
-def test_the_graph_answers() -> None:
+class Results(BaseCallbackHandler):
+    """Keeps what the tools return."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_tool_end(self, output: Any, **_: Any) -> None:
+        self.texts.append(str(getattr(output, "content", output)))
+
+
+def test_the_graph_calls_its_tools_and_answers() -> None:
     # The next reply for the first of these texts that a prompt has.
     reply = scripted_replies(
 {script}    )
+    results = Results()
     llm = scripted_chat(reply, policies=POLICIES)
-    graph = {project.build}
-    assert {project.answer_to('"How much does it earn?"')} == "{project.answer}"
+    graph = {build}
+    state = graph.invoke({{"messages": [("human", "What do the tools say?")]}}, {{"callbacks": [results]}})
+    for expected in {expected!r}:
+        assert any(expected in text for text in results.texts), results.texts
+    assert state["messages"][-1].text == {project.answer!r}
 '''
 
 
-def _pyproject(name: str) -> str:
+def _pyproject(name: str, project: _Project) -> str:
+    modules = '"agent", "main", "tools"' if project.tools else '"agent", "main"'
     return f"""[project]
 name = "{name}"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["lookahead-agent[cpu]"]  # or lookahead-agent[gpu] on a machine with CUDA
+dependencies = ["lookahead-agent[agents,cpu,tools]"]  # or lookahead-agent[agents,gpu,tools] on a machine with CUDA
 
 [project.optional-dependencies]
 dev = ["pytest"]
 
 [tool.setuptools]
-py-modules = ["agent", "main"]
+py-modules = [{modules}]
 
 [tool.pytest.ini_options]
 pythonpath = ["."]
 """
 
 
-def _readme(name: str, template: str) -> str:
+def _readme(name: str, template: str, project: _Project) -> str:
+    tools = " `tools.py` has its tools." if project.tools else ""
     return f"""# {name}
 
-An agent after the template `{template}` of lookahead-agent. `agent.py` is the graph: change it.
+An agent after the template `{template}` of lookahead-agent. `agent.py` is the graph: change it.{tools}
 
     pip install -e '.[dev]'
     pytest                      # without a model

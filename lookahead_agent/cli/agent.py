@@ -252,10 +252,7 @@ def _start_of(graph: Any, question: str | None, thread: str | None) -> tuple[str
         ConfigurationError: The thread is in the middle of another question, or has its answer.
     """
     state = graph.get_state({"configurable": {"thread_id": thread}}) if thread is not None else None
-    given = next((name for name in ("question", "task") if name in graph.get_input_jsonschema()["properties"]), None)
     before = [message.text for message in state.values.get("messages", ()) if message.type == "human"] if state else []
-    if given is not None:
-        before = [state.values[given]] if state and given in state.values else []
     if state is not None and state.next and before:
         if question not in (None, before[-1]):
             raise ConfigurationError(
@@ -266,4 +263,4 @@ def _start_of(graph: Any, question: str | None, thread: str | None) -> tuple[str
     if question is None and before:
         raise ConfigurationError(f"the thread {thread!r} has its answer: ask another question, or choose another")
     asked = question or EXAMPLE
-    return asked, {"messages": [HumanMessage(asked)]} if given is None else {given: asked}
+    return asked, {"messages": [HumanMessage(asked)]}

@@ -37,15 +37,18 @@ class Finished:
 
     Attributes:
         messages: The thread's messages.
-        answer: The answer, which most templates give as the last message.
         seconds: How long it ran, without the time in which it waited for a person.
         metrics: What its nodes did.
     """
 
     messages: Sequence[AnyMessage]
-    answer: str
     seconds: float
     metrics: NodeMetrics
+
+    @property
+    def answer(self) -> str:
+        """The last message's text."""
+        return self.messages[-1].text
 
 
 def carry_out(
@@ -88,8 +91,7 @@ def carry_out(
         seconds += time.monotonic() - begun
         state = graph.get_state(config)
         if not state.interrupts:
-            messages = state.values.get("messages", ())
-            return Finished(messages, state.values.get("answer") or messages[-1].text, seconds, metrics)
+            return Finished(state.values["messages"], seconds, metrics)
         start = Command(resume={one.id: _decided(one, thread, ask) for one in state.interrupts})
 
 

@@ -12,9 +12,13 @@ import typer
 from packaging.utils import canonicalize_name
 
 from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files
+from lookahead_agent.agents.project_tools import project_tools
+from lookahead_agent.cli.options import words
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable
+
+_TOOLS = ("calculator", "sql", "search_documents", "read_file", "write_file", "python", "http_get")
 
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 """A name that a package may have, and of which the names of its files when it is installed are not too long."""
@@ -23,10 +27,21 @@ _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 def new(
     folder: Annotated[Path, typer.Argument(help="The project's folder, which must not exist yet.")],
     template: Annotated[str, typer.Option("--template", help=f"Which graph: {', '.join(PROJECTS)}.")] = "plan_execute",
+    tools: Annotated[
+        str | None,
+        typer.Option("--tools", help=f"Of {', '.join(_TOOLS)}, with commas between them. Default: calculator."),
+    ] = None,
 ) -> None:
-    """Write a small project with a graph to change, and a test of it."""
+    """Write a small project with a graph and tools to change, and a test of both."""
     if template not in PROJECTS:
         raise typer.BadParameter(f"{template!r} is none of {', '.join(PROJECTS)}", param_hint="--template")
+    if tools is not None and PROJECTS[template].tools is None:
+        raise typer.BadParameter(f"{template} uses no tools", param_hint="--tools")
+    chosen = ["calculator"] if tools is None else words(tools)
+    if unknown := [word for word in chosen if word not in project_tools()]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose of {', '.join(_TOOLS)}", param_hint="--tools")
+    if not chosen:
+        raise typer.BadParameter(f"name at least one of {', '.join(_TOOLS)}", param_hint="--tools")
     if not _NAME.fullmatch(folder.name):
         raise typer.BadParameter(
             f"{folder.name!r} is no name for a project: it begins with a letter, ends with a letter or a digit, has no "
@@ -44,14 +59,15 @@ def new(
     with writable(folder):
         folder.mkdir()
         try:
-            for name, text in project_files(folder.name, template).items():
+            for name, text in project_files(folder.name, template, chosen).items():
                 path = folder / name
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")
         except BaseException:  # half a project is none
             shutil.rmtree(folder, ignore_errors=True)
             raise
+    has_tools = "" if PROJECTS[template].tools is None else "tools.py has its tools, "
     echo(
-        f"{folder}: agent.py is the graph, main.py runs it, test_agent.py tests it without a model.\n\n"
+        f"{folder}: agent.py is the graph, {has_tools}main.py runs it, test_agent.py tests it without a model.\n\n"
         f"    cd {folder}\n    pip install -e '.[dev]'\n    pytest\n    python main.py\n"
     )

@@ -12,8 +12,16 @@ import pytest
 import typer
 
 from lookahead_agent.agents.new_project import PROJECTS, project_files
+from lookahead_agent.agents.templates import TEMPLATES
 from lookahead_agent.cli.new import new
 from lookahead_agent.errors import ConfigurationError
+
+
+def its_own_test(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # The plugins that are installed here are none of the project's.
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, timeout=400, check=False)
 
 
 @pytest.mark.parametrize("template", PROJECTS)
@@ -21,14 +29,47 @@ def test_its_own_test_passes(tmp_path: Path, template: str, capsys: pytest.Captu
     folder = tmp_path / "my-agent"
     new(folder, template)
     assert "pytest" in capsys.readouterr().out
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    # The plugins that are installed here are none of the project's.
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    process = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, timeout=400, check=False)
+    process = its_own_test(folder)
     assert process.returncode == 0, process.stdout
     assert "1 passed" in process.stdout
     assert json.loads((folder / "langgraph.json").read_text())["graphs"] == {"my-agent": "./agent.py:graph"}
     compile((folder / "main.py").read_text(), "main.py", "exec")
+    for name in ("agent.py", "main.py", "test_agent.py"):
+        assert ("from tools import" in (folder / name).read_text()) == (PROJECTS[template].tools is not None)
+
+
+def test_a_project_with_every_tool(tmp_path: Path) -> None:
+    new(tmp_path / "own", "react", "sql,search_documents,read_file,write_file,python,http_get,calculator")
+    process = its_own_test(tmp_path / "own")
+    assert process.returncode == 0, process.stdout
+
+
+@pytest.mark.parametrize("template", [name for name, project in PROJECTS.items() if project.tools is not None])
+def test_its_own_test_fails_without_the_tool(tmp_path: Path, template: str) -> None:
+    folder = tmp_path / "own"
+    new(folder, template, "sql,calculator")
+    tools = folder / "tools.py"
+    lines = tools.read_text().splitlines(keepends=True)
+    without = [line for line in lines if 'f"sql:{DATABASE}"' not in line]
+    assert len(without) == len(lines) - 1
+    tools.write_text("".join(without))
+    process = its_own_test(folder)
+    assert process.returncode == 1, process.stdout
+    assert "1 failed" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "message"),
+    [
+        ("react", "oracle,sql", "oracle: choose of calculator, sql"),
+        ("react", " , ", "at least one"),
+        ("reflection", "sql", "reflection uses no tools"),
+    ],
+)
+def test_tools_that_no_project_can_have(template: str, tools: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match=message):
+        new(tmp_path / "own", template, tools)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
@@ -40,7 +81,8 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 def test_every_template_has_a_project() -> None:
     graphs = Path(__file__).parents[2] / "graphs"
     assert {path.stem for path in graphs.glob("*.py")} == set(PROJECTS)
-    assert "tools/calculator.py" in project_files("x", "react")
+    assert set(TEMPLATES) == set(PROJECTS)
+    assert "tools.py" in project_files("x", "react")
 
 
 NO_NAMES = [
