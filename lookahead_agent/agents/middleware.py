@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    AgentState,
+    HumanInTheLoopMiddleware,
+    ModelRequest,
+    ModelResponse,
+    ToolErrorMiddleware,
+    ToolRetryMiddleware,
+    hook_config,
+)
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.tools import BaseTool
@@ -13,23 +23,8 @@ from lookahead_agent.agents.final_answer import FINISHER, MODEL_CALLS, FinalAnsw
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
 from lookahead_agent.agents.tool_use import error_text
-from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
-
-try:
-    from langchain.agents.middleware import (
-        AgentMiddleware,
-        AgentState,
-        HumanInTheLoopMiddleware,
-        ModelRequest,
-        ModelResponse,
-        ToolErrorMiddleware,
-        ToolRetryMiddleware,
-        hook_config,
-    )
-except ImportError as error:
-    raise MissingExtraError("the middleware needs langchain: pip install 'lookahead-agent[agents]'") from error
 
 Chooser = Callable[[ModelRequest[Any]], PolicyLike | None]
 """Given what the agent is about to ask, the policy for it; None: the model chooses as ever."""

@@ -289,7 +289,7 @@ def _pyproject(name: str, project: _Project) -> str:
 name = "{name}"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["lookahead-agent[agents,cpu,tools]"]  # or lookahead-agent[agents,gpu,tools] on a machine with CUDA
+dependencies = ["lookahead-agent[cpu,tools]"]  # or lookahead-agent[gpu,tools] on a machine with CUDA
 
 [project.optional-dependencies]
 dev = ["pytest"]

@@ -6,6 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    ClearToolUsesEdit,
+    ContextEditingMiddleware,
+    ModelRequest,
+    ModelResponse,
+    ToolCallRequest,
+)
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.messages.utils import count_tokens_approximately
@@ -13,19 +21,6 @@ from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import describe_tools
 from lookahead_agent.agents.tool_use import cut, error_text, in_both_worlds
-from lookahead_agent.errors import MissingExtraError
-
-try:
-    from langchain.agents.middleware import (
-        AgentMiddleware,
-        ClearToolUsesEdit,
-        ContextEditingMiddleware,
-        ModelRequest,
-        ModelResponse,
-        ToolCallRequest,
-    )
-except ImportError as error:
-    raise MissingExtraError("the middleware needs langchain: pip install 'lookahead-agent[agents]'") from error
 
 CountTokens = Callable[[Sequence[BaseMessage]], int]
 ToolResult = ToolMessage | Command[Any]

@@ -28,7 +28,7 @@ State = Literal["ok", "missing", "optional"]
 """Of a check: "missing": no reply can be written; "optional": some features are unavailable."""
 
 _EXTRAS = {
-    "agents": "create_agent and middleware of LangChain",
+    "mcp": "tools of MCP servers",
     "server": "lookahead-agent serve",
     "tools": "tools that read documents and pages",
     "bench": "plots, answers in mathematics",
