@@ -17,8 +17,8 @@ from rich.table import Table
 
 from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.prompts import call_text
-from lookahead_agent.cli.live import live as live_view
 from lookahead_agent.cli.terminal import Terminal, as_rich
+from lookahead_agent.cli.trace import live as live_view
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.trace import TraceRecorder

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from lookahead_agent.cli.live import lanes, live, waits
+from lookahead_agent.cli.trace import lanes, live, waits
 from lookahead_agent.trace import Bar, Call, timeline
 from tests.unit.test_trace import run
 

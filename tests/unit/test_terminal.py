@@ -23,8 +23,8 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
-from lookahead_agent.cli.live import live
 from lookahead_agent.cli.terminal import LogFormatter, ProgressBars, Terminal
+from lookahead_agent.cli.trace import live
 from lookahead_agent.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace import TraceRecorder
