@@ -88,14 +88,20 @@ def is_value(result: str) -> bool:
 
 
 def plan_form(tools: Sequence[BaseTool]) -> str:
-    """A plan with a call of each tool and open arguments, which shows a model the form."""
-    lines = []
-    for number, tool in enumerate(tools, 1):
-        schemas, required = _parameters(tool)
-        shown = '"..."' if number == 1 else '"... $1 ..."'
-        given = [f"{name}={shown if schemas[name].get('type') == 'string' else '...'}" for name in required]
-        lines.append(f"{number}. {tool.name}({', '.join(given)})")
-    return "\n".join(lines)
+    """At most two lines of a plan with open arguments, which show a model the form.
+
+    A small model copies every line that it is shown, and would write files that nobody asked for.
+    """
+    first = next((tool for tool in tools if (tool.metadata or {}).get("readOnlyHint")), tools[0])
+    others = [tool for tool in tools if tool is not first]
+    shown = [(first, '"..."'), *((tool, '"... $1 ..."') for tool in others[-1:])]
+    return "\n".join(f"{number}. {_open_call(tool, text)}" for number, (tool, text) in enumerate(shown, 1))
+
+
+def _open_call(tool: BaseTool, text: str) -> str:
+    schemas, required = _parameters(tool)
+    given = [f"{name}={text if schemas[name].get('type') == 'string' else '...'}" for name in required]
+    return f"{tool.name}({', '.join(given)})"
 
 
 def _parameters(tool: BaseTool) -> tuple[dict[str, dict[str, Any]], list[str]]:
