@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.tools import BaseTool
@@ -127,10 +127,20 @@ def read_plan(text: str, tools: Mapping[str, BaseTool]) -> list[PlanLine]:
         _read_line(number, plan[match.end() : end].strip(), tools)
         for number, (match, end) in enumerate(zip(starts, ends, strict=False), 1)
     ]
+    lines = [_without_later_references(line, len(lines)) for line in lines]
     # A small model copies lines of the form that it needs no call for.
     named = {number for line in lines if not line.empty for number in line.references}
     kept = [line for line in lines if not line.empty or line.number in named]
     return kept or lines
+
+
+def _without_later_references(line: PlanLine, count: int) -> PlanLine:
+    """The line, left open where it names its own result or a later one, which a model then writes."""
+    later = {int(number) for number in _REFERENCE.findall(line.text)} & {*range(line.number, count + 1)}
+    if not later or line.empty:
+        return line
+    text = _REFERENCE.sub(lambda match: "..." if int(match[1]) in later else match[0], line.text)
+    return replace(line, text=text, arguments=None)
 
 
 def _read_line(number: int, text: str, tools: Mapping[str, BaseTool]) -> PlanLine:

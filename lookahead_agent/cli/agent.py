@@ -31,7 +31,7 @@ from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.trace import TraceRecorder, spans_of, timeline, write_page
 
-EXAMPLE = "What is the amount of all sales in Porto, with 19 % tax added?"
+EXAMPLE = "How much do 12 packages of the most expensive product cost?"
 
 _TOLD = 0.1
 """Seconds in which several replies were written at once, from which that is worth a word."""

@@ -41,7 +41,7 @@ TOOLS = {made.name: made for made in (sql, calculator, python, read_file)}
 
 
 def arguments(line: str) -> dict[str, Any] | None:
-    (read,) = read_plan(f"Plan:\n1. {line}", TOOLS)
+    _, read = read_plan(f'Plan:\n1. sql("SELECT 1")\n2. {line}', TOOLS)
     return read.arguments
 
 
@@ -56,12 +56,10 @@ def arguments(line: str) -> dict[str, Any] | None:
         ("sql(What's the total)", {"statement": "What's the total"}),
         ('rows = sql("SELECT 2")', {"statement": "SELECT 2"}),
         ('read_file("a.txt", first_line=3)', {"name": "a.txt", "first_line": 3}),
-        ('python(code="""\nimport json\n2. x\nprint(1)\n""")', {"code": "\nimport json\n2. x\nprint(1)\n"}),
+        ('python(code="""\nimport json\n3. x\nprint(1)\n""")', {"code": "\nimport json\n3. x\nprint(1)\n"}),
         ("python(code=\"import json\nprint('a')\")", {"code": "import json\nprint('a')"}),
         ("sql()", None),
-        ('sql("...")', None),
         ('read_file("a.txt", first_line=...)', None),
-        ('calculator(expression="... $1 ...")', None),
         ('sql(query="SELECT 1")', None),
         ('sql("a", "b")', None),
     ],
@@ -94,6 +92,14 @@ def test_the_form_has_two_calls_with_open_arguments() -> None:
     assert [line.tool for line in lines] == ["sql", "read_file"]
     assert all(line.empty for line in lines)
     assert plan_form([sql]) == '1. sql(statement="...")'
+
+
+def test_a_line_that_names_its_own_result_or_a_later_one_is_left_open() -> None:
+    first, second, third = read_plan('Plan:\n1. sql("SELECT $1")\n2. calculator("$1 * $3")\n3. sql("$9 $1")', TOOLS)
+    assert (first.arguments, second.arguments) == (None, None)
+    assert second.text == 'calculator("$1 * ...")'
+    assert second.references == {1}
+    assert third.arguments == {"statement": "$9 $1"}, "no line has this number: it is an amount of money"
 
 
 def filled(line: str, **results: str) -> dict[str, Any] | None:
