@@ -131,7 +131,8 @@ def start_daemon(arguments: Sequence[str], tell: Callable[[str], None], command:
             while process.poll() is None:
                 status = background.run(server_status())
                 while (part := told.readline()).endswith("\n"):
-                    tell((line + part).rstrip())
+                    last_line = (line + part).rstrip()
+                    tell(last_line)
                     line = ""
                 line += part
                 if status is not None and status.pid == process.pid:
@@ -142,6 +143,6 @@ def start_daemon(arguments: Sequence[str], tell: Callable[[str], None], command:
             process.terminate()
             process.wait()
             raise
-        last_line = (line + told.read()).strip().rpartition("\n")[2]
+        last_line = (line + told.read()).strip().rpartition("\n")[2] or last_line
     reason = last_line.removeprefix("Error: ") or f"exit status {process.returncode}"
     raise EngineStartError(f"the engines did not start: {reason} (the whole log: {log_path()})")
