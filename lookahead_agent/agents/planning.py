@@ -170,6 +170,8 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
                 if MARKER not in plan.text:
                     plan, *more = _joined(plan, (yield self._plan_now_request(asked, plan)))
                 told += [_named(plan, "planner"), *more]
+                if more:  # results: the middleware around this one fits them into the context before they are read
+                    return told
                 continue
             if ready := self._ready(run):
                 calls = [plan_call(len(said.plans), number, name, args) for number, name, args in ready]

@@ -70,10 +70,7 @@ class DriftCounts:
 class DriftMonitor:
     """Draws accepted steps and has the target judge them when it has nothing else to do.
 
-    Args:
-        target: The judge's engine.
-        judge: Asks the target; accepts with a probability of at least `DISPUTED_BELOW`.
-        give_up: Told of a certificate whose accepted steps are disputed more often than they may be.
+    `give_up` is told of a certificate whose accepted steps are disputed more often than they may be.
     """
 
     def __init__(self, target: Engine, judge: Verifier, give_up: Callable[[Certificate], None]) -> None:

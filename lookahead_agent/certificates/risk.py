@@ -50,10 +50,7 @@ def thresholds(
 ) -> dict[float, Threshold]:
     """The most accepting threshold by risk of `RISKS`; risks that no threshold keeps are left out.
 
-    Args:
-        pairs: Independent of each other: one of a problem.
-        grid: Thresholds, fixed before the pairs were seen.
-        tests: Verifiers that are tested on the same pairs, the best of which is taken.
+    Pairs are independent, one of a problem, and the grid was fixed before. `tests` verifiers are tried on them.
     """
     check(pairs)
     each = level_of_each(level / tests)

@@ -61,7 +61,6 @@ def synthetic(
         float | None,
         typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command continues."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/synthetic.jsonl"),
     report: Annotated[
@@ -85,7 +84,6 @@ def synthetic(
         token_alpha=token_alpha,
         draft_tokens=draft_tokens,
         repeats=repeats,
-        seed=seed,
     )
     if report is not None:
         check_report_name(report)

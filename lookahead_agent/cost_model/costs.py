@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -153,12 +154,9 @@ async def _busy(engine: Engine | None) -> AsyncIterator[None]:
         return
 
     async def write() -> None:
-        number = 0
-        while True:
-            number += 1
-            async with aclosing(
-                engine.generate(meaningless_prompt(engine, 32, number), always_the_same(engine, 256))
-            ) as deltas:
+        for number in itertools.count(1):
+            reply = engine.generate(meaningless_prompt(engine, 32, number), always_the_same(engine, 256))
+            async with aclosing(reply) as deltas:
                 async for _ in deltas:
                     continue
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -131,4 +132,14 @@ def test_without_its_target_the_reply_is_one_clear_error_and_the_next_call_start
     assert tokens(llm.invoke(QUESTION, policy="off")) == alone
     assert llm.backend.healthy()
     assert not any(process.is_running() for process in before), "nothing is left of the engines before"
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("lookahead-draft-")]
+    left = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith("lookahead-draft-")}
+    assert left <= open_files(), "another test's engines may run at the same time"
+
+
+def open_files() -> set[str]:
+    """The files that any process has open."""
+    found = set()
+    for link in glob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(link))
+    return found

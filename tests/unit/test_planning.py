@@ -21,7 +21,7 @@ from graphs.rewoo import build_rewoo
 from lookahead_agent import ChatLookahead
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.testing import scripted_replies
-from tests.unit.chat import scripted_chat
+from tests.unit.chat import scripted_chat, scripted_engines
 
 PLAN, NOW, EXECUTE, AGAIN = "You solve problems", "Now write", "Call now", "Write a call without"
 REPLAN, ANSWER = "Write another plan", "You answer a question from the results of tool calls"
@@ -426,3 +426,22 @@ def test_wrong_arguments_are_refused(build: Build, tools: Tools) -> None:
     if build is not build_rewoo:
         with pytest.raises(ValueError, match="max_plans"):
             build(llm, tools.all, max_plans=0)
+
+
+@every_template
+def test_long_results_fit_into_the_context(build: Build, tools: Tools) -> None:
+    """Results that all together are longer than the context: the answer comes all the same."""
+
+    def read(number: int) -> str:
+        """Read a part."""
+        return f"part {number} " * 3_000
+
+    plan = "Plan:\n" + "\n".join(f"{number}. read({number})" for number in range(1, 9))
+    target = scripted_replies(**{PLAN: plan, ANSWER: "Eight parts."})
+    llm = ChatLookahead(engines=scripted_engines(target, context_length=4_000), policy="off", max_tokens=200)
+    reading = StructuredTool.from_function(read, metadata={"readOnlyHint": True})
+    messages = build(llm, [reading]).invoke({"messages": [HumanMessage("How long?")]})["messages"]
+    assert messages[-1].text == "Eight parts."
+    results = [message for message in messages if isinstance(message, ToolMessage)]
+    assert len(results) == 8
+    assert all("cut:" in result.text for result in results)
