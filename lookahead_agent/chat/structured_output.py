@@ -24,6 +24,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.json import parse_json_markdown
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic.v1 import BaseModel as BaseModelV1
 from typing_extensions import is_typeddict
 
 from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
@@ -72,6 +73,8 @@ class Form:
         try:
             if isinstance(schema, Mapping):
                 return _form_of_mapping(schema)
+            if isinstance(schema, type) and issubclass(schema, BaseModelV1):
+                return _form(schema.schema(), schema.__name__, schema.parse_obj)
             if is_typeddict(schema):
                 with suppress(RecursionError):  # it refers to itself, which LangChain's descriptions do not know
                     return _form(convert_to_json_schema(schema))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,27 @@ README = Path(__file__).parents[2] / "README.md"
 
 @pytest.mark.packaged
 @pytest.mark.timeout(1200)
-def test_the_example_runs(by_itself: ChatLookahead, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs(
+    by_itself: ChatLookahead, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with closing(sqlite3.connect("shop.db")) as shop, shop:
+        shop.execute("CREATE TABLE orders (order_id INTEGER, month TEXT, status TEXT)")
+        shop.executemany("INSERT INTO orders VALUES (?, 'March', ?)", enumerate(["open"] * 7 + ["paid"] * 5))
+    Path("handbook").mkdir()
+    Path("handbook", "orders.md").write_text("An order is open until it is paid.\n")
+    Path("my_module.py").write_text('def my_tool(text: str) -> str:\n    """Say a text again."""\n    return text\n')
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
-    assert names["message"].response_metadata["lookahead"]["policy"] == "balanced"
-    *_, rate = capsys.readouterr().out.split()
-    assert 0 <= float(rate) <= 1
-    assert set(names["graph"].get_graph().nodes) >= {"planner", "executor", "finisher"}
+    figures = names["message"].response_metadata["lookahead"]
+    assert figures["policy"] == "balanced"
+    assert 0 <= figures["acceptance_rate"] <= 1
+    *_, rate, answer = capsys.readouterr().out.strip().split("\n", names["message"].text.count("\n") + 2)
+    assert float(rate) == figures["acceptance_rate"]
+    assert answer == names["state"]["messages"][-1].text
+    assert any(message.type == "tool" for message in names["state"]["messages"])
     assert names["llm"].explain(), "what was chosen, and why"
     assert names["llm"].backend.runtime is by_itself.backend.runtime, "models of one configuration share their engines"
     names["llm"].close()

@@ -15,6 +15,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import OutputParserException
 from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, ConfigDict, RootModel, TypeAdapter
+from pydantic.v1 import BaseModel as BaseModelV1
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.structured_output import Form, Method
@@ -31,6 +32,12 @@ class Answer(BaseModel):
 
     number: int
     unit: str = "m"
+
+
+class AnswerV1(BaseModelV1):
+    """An answer."""
+
+    number: int
 
 
 class AnswerDict(TypedDict):
@@ -57,7 +64,13 @@ def requested(llm: ChatLookahead) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("schema", "expected"),
-    [(Answer, Answer(number=4)), (AnswerDict, {"number": 4}), (JSON_SCHEMA, {"number": 4}), (FUNCTION, {"number": 4})],
+    [
+        (Answer, Answer(number=4)),
+        (AnswerV1, AnswerV1(number=4)),
+        (AnswerDict, {"number": 4}),
+        (JSON_SCHEMA, {"number": 4}),
+        (FUNCTION, {"number": 4}),
+    ],
 )
 def test_schemas(schema: Any, expected: Any) -> None:
     llm = scripted_chat('{"number": 4}')
@@ -68,7 +81,7 @@ def test_schemas(schema: Any, expected: Any) -> None:
     by_schema, _, in_mode, _ = requested(llm)
     assert by_schema["json"]["properties"]["number"]["type"] == "integer"
     assert in_mode == {"json_object": True}
-    name = {"Answer": "Answer", "AnswerDict": "AnswerDict"}.get(getattr(schema, "__name__", ""), "answer")
+    name = getattr(schema, "__name__", "answer")
     called = scripted_chat(CALL % name).with_structured_output(schema, method="function_calling")
     assert called.invoke("?") == expected
 
