@@ -45,12 +45,15 @@ class EarlyCallMiddleware(PlanMiddleware):
         }
 
     def ask(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
+        plan: int | None,
     ) -> list[AnyMessage]:
         """Ask the model; a plan's calls run meanwhile, and their messages follow the plan."""
-        if not self.is_planning(request):
-            return super().ask(request, handler)
-        early, running, results = _EarlyCalls(self, request), set[Future[None]](), self._results(request)
+        if plan is None:
+            return super().ask(request, handler, plan)
+        early, running, results = _EarlyCalls(self, request, plan), set[Future[None]](), self._results(request)
 
         def start(*, complete: bool = False) -> None:
             for one in early.ready(complete=complete):
@@ -66,19 +69,23 @@ class EarlyCallMiddleware(PlanMiddleware):
         with ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="early-call") as threads, closing(stream) as chunks:
             for chunk in chunks:
                 early.read(chunk)
-                start()
+                if "\n" in chunk.text:  # a line is complete
+                    start()
             start(complete=True)
             while any(not future.done() for future in list(running)):
                 wait(list(running))
         return early.messages()
 
     async def aask(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
+        plan: int | None,
     ) -> list[AnyMessage]:
         """`ask` in an event loop."""
-        if not self.is_planning(request):
-            return await super().aask(request, handler)
-        early, running, results = _EarlyCalls(self, request), set[asyncio.Task[None]](), self._results(request)
+        if plan is None:
+            return await super().aask(request, handler, plan)
+        early, running, results = _EarlyCalls(self, request, plan), set[asyncio.Task[None]](), self._results(request)
 
         def start(*, complete: bool = False) -> None:
             for one in early.ready(complete=complete):
@@ -97,7 +104,8 @@ class EarlyCallMiddleware(PlanMiddleware):
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     early.read(chunk)
-                    start()
+                    if "\n" in chunk.text:
+                        start()
             start(complete=True)
             while any(not task.done() for task in list(running)):
                 await asyncio.wait(list(running))
@@ -126,9 +134,9 @@ class _Ready(NamedTuple):
 class _EarlyCalls:
     """Which calls of a plan can start, and the results of those that went well."""
 
-    def __init__(self, middleware: EarlyCallMiddleware, request: ModelRequest[Any]) -> None:
+    def __init__(self, middleware: EarlyCallMiddleware, request: ModelRequest[Any], plan: int) -> None:
         self._middleware = middleware
-        self._number = middleware.plan_number(request)
+        self._plan = plan
         self._request = request
         self._reply = AIMessageChunk(content="")
         self._calls: dict[int, ToolCall] = {}
@@ -173,7 +181,7 @@ class _EarlyCalls:
                 if line.number in self._calls or not line.references <= results.keys():
                     continue
                 if (arguments := line.filled(results)) is not None:
-                    call = plan_call(self._number, line.number, tool.name, arguments)
+                    call = plan_call(self._plan, line.number, tool.name, arguments)
                     self._calls[line.number] = call
                     given = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
                     found.append(_Ready(line.number, call, given))

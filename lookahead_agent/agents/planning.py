@@ -26,8 +26,9 @@ from lookahead_agent.agents.plan_run import Conversation, PlanRun, plan_call
 from lookahead_agent.agents.plans import MARKER, PlanLine, plan_form
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings
 
-Turn = Generator[ModelRequest[Any], list[AnyMessage], list[AnyMessage]]
-"""Requests to the model, whose replies it is sent; returns the messages of the turn."""
+Turn = Generator[tuple[ModelRequest[Any], int | None], Any, list[AnyMessage]]
+"""Requests to the model, each with the number of the plan that it is for, or None; it is sent the messages of the
+replies, and returns those of the turn."""
 
 PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
 
@@ -122,10 +123,10 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
         turn, replies = self._turn(request), None
         while True:
             try:
-                asked = next(turn) if replies is None else turn.send(replies)
+                asked, plan = turn.send(replies)
             except StopIteration as end:
                 return ModelResponse(result=end.value)
-            replies = self.ask(asked, handler)
+            replies = self.ask(asked, handler, plan)
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -134,30 +135,28 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
         turn, replies = self._turn(request), None
         while True:
             try:
-                asked = next(turn) if replies is None else turn.send(replies)
+                asked, plan = turn.send(replies)
             except StopIteration as end:
                 return ModelResponse(result=end.value)
-            replies = await self.aask(asked, handler)
+            replies = await self.aask(asked, handler, plan)
 
     def ask(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
+        plan: int | None,
     ) -> list[AnyMessage]:
-        """Ask the model; the messages of its reply."""
+        """Ask the model; the messages of its reply. `plan`: number of the plan that is asked for, if one is."""
         return list(handler(request).result)  # type: ignore[arg-type]
 
     async def aask(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
+        plan: int | None,
     ) -> list[AnyMessage]:
         """`ask` in an event loop."""
         return list((await handler(request)).result)  # type: ignore[arg-type]
-
-    def is_planning(self, request: ModelRequest[Any]) -> bool:
-        """Whether a request is for a plan."""
-        return request.system_message is not None and request.system_message.text.endswith(self._planner)
-
-    def plan_number(self, request: ModelRequest[Any]) -> int:
-        """The number of the plan that a request is for, from 1 for each question."""
-        return len(Conversation(request.state["messages"], self.by_name).plans) + 1
 
     def _turn(self, request: ModelRequest[Any]) -> Turn:
         told: list[AnyMessage] = []
@@ -165,10 +164,10 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
             said = Conversation([*request.messages, *told], self.by_name)
             run = said.plans[-1] if said.plans else None
             if run is None or (self._failed(run) and not self._open(run) and len(said.plans) < self._max_plans):
-                asked = self._planner_request(request, said)
-                plan, *more = yield asked
+                asked, number = self._planner_request(request, said), len(said.plans) + 1
+                plan, *more = yield asked, number
                 if MARKER not in plan.text:
-                    plan, *more = _joined(plan, (yield self._plan_now_request(asked, plan)))
+                    plan, *more = _joined(plan, (yield self._plan_now_request(asked, plan), number))
                 told += [_named(plan, "planner"), *more]
                 if more:  # results: the middleware around this one fits them into the context before they are read
                     return told
@@ -177,7 +176,7 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
                 calls = [plan_call(len(said.plans), number, name, args) for number, name, args in ready]
                 return _with_calls(told, calls)
             if (line := self._next_open(run)) is not None:
-                reply, *_ = yield self._executor_request(request, said, run, line)
+                reply, *_ = yield self._executor_request(request, said, run, line), None
                 call = reply.tool_calls[0] if isinstance(reply, AIMessage) and reply.tool_calls else None
                 if call is None:
                     told.append(AIMessage(reply.text, name="executor", additional_kwargs={"line": line.number}))
@@ -189,7 +188,7 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
                     told += [_repeated(made) for _ in range(self._max_retries)]
                     continue
                 return told
-            answer, *_ = yield self._finisher_request(request, said, run)
+            answer, *_ = yield self._finisher_request(request, said, run), None
             return [*told, answer]
 
     def _failed(self, run: PlanRun) -> bool:

@@ -445,3 +445,23 @@ def test_long_results_fit_into_the_context(build: Build, tools: Tools) -> None:
     results = [message for message in messages if isinstance(message, ToolMessage)]
     assert len(results) == 8
     assert all("cut:" in result.text for result in results)
+
+
+@pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
+@both
+async def test_a_second_plan_of_one_turn_has_its_own_results(build: Build, asynchronous: bool, tools: Tools) -> None:
+    """No call of the first plan is ever written, so that the next plan is made in the same turn."""
+    asked: list[str] = []
+    script = scripted_replies(
+        **{REPLAN: 'Plan:\n1. look_up("tea")', PLAN: "Plan:\n1. look tea up", EXECUTE: "No.", ANSWER: "A drink."}
+    )
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        return script(prompt)
+
+    messages = await run(build(scripted_chat(reply, policy="off"), tools.all), asynchronous)
+    assert messages[-1].text == "A drink."
+    assert tools.called == ["tea"]
+    shown = next(prompt for prompt in asked if ANSWER in prompt)
+    assert '[1] look tea up\n(not carried out)\n\n[1] look_up(word="tea")\ntea!' in shown
