@@ -21,6 +21,7 @@ _ITEM = re.compile(r"^[ \t>*#-]*(\d{1,4})[.):][ \t]+", re.MULTILINE)
 _CALL = re.compile(r"[`*_\s]*(?:[A-Za-z_]\w*\s*=\s*|\$\d+\s*=\s*)?([A-Za-z_]\w*)\(")
 # Not the beginning of an amount of money with cents.
 _REFERENCE = re.compile(r"\$\{?(\d{1,4})\b\}?(?![.,]\d)")
+_LONE_REFERENCE = re.compile(rf"{_REFERENCE.pattern}(?=\s*[,)\]}}])")
 _LEFT_OPEN = re.compile(r"\.{3}|…|<[^<>]*>|\$\d+(?=\s*(\.{3}|…))|\s")
 
 
@@ -182,7 +183,7 @@ def _closed(text: str) -> str | None:
             quote = text[at] * 3 if text.startswith(text[at] * 3, at) else text[at]
             made.append(quote)
             at += len(quote)
-        elif lone := re.compile(rf"{_REFERENCE.pattern}(?=\s*[,)\]}}])").match(text, at):
+        elif lone := _LONE_REFERENCE.match(text, at):
             made.append(json.dumps(lone[0]) if re.search(r"[,(=:\[]\s*$", "(" + "".join(made)) else lone[0])
             at = lone.end()
         else:

@@ -20,7 +20,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import describe_tools
-from lookahead_agent.agents.tool_use import cut, error_text, in_both_worlds
+from lookahead_agent.agents.tool_use import cut, cut_line, error_text, in_both_worlds
 
 CountTokens = Callable[[Sequence[BaseMessage]], int]
 ToolResult = ToolMessage | Command[Any]
@@ -176,7 +176,7 @@ def shortened(text: str, most: int) -> str:
         text: The text.
         most: Characters that are shown.
     """
-    return f"{text[:most]}\n… (cut: {most:,} of {len(text):,} characters; {_REST})"
+    return text[:most] + cut_line(most, len(text), _REST)
 
 
 def context_length(llm: BaseChatModel) -> int | None:

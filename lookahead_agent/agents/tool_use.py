@@ -35,12 +35,13 @@ def cut(text: str, rest: str, most: int = LONGEST_RESULT) -> str:
     text = text.encode(errors="replace").decode()
     if len(text) <= min(most, LONGEST_RESULT):
         return text
-    room = LONGEST_RESULT - len(_cut_line(len(text), len(text), rest))
+    room = LONGEST_RESULT - len(cut_line(len(text), len(text), rest))
     shown = max(0, min(most, room))
-    return text[:shown] + _cut_line(shown, len(text), rest)
+    return text[:shown] + cut_line(shown, len(text), rest)
 
 
-def _cut_line(shown: int, length: int, rest: str) -> str:
+def cut_line(shown: int, length: int, rest: str) -> str:
+    """The last line of a text that was cut; `rest` says how the model gets the rest."""
     return f"\n… (cut: {shown:,} of {length:,} characters; {rest})"
 
 
