@@ -29,9 +29,8 @@ class GenerateRequest:
     """The rule that chose the policy."""
     node: str = ""
     """Path of the LangGraph node that calls ("outer:inner"); "" outside a graph."""
-    messages: list[dict[str, Any]] | None = None
-    """The conversation, for the chat template; None: `prompt` is given, which has none: text or token ids."""
-    prompt: str | list[int] = ""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """The conversation, for the chat template."""
     question: str = ""
     """The text that the reply answers."""
     tools: list[dict[str, Any]] = field(default_factory=list)

@@ -51,7 +51,7 @@ class ReplyGenerator:
         policy, certificate, self._certificate = engines.certified(request.policy)
         self._request = request if policy is request.policy else replace(request, policy=policy)
         self._engines = engines
-        self._thinking = thinking if request.messages is not None else None
+        self._thinking = thinking
         self._parser = parser
         self._emit = emit
         self._tools = request.tools
@@ -156,21 +156,12 @@ class ReplyGenerator:
 
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request, target = self._request, self._engines.target.tokenizer
-        if request.messages is not None:
-            arguments = request.template_arguments
-            if tokenizer is target:
-                tokenizer.check_shown(request.messages, request.tools, arguments)
-            else:  # its template may not have the target's variables
-                arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
-            ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest)
-        elif isinstance(request.prompt, str):
-            ids = tokenizer.encode(request.prompt, longest)
-        else:
-            ids = list(request.prompt)
-            if any(not 0 <= token < target.size for token in ids):
-                raise ConfigurationError(f"the prompt has token ids outside of 0 … {target.size - 1}")
-            if tokenizer is not target:
-                ids = tokenizer.encode(target.decode(ids))
+        arguments = request.template_arguments
+        if tokenizer is target:
+            tokenizer.check_shown(request.messages, request.tools, arguments)
+        else:  # its template may not have the target's variables
+            arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
+        ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest)
         if not ids:
             raise ConfigurationError("the prompt is empty")
         return ids
