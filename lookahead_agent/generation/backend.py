@@ -47,7 +47,6 @@ class GenerateRequest:
     """Seconds without a token after which the target has failed; None: never."""
     longest_prompt: int | None = None
     """In tokens; None: the context."""
-    audit_rate: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class ReplyGenerator:
         parser: ToolParser,
         emit: Emit,
     ) -> None:
-        policy, certificate, self._certificate = engines.certified(request.policy)
+        policy, self._certificate = engines.certified(request.policy)
         self._request = request if policy is request.policy else replace(request, policy=policy)
         self._engines = engines
         self._thinking = thinking
@@ -56,8 +56,6 @@ class ReplyGenerator:
         self._emit = emit
         self._tools = request.tools
         self._verifier = engines.verifier(policy)
-        if certificate is not None and self._verifier is not None:
-            self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
         self._kind = f"{request.node}|{policy.name}"
         """The replies of like speed: those of one node under one policy."""
         self._chosen = self._mode()
@@ -97,8 +95,6 @@ class ReplyGenerator:
             tokens = [token for part in written for token in part.token_ids]
             if was_alone() and idle and engines.target.in_flight == 0:
                 await self._learn(report, len(tokens), await began if began is not None else None)
-        if engines.drift_monitor.waiting:
-            engines.drift_monitor.audit_waiting()
         finish = written[-1].finish_reason
         return ChatReply(
             read.parsed.content,
@@ -250,7 +246,6 @@ class ReplyGenerator:
             "policy": request.policy.name,
             "selection_rule": request.selection_rule,
             "certificate": self._certificate,
-            "audit": asdict(engines.drift_monitor.counts),
             "node": request.node.rpartition(":")[2] or None,
             "path": request.node or None,
             "mode": self._chosen.mode,
