@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lookahead_agent.errors import ConfigurationError, IsolationError
-from lookahead_agent.sandbox import folders
 from lookahead_agent.sandbox.cgroup import memory_cgroup
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
@@ -45,7 +45,7 @@ Isolation = Literal["auto", "bubblewrap", "landlock", "none"]
   program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
   machine's name and process numbers, and can tell by `stat` whether a file exists.
 - "none": **no sandbox**. The code runs with all rights of the user who runs the agent: it can read and write that
-  user's files, use the network and start programs. Only its time, memory, output and size of files are limited. For
+  user's files, use the network and start programs. Only its time, memory, output and size of a file are limited. For
   code that you would run yourself, and for machines that are sandboxes already (a container or virtual machine with
   nothing in it).
 - "auto": the first of the first two that works here.
@@ -63,7 +63,7 @@ class PythonLimits:
         memory: Address space in bytes.
         output: Bytes of what it prints.
         files: Bytes that its files may come to. They are in memory, beside `memory`. Behind "landlock" it has none, and
-            with "none" those on disk in its own folder count.
+            with "none" the size of one file counts.
 
     Raises:
         ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
@@ -206,70 +206,61 @@ def start(
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
+    home, room = {"landlock": "/"}.get(isolation, _INSIDE), limits.files + space(copied or {})
     try:
         with ExitStack() as stack:
-            home, cgroup = {"landlock": "/"}.get(isolation, _INSIDE), None
-            room = limits.files + space(copied or {})
+            cgroup = None
             if isolation == "none":
                 home = os.path.realpath(tempfile.mkdtemp(prefix="isolated-", dir=scratch))
-                stack.callback(_remove, Path(home))
+                stack.callback(_remove, home)
             else:
                 cgroup = stack.enter_context(memory_cgroup(limits.memory + room + _KERNEL_MEMORY))
-            return _run(code, limits, isolation, home, cgroup, room, folder, copied)
+            worker = [*_bubblewrap(isolation), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker")]
+            largest = max((len(data) for data in (copied or {}).values()), default=0)
+            shown = str(folder.resolve()) if folder is not None and isolation == "landlock" else None
+            plan = {
+                "isolation": isolation,
+                "agent": os.getpid(),
+                "cgroup": cgroup,
+                "readable": _readable(),
+                "inside": home,
+                "seconds": limits.seconds,
+                "memory": limits.memory,
+                "file": max(largest, min(_LARGEST_FILE, limits.files)),
+                "files": room,
+                "inodes": _INODES + 2 * len(copied or {}),
+                "folder": shown,
+                "importable": shown if copied is None else home,
+                "threads": _threads(isolation),
+                "filter": _filter(isolation),
+            }
+            finished = run_child(
+                [*worker, json.dumps(plan)],
+                packed(code.encode(errors="replace"), copied or {}),
+                seconds=limits.seconds,
+                output=len(BEGUN) + limits.output,
+                environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
+                folder=Path(home if isolation == "none" else "/"),
+                # With the line of each file.
+                changes=None if copied is None else 2 * room + _REPORT,
+                descriptors=() if cgroup is None else (cgroup,),
+            )
     except OSError as error:
         raise IsolationError(f"the code could not be run: {error}") from error
-
-
-def _remove(folder: Path) -> None:
-    with suppress(FileNotFoundError):  # without a sandbox, the code may have removed it
-        folders.remove(folder)
-
-
-def _run(
-    code: str,
-    limits: PythonLimits,
-    isolation: Isolation,
-    home: str,
-    cgroup: int | None,
-    room: int,
-    folder: Path | None,
-    copied: Mapping[str, bytes] | None,
-) -> ChildResult:
-    largest = max((len(data) for data in (copied or {}).values()), default=0)
-    shown = str(folder.resolve()) if folder is not None and isolation == "landlock" else None
-    plan = {
-        "isolation": isolation,
-        "agent": os.getpid(),
-        "cgroup": cgroup,
-        "readable": _readable(),
-        "inside": home,
-        "seconds": limits.seconds,
-        "memory": limits.memory,
-        "file": max(largest, min(_LARGEST_FILE, limits.files)),
-        "files": room,
-        "inodes": _INODES + 2 * len(copied or {}),
-        "folder": shown,
-        "importable": shown if copied is None else home,
-        "threads": _threads(isolation),
-        "filter": _filter(isolation),
-    }
-    finished = run_child(
-        [*_bubblewrap(isolation), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
-        packed(code.encode(errors="replace"), copied or {}),
-        seconds=limits.seconds,
-        output=len(BEGUN) + limits.output,
-        environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
-        folder=Path(home if isolation == "none" else "/"),
-        files=room if isolation == "none" else None,
-        # With the line of each file.
-        changes=None if copied is None else 2 * room + _REPORT,
-        descriptors=() if cgroup is None else (cgroup,),
-    )
     if not finished.output.startswith(BEGUN):
         return finished
     # An exit status is the code's own choice: only the worker says that there is no sandbox.
     status = 1 if finished.status == NO_SANDBOX else finished.status
     return replace(finished, output=finished.output.removeprefix(BEGUN), status=status)
+
+
+def _remove(folder: str) -> None:
+    """Remove the folder of code without a sandbox, which may have removed it, closed it or nested it deeply."""
+    with suppress(OSError):
+        os.rmdir(folder)  # which needs no process, where there can be none
+        return
+    for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+        subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _bubblewrap(isolation: Isolation) -> list[str]:

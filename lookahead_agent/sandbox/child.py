@@ -17,11 +17,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.sandbox import folders
-
-_OFTEN = 0.05
-"""Seconds between two looks at the folder of a program that has no disk of its own."""
-
 
 @dataclass(frozen=True)
 class ChildResult:
@@ -60,7 +55,6 @@ def run_child(
     results: bool = False,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    files: int | None = None,
     changes: int | None = None,
     descriptors: Sequence[int] = (),
 ) -> ChildResult:
@@ -76,7 +70,6 @@ def run_child(
         results: Whether its last argument is a descriptor for results; its output goes nowhere then.
         environment: All of its environment; None: nothing but an empty PATH.
         folder: Where it runs.
-        files: Bytes that `folder` may come to; None: no limit. It is measured twenty times a second.
         changes: Bytes that it may write to a second descriptor, whose number is its last argument; None: it has none.
         descriptors: Descriptors that it inherits.
 
@@ -105,7 +98,7 @@ def run_child(
         for writer in [sink, *told]:
             writer.close()
         try:
-            written, stopped = _read(process, limits, given, end, folder if files is not None else None, files or 0)
+            written, stopped = _read(process, limits, given, end)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -125,12 +118,7 @@ def _pipe(stack: ExitStack) -> tuple[FileIO, FileIO]:
 
 
 def _read(
-    process: subprocess.Popen[bytes],
-    limits: Mapping[FileIO, tuple[int, str]],
-    given: bytes,
-    end: float,
-    folder: Path | None,
-    files: int,
+    process: subprocess.Popen[bytes], limits: Mapping[FileIO, tuple[int, str]], given: bytes, end: float
 ) -> tuple[list[bytes], str | None]:
     """Write to the program and read from it until it ends or has to be stopped. Returns what it wrote, and why."""
     assert process.stdin is not None
@@ -146,8 +134,7 @@ def _read(
         for source in limits:
             selector.register(source, selectors.EVENT_READ)
         selector.register(process.stdin, selectors.EVENT_WRITE)
-        while (remaining := end - time.monotonic()) > 0:
-            wait = remaining if folder is None else min(remaining, _OFTEN)
+        while (wait := end - time.monotonic()) > 0:
             if not opened:  # which is not yet its end
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(wait)
@@ -171,6 +158,4 @@ def _read(
                 if not left:
                     selector.unregister(process.stdin)
                     process.stdin.close()
-            if folder is not None and folders.size(folder, files) > files:
-                return ended("files")
     return ended("time")

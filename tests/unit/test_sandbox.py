@@ -32,7 +32,6 @@ from lookahead_agent.sandbox import (
     backends,
     cgroup,
     choose,
-    folders,
     run_isolated,
 )
 from lookahead_agent.sandbox.seccomp import system_call_filter
@@ -552,36 +551,11 @@ def test_where_no_descriptor_is_left(isolation: Isolation, tmp_path: Path) -> No
     assert run_isolated("print(1)", SHORT, isolation, tmp_path) == "1\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["folders deeper than names go", "folders that nobody may look into", "folders in folders"]
-)
-def test_a_folder_on_disk_is_counted_and_goes_away(name: str, tmp_path: Path) -> None:
-    said = attempt(EXHAUSTIONS[name], "none", replace(SHORTER, files=1 << 20), tmp_path)
-    assert said.startswith("the code wrote more" if name != "folders that nobody may look into" else "the code failed")
+@pytest.mark.parametrize("name", ["folders deeper than names go", "folders that nobody may look into"])
+def test_a_folder_on_disk_goes_away(name: str, tmp_path: Path) -> None:
+    attempt(EXHAUSTIONS[name], "none", SHORTER, tmp_path)
     assert os.listdir(tmp_path) == []
     assert attempt("import os\nos.rmdir(os.getcwd())", "none") == ""
-
-
-def test_folders_deeper_than_names_go(tmp_path: Path) -> None:
-    """They count as more than enough, and go away with few descriptors and no recursion."""
-    top = tmp_path / "top"
-    top.mkdir()
-    (top / "0").mkdir()
-    (top / "link").symlink_to(tmp_path)
-    descriptor = os.open(top, os.O_RDONLY)
-    for name in ["0", "x" * 255] * 100:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, dir_fd=descriptor)
-        below = os.open(name, os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = below
-    os.mkdir("closed", 0, dir_fd=descriptor)
-    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
-    os.close(descriptor)
-    (tmp_path / "kept").write_text("x")
-    assert folders.size(top, 1 << 40) > 1 << 40
-    folders.remove(top)
-    assert os.listdir(tmp_path) == ["kept"]
 
 
 def test_without_a_boundary_only_amounts_are_limited(tmp_path: Path) -> None:

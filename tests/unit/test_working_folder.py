@@ -122,12 +122,12 @@ os.chmod('util.py', 0o4755)
     assert (root / "same").stat().st_nlink == 1
 
 
-@pytest.mark.parametrize("isolation", COPYING)
+@pytest.mark.parametrize("isolation", ["bubblewrap"])
 def test_code_that_writes_too_much_changes_nothing(isolation: Isolation, root: Path) -> None:
     before = names(root)
     code = "n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(bytes(1 << 18))"
     said = run(code, root, isolation)
-    assert "No space left" in said or said.startswith("the code wrote more than 1048576 bytes")
+    assert "No space left" in said
     assert names(root) == before
 
 
