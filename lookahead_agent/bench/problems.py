@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import read_lines, read_value
 
 OWN = "own"
 """The packaged problems: word problems in several steps. A program made them: no model has been trained on them."""
-
-AnswerKind = Literal["number", "math"]
-"""How answers are compared: as numbers, or as mathematical expressions."""
 
 _NUMBER = r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+"
 _TOLERANCE = 0.006
@@ -32,7 +29,7 @@ class Problem:
     Attributes:
         id: Its id in the dataset.
         question: The question.
-        answer: What the reply must end with; None: nothing to check, or `check` says it.
+        answer: The number that the reply must end with; None: nothing to check, or `check` says it.
         tools: Names of the tools that it needs; none: all that there are.
         check: What the reply must contain: `number`, within 0.006, and `text`, a list of texts or of alternatives
             parted by "|". None: nothing, or something that no text tells, such as a file.
@@ -50,10 +47,10 @@ class Problem:
         checked = self.answer if self.check is None else json.dumps(self.check, sort_keys=True)
         return hashlib.sha256(f"{self.question}\0{checked}".encode(errors="surrogatepass")).hexdigest()[:12]
 
-    def accepts(self, reply: str, kind: AnswerKind = "number") -> bool | None:
+    def accepts(self, reply: str) -> bool | None:
         """Whether a reply is correct; None: nothing to check."""
         if self.answer is not None:
-            return is_correct(reply, self.answer, kind)
+            return is_correct(reply, self.answer)
         if self.check is None:
             return None
         numbers = [float(found.replace(",", "").replace("$", "")) for found in re.findall(_NUMBER, reply)]
@@ -116,10 +113,8 @@ def dataset_file(name: str) -> Path:
     return file
 
 
-def is_correct(text: str, answer: str, kind: AnswerKind = "number") -> bool:
-    """Whether a reply gives the correct answer."""
-    if kind == "math":
-        return _same_mathematics(text, answer)
+def is_correct(text: str, answer: str) -> bool:
+    """Whether a reply ends with the answer's number."""
     expected = final_number(answer)
     return expected is not None and final_number(text) == expected
 
@@ -130,15 +125,3 @@ def final_number(text: str) -> Fraction | None:
         text = boxed[-1]
     found = re.findall(_NUMBER, text.replace("{,}", ",").replace("\\$", "$"))
     return Fraction(found[-1].replace(",", "").replace("$", "")) if found else None
-
-
-def _same_mathematics(text: str, answer: str) -> bool:
-    try:
-        from math_verify import parse, verify
-    except ImportError as error:
-        raise MissingExtraError(
-            "answers in mathematics are compared by math-verify: pip install 'lookahead-agent[bench]'"
-        ) from error
-    # Its time-outs are signals, which only the main thread may have.
-    expected = parse(answer if "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
-    return bool(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))

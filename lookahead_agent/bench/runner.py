@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from shutil import copytree
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
-from langchain_core.runnables import RunnableConfig
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.tools import BaseTool
 
-from lookahead_agent.bench.config import BASELINE, MODES, BenchConfig, ModeName, TaskConfig
-from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of
+from lookahead_agent.agents.templates import template
+from lookahead_agent.agents.tool_sources import load_tools
+from lookahead_agent.bench.config import (
+    BASELINE,
+    MODES,
+    BenchConfig,
+    Configuration,
+    ModeName,
+    TaskConfig,
+    TaskName,
+    chat_model,
+    configurations_of,
+)
 from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
-from lookahead_agent.bench.recorder import CallRecorder
-from lookahead_agent.bench.samples import Sample, SampleKey, environment, read_results
-from lookahead_agent.bench.tasks import check_tools, solve
+from lookahead_agent.bench.samples import CallRecorder, Sample, SampleKey, environment, read_results
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.chat.requests import POLICY_KEY
 from lookahead_agent.engines import background
@@ -30,6 +43,7 @@ from lookahead_agent.progress import Progress
 
 _WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
 _WARM_UP_TOKENS = 48
+_VOTING_TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,69 @@ class Job:
 
 Turn = list[Job]
 """Jobs that run at once, all in the same configuration."""
+
+
+def solve(
+    task: TaskConfig,
+    llm: ChatLookahead,
+    question: str,
+    seed: int | None,
+    config: RunnableConfig,
+    *,
+    needs: Sequence[str] = (),
+) -> str:
+    """The reply to a question, or the answer of a template's graph that gets the tools it needs (none named: all)."""
+    question = task.full_question(question)
+    if task.task == "questions":
+        # In a chain, since a model that streams hands step events only on there.
+        asked: Runnable[str, str] = RunnableLambda(lambda text: llm.invoke([HumanMessage(text)], seed=seed).text)
+        return asked.invoke(question, config)
+    changes: dict[str, Any] = {"seed": seed}
+    if task.task == "self_consistency" and llm.temperature == 0:
+        changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
+    with tools_of(task, needs) as tools:
+        graph = build(task.task, llm.model_copy(update=changes), tools)
+        return str(graph.invoke({"messages": [HumanMessage(question)]}, config)["messages"][-1].text)
+
+
+def build(name: TaskName, llm: ChatLookahead, tools: Sequence[BaseTool] | None = None) -> Any:
+    """A template's graph, by default with tools for problems with numbers."""
+    make = getattr(template("graphs", name), f"build_{name}")
+    calculator = template("tools", "calculator").calculator
+    if name == "supervisor":
+        teams = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
+        return make(llm, teams if tools is None else {tool.name: [tool] for tool in tools})
+    if name in ("reflection", "self_consistency"):
+        return make(llm)
+    return make(llm, [calculator] if tools is None else list(tools))
+
+
+@contextmanager
+def tools_of(task: TaskConfig, needs: Sequence[str] = ()) -> Iterator[list[BaseTool] | None]:
+    """The tools that a run needs (none named: all), which write to a copy of their folder; None without sources."""
+    if not task.tools:
+        yield None
+        return
+    with TemporaryDirectory(prefix="lookahead-bench-") as copies:
+        sources = []
+        for number, source in enumerate(task.tools):
+            kind, colon, folder = source.partition("files:")
+            if colon and (not kind or kind.endswith("=")):
+                copied = copytree(folder, Path(copies, str(number)))
+                source = f"{kind}files:{copied}"
+            sources.append(source)
+        yield [tool for tool in load_tools(sources) if not needs or tool.name in needs]
+
+
+def check_tools(task: TaskConfig, problems: Sequence[Problem]) -> None:
+    """Check that a task has the tools that its problems need, before any model loads."""
+    if not task.tools:
+        return
+    names = {tool.name for tool in load_tools(task.tools)}
+    for problem in problems:
+        if missing := ", ".join(sorted(set(problem.tools) - names)):
+            known = ", ".join(sorted(names))
+            raise ConfigurationError(f"the problem {problem.id} needs {missing}; the tools are {known}: add --tools")
 
 
 class Bench:
@@ -165,7 +242,7 @@ class Bench:
             mode=job.configuration.mode,
             configuration=job.configuration.name,
             seconds=seconds,
-            correct=job.problem.accepts(answer, job.task.answer),
+            correct=job.problem.accepts(answer),
             answer=answer,
             error=problem,
             calls=recorder.calls,
@@ -224,7 +301,7 @@ def _turns(
 def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
     """All that determines a sample, but its problem, configuration and seed."""
     fields = config.model_dump(mode="json", exclude={"tasks", "seed", "blocks"})
-    chosen = {"dataset", "answer", "prompt", "concurrency", "max_tokens"}
+    chosen = {"dataset", "prompt", "concurrency", "max_tokens"}
     of_task = task.model_dump(mode="json", include=chosen)
     of_task |= {name: value for name, value in (("parity", task.parity), ("tools", list(task.tools))) if value}
     return fields | of_task | {"dataset": Path(task.dataset).name, "seed": config.seed}

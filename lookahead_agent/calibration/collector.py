@@ -18,7 +18,7 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage
 
-from lookahead_agent.bench.problems import AnswerKind, Problem, final_number, is_correct
+from lookahead_agent.bench.problems import Problem, final_number, is_correct
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, labelled_pairs, pair_rows
 from lookahead_agent.chat.model import ChatLookahead
@@ -44,7 +44,6 @@ _TEMPERATURE = 0.7
 class CollectionSettings:
     """The settings of a collection."""
 
-    answer: AnswerKind = "number"  # how answers are compared
     rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
     at_once: int = 24  # replies that are written at the same time
     seed: int = 0  # of the positions and of the continuations
@@ -61,17 +60,12 @@ class Collector:
         self._sampling = llm.request([HumanMessage("?")], CallOptions()).sampling
         self._policy = as_policy(llm.policy)
         self._room = asyncio.Semaphore(how.at_once)
-        if how.answer != "number" and (open_ := next((each for each in problems if each.answer is None), None)):
-            raise ConfigurationError(
-                f"the problem {open_.id!r} has no answer, and replies can be held against each other only as numbers"
-            )
         self._settings: dict[str, Any] = {
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
             "top_k": self._sampling.top_k,
             "max_tokens": self._sampling.max_tokens,
             "delimiter": str(self._policy.delimiter),
-            "answer": how.answer,
             "temperature_on": _TEMPERATURE,
             "seed": how.seed,
         }
@@ -183,7 +177,7 @@ class Collector:
             if answer is None:
                 answer = _most_common_answer([row.reply, *texts["target"]])
             for side, of_side in texts.items():
-                right[side] += [await self._is_right(text, answer) for text in of_side]
+                right[side] += [answer is not None and is_correct(text, answer) for text in of_side]
         return OutcomesRow(problem=row.problem, answer=answer, draft=right["draft"], target=right["target"])
 
     async def _whole(self, target: Engine, row: PairRow, step: Step, side: str, number: int) -> str:
@@ -199,11 +193,6 @@ class Collector:
             async for delta in deltas:
                 ids += delta.token_ids
         return target.tokenizer.decode(ids)
-
-    async def _is_right(self, text: str, answer: str | None) -> bool:
-        if answer is None:
-            return False
-        return await asyncio.to_thread(is_correct, text, answer, self._how.answer)
 
 
 class _SeenPairs:

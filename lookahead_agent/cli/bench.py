@@ -10,8 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from lookahead_agent.agents.tool_sources import KINDS
-from lookahead_agent.bench.config import MODES, TASKS, BenchConfig, load_config, make_config, packaged_configs
-from lookahead_agent.bench.configurations import chat_model
+from lookahead_agent.bench.config import (
+    MODES,
+    TASKS,
+    BenchConfig,
+    chat_model,
+    load_config,
+    make_config,
+    packaged_configs,
+)
 from lookahead_agent.bench.parity import Parity, parity
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
@@ -66,7 +73,6 @@ def run(
         list[str] | None, typer.Option("--task", "--template", help=f"{', '.join(TASKS)}. Repeatable.")
     ] = None,
     dataset: options.Dataset = "",
-    answer: Annotated[str | None, typer.Option("--answer", help="How answers are compared: number or math.")] = None,
     limit: options.Limit = None,
     skip: options.Skip = None,
     modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
@@ -118,7 +124,6 @@ def run(
     lists = {"modes": modes, "variants": variants, "policies": policies}
     of_task = {
         "dataset": dataset or None,
-        "answer": answer,
         "limit": limit,
         "skip": skip,
         "samples": samples,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_agent.bench.problems import AnswerKind, dataset_file, read_problems
+from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
 from lookahead_agent.calibration.fit import certificates_of, fit
 from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
@@ -36,7 +36,6 @@ def collect(
     out: options.Out = Path("results/pairs.jsonl"),
     limit: options.Limit = None,
     skip: options.Skip = 0,
-    answer: Annotated[AnswerKind, typer.Option("--answer", help="How answers are compared.")] = "number",
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="Replies written at the same time.")] = 24,
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
@@ -51,7 +50,7 @@ def collect(
 
     Interrupt it at any time: run again, it goes on.
     """
-    how = CollectionSettings(answer, at_once=at_once, seed=seed)
+    how = CollectionSettings(at_once=at_once, seed=seed)
     cores = binding(available_cores())
     with options.chat_model(
         model=model,

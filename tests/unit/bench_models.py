@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.config import BenchConfig, TaskConfig
-from lookahead_agent.bench.configurations import Configuration, template_policies
+from lookahead_agent.bench.config import BenchConfig, Configuration, TaskConfig, template_policies
 from tests.unit.chat import scripted_chat
 
 REPLY = "Let me see.\n\nThere are several.\n\nAnswer: 14"

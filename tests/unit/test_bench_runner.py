@@ -16,8 +16,18 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.config import MODES, BenchConfig, TaskConfig, load_config, make_config, packaged_configs
-from lookahead_agent.bench.configurations import Configuration, chat_model, configurations_of, template_policies
+from lookahead_agent.bench.config import (
+    MODES,
+    BenchConfig,
+    Configuration,
+    TaskConfig,
+    chat_model,
+    configurations_of,
+    load_config,
+    make_config,
+    packaged_configs,
+    template_policies,
+)
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.errors import ConfigurationError, EngineError, PolicyError

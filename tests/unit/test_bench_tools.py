@@ -13,8 +13,7 @@ from langchain.agents import create_agent
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.config import BenchConfig, TaskConfig
 from lookahead_agent.bench.problems import Problem, read_problems
-from lookahead_agent.bench.runner import Bench
-from lookahead_agent.bench.tasks import solve, tools_of
+from lookahead_agent.bench.runner import Bench, solve, tools_of
 from lookahead_agent.errors import ConfigurationError
 from tests.unit.bench_models import scripted_configuration
 from tests.unit.chat import scripted_chat

@@ -15,12 +15,10 @@ from langchain_core.tools import tool
 from typer.testing import CliRunner
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.config import BenchConfig, TaskConfig
-from lookahead_agent.bench.configurations import Configuration
+from lookahead_agent.bench.config import BenchConfig, Configuration, TaskConfig
 from lookahead_agent.bench.parity import Parity, acts_of, parity
-from lookahead_agent.bench.recorder import CallRecorder, action_of
 from lookahead_agent.bench.runner import Bench
-from lookahead_agent.bench.samples import CallRecord, Sample, ToolRecord
+from lookahead_agent.bench.samples import CallRecord, CallRecorder, Sample, ToolRecord, action_of
 from lookahead_agent.cli.app import CHAT_CLASS, app
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
