@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.bench.summary import (
     ConfigurationSummary,
     Estimate,
-    NodeSummary,
     by_configuration,
     measured_levers,
-    nodes,
     spans_of_samples,
     summarize,
 )
@@ -26,8 +24,6 @@ from lookahead_agent.trace.node_times import tables
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
-
-Row = TypeVar("Row")
 
 _MARKDOWN = re.compile(r"[\\`*<|\[\]]")
 
@@ -40,7 +36,6 @@ class Report:
             raise ConfigurationError("there are no results in the file yet")
         self.samples = samples
         self.configurations = summarize(samples)
-        self.nodes = nodes(samples)
 
     @property
     def tasks(self) -> list[str]:
@@ -57,11 +52,8 @@ class Report:
             write_whole(file, "\n".join(parts))
 
     def tables(self, task: str) -> list[Table]:
-        """The tables of a task: configurations, nodes."""
-        found = [_table(_CONFIGURATION_COLUMNS, [each for each in self.configurations if each.task == task])]
-        if of_nodes := [node for node in self.nodes if node.task == task]:
-            found.append(_table(_NODE_COLUMNS, of_nodes))
-        return [*found, *self._times(task)]
+        """The tables of a task: configurations, nodes, levers."""
+        return [_table([each for each in self.configurations if each.task == task]), *self._times(task)]
 
     def _times(self, task: str) -> list[Table]:
         """How the seconds of a sample divide by node, and what levers would win of those of the target alone."""
@@ -89,9 +81,9 @@ class Report:
         return "; ".join(parts) + "."
 
 
-def _table(columns: Mapping[str, Callable[[Row], str]], rows: Sequence[Row]) -> Table:
-    """A cell for each column and row, without columns that are empty in all rows."""
-    cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
+def _table(rows: Sequence[ConfigurationSummary]) -> Table:
+    """A cell for each column and configuration, without columns that are empty in all rows."""
+    cells = {heading: [cell(row) for row in rows] for heading, cell in _COLUMNS.items()}
     shown = {heading: column for heading, column in cells.items() if any(column)}
     return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
@@ -112,7 +104,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-_CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
+_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "configuration": lambda each: each.configuration,
     "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
     "accuracy": lambda each: _share(each.accuracy),
@@ -127,17 +119,6 @@ _CONFIGURATION_COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "wasted draft": lambda each: f"{each.wasted_draft:.2f}",
     "verifier time": lambda each: f"{each.verifier_share:.0%}" if each.verifier_share >= 0.005 else "",
     "same tokens": lambda each: f"{each.same_tokens}" if each.same_tokens is not None else "",
-}
-
-_NODE_COLUMNS: dict[str, Callable[[NodeSummary], str]] = {
-    "configuration": lambda node: node.configuration,
-    "node": lambda node: str(node.node),
-    "policy": lambda node: node.policy,
-    "calls": lambda node: f"{node.calls:.1f}",
-    "tokens": lambda node: f"{node.tokens:.0f}",
-    "seconds": lambda node: f"{node.seconds:.1f}",
-    "steps": lambda node: str(node.steps),
-    "accepted": lambda node: f"{node.acceptance:.0%}" if node.speculates else "",
 }
 
 

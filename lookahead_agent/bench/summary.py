@@ -11,7 +11,7 @@ import numpy as np
 from lookahead_agent.bench.config import BASELINE
 from lookahead_agent.bench.samples import CallRecord, Sample, acceptance_of
 from lookahead_agent.errors import MissingExtraError
-from lookahead_agent.trace.node_times import Span
+from lookahead_agent.trace.node_times import FIGURES, Span
 
 Pairs = Sequence[tuple[Sample, Sample]]
 """Samples of the same problem, number and block."""
@@ -61,22 +61,6 @@ class ConfigurationSummary:
     same_tokens: int | None  # samples with exactly the baseline's tokens; None: tokens unknown, or several calls
 
 
-@dataclass(frozen=True)
-class NodeSummary:
-    """One node of a graph in one configuration."""
-
-    task: str
-    configuration: str
-    node: str | None
-    policy: str
-    calls: float  # per sample, as of the next two
-    seconds: float  # in its calls
-    tokens: float  # output tokens
-    steps: int  # in all samples
-    acceptance: float  # share of the committed steps that the draft wrote
-    speculates: bool  # whether the draft wrote anything
-
-
 def summarize(samples: Sequence[Sample]) -> list[ConfigurationSummary]:
     """A summary per task and configuration, in the order of measurement, the baseline of each task first."""
     groups = by_configuration(samples)
@@ -100,32 +84,6 @@ def pairs(first: Sequence[Sample], second: Sequence[Sample]) -> Pairs:
     return [(mine, other) for mine, other in found if other is not None]
 
 
-def nodes(measured: Sequence[Sample]) -> list[NodeSummary]:
-    """A summary per task, configuration and node, of tasks that are graphs."""
-    found = []
-    for (task, configuration), samples in by_configuration(measured).items():
-        of_nodes: dict[str | None, list[CallRecord]] = {}
-        for call in (call for sample in samples for call in sample.calls):
-            of_nodes.setdefault(call.node, []).append(call)
-        found += [
-            NodeSummary(
-                task,
-                configuration,
-                node,
-                "/".join(sorted({call.policy for call in calls})),
-                len(calls) / len(samples),
-                sum(call.seconds for call in calls) / len(samples),
-                sum(call.output_tokens for call in calls) / len(samples),
-                sum(call.steps for call in calls),
-                acceptance_of(calls),
-                any(sum(call.tokens.get("draft", {}).values()) for call in calls),
-            )
-            for node, calls in of_nodes.items()
-            if set(of_nodes) > {None} or node is not None
-        ]
-    return found
-
-
 def spans_of_samples(samples: Sequence[Sample]) -> list[Span]:
     """The replies and tool runs of samples, as if these had run one after another."""
     spans: list[Span] = []
@@ -135,8 +93,7 @@ def spans_of_samples(samples: Sequence[Sample]) -> list[Span]:
             start, busy = begin + call.started, call.busy
             times = busy.get("prompt", 0.0), busy.get("writing", 0.0), busy.get("waiting", 0.0)
             span = Span(call.path or call.node or "(no node)", start, start + call.seconds, False, call.step, *times)
-            names = ("prompt_tokens", "cached_tokens", "output_tokens", "passes", "new_share", "lookup_passes")
-            spans.append(replace(span, **{name: getattr(call, name) for name in names}))
+            spans.append(replace(span, **{name: getattr(call, name) for name in FIGURES}))
         for run in sample.tools:
             start, node = begin + run.started, run.path or "(no node)"
             step = None if run.step is None else number * _MOST_STEPS + run.step

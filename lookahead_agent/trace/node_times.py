@@ -36,6 +36,16 @@ class Span:
     passes: int = 0  # forward passes of the target
     new_share: float = 1.0  # of the prompt: its last message
     lookup_passes: float = 1.0  # per token, if drafts were looked up in the prompt
+    policy: str = ""
+    steps: int = 0
+    accepted: int = 0  # draft steps among these
+
+
+FIGURES = (
+    *("prompt_tokens", "cached_tokens", "output_tokens", "passes", "new_share", "lookup_passes"),
+    *("policy", "steps", "accepted"),
+)
+"""The fields of a span that are counts and shares of a reply."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,10 @@ class NodeTimes:
     waiting: float
     prompt_tokens: int
     cached_tokens: int | None  # of these from the prefix cache; None: unknown
+    output_tokens: int = 0
+    policy: str = ""
+    steps: int = 0
+    accepted: int = 0  # draft steps among these
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,10 @@ def _sum(node: str, spans: Sequence[Span]) -> NodeTimes:
         sum(max(0.0, span.end - span.start - span.prompt - span.writing) + span.idle for span in replies),
         sum(span.prompt_tokens for span in replies),
         None if None in cached else sum(count or 0 for count in cached),
+        sum(span.output_tokens for span in replies),
+        "/".join(sorted({span.policy for span in replies})),
+        sum(span.steps for span in replies),
+        sum(span.accepted for span in replies),
     )
 
 
@@ -104,9 +122,11 @@ def spans_of(rows: Iterable[Mapping[str, Any]]) -> list[Span]:
         elif row["type"] == "reply" and "prompt" in row["seconds"]:
             seconds, prompt, usage = row["seconds"], row["prompt_tokens"]["target"], row["usage"] or {}
             times = seconds["prompt"], seconds["writing"], seconds["waiting"]
-            tokens = prompt["total"], prompt["cached"], usage.get("output_tokens", 0), row["target_forward_passes"]
-            span = Span(node, row["at"] - seconds["total"], row["at"], False, row["step"], *times, *tokens)
-            spans.append(replace(span, new_share=row["new_share"], lookup_passes=row["lookup_passes"]))
+            known = {name: row[name] for name in FIGURES if name in row}
+            known |= {"prompt_tokens": prompt["total"], "cached_tokens": prompt["cached"]}
+            known |= {"output_tokens": usage.get("output_tokens", 0), "passes": row["target_forward_passes"]}
+            span = Span(node, row["at"] - seconds["total"], row["at"], False, row["step"], *times)
+            spans.append(replace(span, **known))
     return spans
 
 
@@ -119,11 +139,15 @@ def tables(
     """The division of the time by node, and the levers, both per run; `seconds` is the length of all runs."""
     if not spans:
         return []
-    headings = ["node", "replies", "prompt, s", "writing, s", "tools, s", "waiting, s", "prompt tokens", "cached"]
+    headings = ["node", "policy", "replies", "tokens", "accepted steps", "prompt, s", "writing, s", "tools, s"]
+    headings += ["waiting, s", "prompt tokens", "cached"]
     rows = [
         [
             each.node,
+            each.policy,
             f"{each.replies / runs:.4g}",
+            f"{each.output_tokens / runs:.0f}",
+            f"{each.accepted} of {each.steps}" if each.accepted else "",
             *(f"{part / runs:.1f}" for part in (each.prompt, each.writing, each.tools, each.waiting)),
             f"{each.prompt_tokens / runs:.0f}",
             "?" if each.cached_tokens is None else f"{each.cached_tokens / runs:.0f}",

@@ -12,7 +12,7 @@ import pytest
 from lookahead_agent.bench.config import MODES
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, environment, read_results
-from lookahead_agent.bench.summary import Estimate, estimate, mean_difference, median_ratio, nodes, summarize
+from lookahead_agent.bench.summary import Estimate, estimate, mean_difference, median_ratio, summarize
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile
 
@@ -36,7 +36,7 @@ def sample(configuration: str, problem: int, seconds: float, correct: bool = Tru
             "target": {"committed": 10, "rejected": 0 if off else 5, "aborted": 0},
             "draft": {"committed": 0, "rejected": 0, "aborted": 0 if off else 2},
         },
-        busy={"verifier": 0.0 if off else seconds / 4},
+        busy={"prompt": 0.1, "verifier": 0.0 if off else seconds / 4},
         token_ids=[1, 2] if correct else [1, 3],
     )
     fields: dict[str, Any] = {
@@ -105,10 +105,11 @@ def test_figures_of_nodes() -> None:
         sample("off", 0, 4.0, node="planner", workload="rewoo"),
         sample("lr", 0, 2.0, node="planner", workload="rewoo"),
     ]
-    off, lr = nodes(results)
-    assert (off.node, off.policy, off.speculates, off.seconds) == ("planner", "off", False, 4.0)
-    assert (lr.policy, lr.acceptance, lr.speculates, lr.tokens) == ("balanced", 0.5, True, 10)
-    assert nodes(made()) == [], "plain questions have no nodes"
+    headings, rows = Report(results).tables("questions")[1]
+    off, lr = (next(row for row in rows if row[0] == name) for name in ("off", "lr"))
+    assert headings[:6] == ["configuration", "node", "policy", "replies", "tokens", "accepted steps"]
+    assert off[:6] == ["off", "planner", "off", "1", "10", ""]
+    assert lr[:6] == ["lr", "planner", "balanced", "1", "10", "1 of 2"]
 
 
 def test_intervals_are_wide_for_few_and_narrow_for_many() -> None:

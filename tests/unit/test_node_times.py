@@ -164,9 +164,9 @@ def test_a_report_shows_what_was_predicted_beside_what_was_measured() -> None:
     assert measured_levers([sample("off", 4.0), sample("sd", 3.5, token_speculation="draft_model")]) == {}
     times, won_by = Report(samples).tables("t")[-2:]
     assert times[0][:2] == ["configuration", "node"]
-    assert times[1][0] == ["off", "model", "1", "1.0", "4.0", "0.0", "0.0", "50", "16"]
+    assert times[1][0] == ["off", "model", "off", "1", "10", "", "1.0", "4.0", "0.0", "0.0", "50", "16"]
     assert times[1][2][:2] == ["off", BETWEEN]
-    assert float(times[1][2][6]) == pytest.approx(0.5, abs=0.06)
+    assert float(times[1][2][9]) == pytest.approx(0.5, abs=0.06)
     assert [row[0] for row in won_by[1]] == ["shared draft", "prompt lookup", "warm prefix", "tools at once"]
     assert won_by[1][0][2] == "1.0"
     assert won_by[1][1][2] == ""
