@@ -2,7 +2,8 @@
 
 The code has Python's standard library, and an empty folder or a copy of the files of one. It cannot reach the network,
 start programs, or see other files and the environment of the agent; its time, memory, output and files are limited.
-`lookahead_agent.sandbox` keeps it from the machine by bubblewrap. docs/reference/tools.md says what that keeps out.
+`lookahead_agent.sandbox` keeps it from the machine by bubblewrap or Landlock, whichever is there. Behind Landlock the
+code can write no files. docs/reference/tools.md says what each keeps out.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def make_python_tool(
         isolation: See `run_python`.
         scratch: Where a folder is made for the time of a run; None: among the system's temporary files.
         folder: The folder of `make_file_tools`. The code gets a copy of its regular files, but of those whose names
-            begin with a dot; what it changes is written back when it ends without an error. None: it
-            has an empty folder.
+            begin with a dot; what it changes is written back when it ends without an error. Behind "landlock" it
+            reads the folder and writes nothing. None: it has an empty folder.
 
     Raises:
         IsolationError: There is no such backend here; the message says what to install.
@@ -68,11 +69,12 @@ def make_python_tool(
 def _tool(
     limits: PythonLimits | None, isolation: Isolation, scratch: Path | None = None, folder: Path | None = None
 ) -> BaseTool:
-    kept = {
+    unusual = {
         "auto": "There is nothing here to isolate it with.",
         "none": "It is not isolated.",
-        "bubblewrap": "It is isolated by bubblewrap.",
-    }[isolation]
+        "landlock": "It is isolated by landlock, and can write no files.",
+    }
+    kept = unusual.get(isolation, f"It is isolated by {isolation}.")
     sees = "It has no files: write the data into the code."
     if folder is not None:
         names = sorted(map(printable, copies(folder, (limits or PythonLimits()).files)))

@@ -36,17 +36,22 @@ _KERNEL_MEMORY = 64 << 20
 # Beside Python's own: what its extension modules are linked with, and the time zones.
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
-Isolation = Literal["auto", "bubblewrap", "none"]
+Isolation = Literal["auto", "bubblewrap", "landlock", "none"]
 """The backend that keeps a program from the machine.
 
 - "bubblewrap": the program `bwrap`, with namespaces, a root that has Python's library to read and one empty folder in
   memory, and a filter of system calls.
+- "landlock": Linux's Landlock (6.2 or newer) and a stricter filter of system calls: there is no network, no other
+  program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
+  machine's name and process numbers, and can tell by `stat` whether a file exists.
 - "none": **no sandbox**. The code runs with all rights of the user who runs the agent: it can read and write that
   user's files, use the network and start programs. Only its time, memory, output and size of a file are limited. For
   code that you would run yourself, and for machines that are sandboxes already (a container or virtual machine with
   nothing in it).
-- "auto": "bubblewrap".
+- "auto": the first of the first two that works here.
 """
+
+_BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "landlock")
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class PythonLimits:
         seconds: Wall-clock time, Python's start included.
         memory: Address space in bytes.
         output: Bytes of what it prints.
-        files: Bytes that its files may come to. They are in memory, beside `memory`. With "none" the size of one file
-            counts.
+        files: Bytes that its files may come to. They are in memory, beside `memory`. Behind "landlock" it has none, and
+            with "none" the size of one file counts.
 
     Raises:
         ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
@@ -84,7 +89,8 @@ def run_isolated(
     """Run code, and return what it prints on both streams.
 
     Args:
-        code: Python. It has the standard library, no arguments, and an empty folder to write to.
+        code: Python. It has the standard library, no arguments, and an empty folder to write to; behind "landlock" it
+            can write no files.
         limits: What it may use.
         isolation: The backend, see `Isolation`.
         scratch: Where the folder of a run with "none" is made; None: among the system's temporary files.
@@ -95,8 +101,8 @@ def run_isolated(
     """
     limits = limits or PythonLimits()
     isolation = choose(isolation)
-    copied = None if folder is None else copies(folder, limits.files)
-    finished = start(code, limits, isolation, scratch, copied)
+    copied = None if folder is None or isolation == "landlock" else copies(folder, limits.files)
+    finished = start(code, limits, isolation, scratch, folder, copied)
     output = finished.output.decode(errors="replace")
     problem = {
         "time": f"the code took more than {limits.seconds:g} s",
@@ -122,40 +128,57 @@ def run_isolated(
     return f"{output.rstrip()}\n{said}".lstrip() if said else output
 
 
+def available() -> dict[Isolation, str | None]:
+    """Why each backend cannot be used here; None for those that can, the strongest first.
+
+    Each is tried once in a process, by running a program that does nothing (some hundredths of a second).
+    """
+    found: dict[Isolation, str | None] = {}
+    for name in _BY_STRENGTH:
+        try:
+            found[name] = _problem(name)
+        except IsolationError as error:
+            found[name] = str(error)
+    return found
+
+
 def choose(isolation: Isolation) -> Isolation:
     """The backend that is meant.
 
     Args:
-        isolation: "auto": the one that works here.
+        isolation: "auto": the strongest that works here.
 
     Raises:
         ConfigurationError: There is none of that name.
-        IsolationError: It does not work here.
+        IsolationError: It does not work here, or none does.
     """
     if isolation not in get_args(Isolation):
         raise ConfigurationError(f"there is no isolation {isolation!r}: {', '.join(get_args(Isolation))}")
     if isolation == "none":
         return isolation
-    if (problem := problem_here()) is not None:
-        raise IsolationError(
-            "nothing here can keep a program inside: install bubblewrap (apt-get install bubblewrap, dnf install "
-            f"bubblewrap); isolation='none' runs it with all your rights. What was tried: bubblewrap: {problem}"
-        )
-    return "bubblewrap"
+    if isolation != "auto":
+        if (problem := _problem(isolation)) is not None:
+            raise IsolationError(f"the isolation {isolation!r} does not work here: {problem}")
+        return isolation
+    for name in _BY_STRENGTH:
+        if _problem(name) is None:
+            return name
+    found = "; ".join(f"{name}: {problem}" for name, problem in available().items())
+    raise IsolationError(
+        "nothing here can keep a program inside: install bubblewrap (apt-get install bubblewrap, dnf install "
+        "bubblewrap), or run on Linux 6.2 or newer with Landlock, where it can write no files; isolation='none' runs "
+        f"it with all your rights. What was tried: {found}"
+    )
 
 
 @cache
-def problem_here() -> str | None:
-    """Why there is no sandbox here; None: there is one. It is tried once in a process (some hundredths of a second).
-
-    Raises:
-        IsolationError: It may be otherwise next time, so that this is not kept.
-    """
+def _problem(name: Isolation) -> str | None:
+    """As `available`; IsolationError for what may be otherwise next time, which is not kept."""
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
-    if shutil.which("bwrap") is None:
+    if name == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
-    tried = start("print('here')", PythonLimits(seconds=10), "bubblewrap")
+    tried = start("print('here')", PythonLimits(seconds=10), name)
     if tried.stopped is None and tried.status == 0 and tried.output == b"here\n":
         return None
     said = " ".join(tried.output.decode(errors="replace").split())
@@ -167,6 +190,7 @@ def start(
     limits: PythonLimits,
     isolation: Isolation,
     scratch: Path | None = None,
+    folder: Path | None = None,
     copied: Mapping[str, bytes] | None = None,
 ) -> ChildResult:
     """As `run_isolated`, behind a backend that is known to work (not "auto").
@@ -176,12 +200,13 @@ def start(
         limits: What it may use.
         isolation: The backend.
         scratch: Where a folder is made for the time of the run.
-        copied: Copies of a folder's files; None: the code has no copies, and its changes are not reported.
+        folder: The user's folder; "landlock" alone shows it to the code.
+        copied: The copies of the folder's files; None: the code has no copies, and its changes are not reported.
 
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
-    home, room = _INSIDE, limits.files + space(copied or {})
+    home, room = {"landlock": "/"}.get(isolation, _INSIDE), limits.files + space(copied or {})
     try:
         with ExitStack() as stack:
             cgroup = None
@@ -192,6 +217,7 @@ def start(
                 cgroup = stack.enter_context(memory_cgroup(limits.memory + room + _KERNEL_MEMORY))
             worker = [*_bubblewrap(isolation), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker")]
             largest = max((len(data) for data in (copied or {}).values()), default=0)
+            shown = str(folder.resolve()) if folder is not None and isolation == "landlock" else None
             plan = {
                 "isolation": isolation,
                 "agent": os.getpid(),
@@ -203,8 +229,9 @@ def start(
                 "file": max(largest, min(_LARGEST_FILE, limits.files)),
                 "files": room,
                 "inodes": _INODES + 2 * len(copied or {}),
-                # A user of its own has no others.
-                "threads": resource.getrlimit(resource.RLIMIT_NPROC)[1] if isolation == "none" else _THREADS,
+                "folder": shown,
+                "importable": shown if copied is None else home,
+                "threads": _threads(isolation),
                 "filter": _filter(isolation),
             }
             finished = run_child(
@@ -264,12 +291,27 @@ def _filter(isolation: Isolation) -> str:
     """The filter of system calls in base64; empty for none."""
     if isolation == "none":
         return ""
-    program = system_call_filter()
+    program = system_call_filter(landlock=isolation == "landlock")
     if program is None:
         raise IsolationError(
             "system calls are known here for x86_64 and aarch64 only: isolation='none' is what is left"
         )
     return base64.b64encode(program).decode()
+
+
+def _threads(isolation: Isolation) -> int:
+    """How many threads the user who runs the code may have, for the kernel counts by user."""
+    if isolation == "none":
+        return resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if isolation != "landlock" or os.geteuid() == 0:
+        return _THREADS  # a user of its own
+    user = os.geteuid()
+    others = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = dict(line.split(":", 1) for line in status.read_text(errors="replace").split("\n") if ":" in line)
+            others += int(fields["Threads"]) if int(fields["Uid"].split()[0]) == user else 0
+    return _THREADS + others
 
 
 @cache

@@ -74,8 +74,11 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "sched_get_priority_min": (147, 126), "sched_rr_get_interval": (148, 127), "getpriority": (140, 141),
     # Pairs of sockets; `socketpair`, `sendto` and `recvfrom` are below.
     "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
-    # What changes files and tells of them without opening them, and signals to processes: a filesystem and process
-    # numbers of its own bound them.
+}  # fmt: skip
+
+# What changes files and tells of them without opening them, and signals to processes: where a filesystem and process
+# numbers of its own bound them.
+_CALLS_OF_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     "readlink": (89, None), "readlinkat": (267, 78), "getxattr": (191, 8), "lgetxattr": (192, 9),
     "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13),
     "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47),
@@ -157,12 +160,18 @@ _CALLS_BY_ARGUMENT: dict[tuple[int, int], list[_Line]] = {
 }  # fmt: skip
 
 
-def system_call_filter(machine: str | None = None) -> bytes | None:
-    """The program of a filter for an architecture, by default this machine's, 8 bytes an instruction; None: unknown."""
+def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes | None:
+    """The program of a filter, 8 bytes an instruction; None for an architecture whose calls are not known here.
+
+    Args:
+        landlock: Whether Landlock is all that is between the code and the user's files and processes.
+        machine: The architecture; this machine's by default.
+    """
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         return None
     column, identity = _MACHINES[machine]
+    calls = _CALLS if landlock else _CALLS | _CALLS_OF_NAMESPACES
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, identity),
@@ -173,7 +182,7 @@ def system_call_filter(machine: str | None = None) -> bytes | None:
         (_ABOVE, 0, 1, _NEWEST),
         _UNKNOWN,
     ]
-    for numbers in _CALLS.values():
+    for numbers in calls.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), _ALLOWED]
     for numbers_of, lines in _CALLS_BY_ARGUMENT.items():

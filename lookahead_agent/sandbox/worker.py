@@ -20,8 +20,9 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 MS_NOSUID, MS_NODEV = 2, 4
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
 PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 38, 41
+CAP_DAC_READ_SEARCH = 2
 HOST = b"isolated"
 """The machine's name, as the code is told it."""
 STOPPED = 201
@@ -47,8 +48,9 @@ def may_change_user() -> bool:
         return os.geteuid() == 0 and sum(int(line.split()[2]) for line in file) > 1
 
 
-def become_unprivileged() -> None:
-    """Become a user who has nothing else, for the kernel counts threads by user."""
+def become_unprivileged(kept: int = 0) -> None:
+    """Become a user who has nothing else, with the kept capabilities, for the kernel counts threads by user."""
+    call("prctl", PR_SET_KEEPCAPS, int(kept != 0), 0, 0, 0)
     os.setgroups([])
     number = int.from_bytes(os.urandom(4), "big")
     # Beyond all users that are given out; a container may have 65,536 of them only.
@@ -67,15 +69,15 @@ def mount_own_folder(plan: dict[str, Any], path: str) -> None:
     call("mount", b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options.encode())
 
 
-def drop_privileges() -> None:
-    """Become a user who may do nothing."""
+def drop_privileges(kept: int = 0) -> None:
+    """Become a user who may do nothing, but for some capabilities."""
     if os.geteuid() == 0:
         for capability in range(64):
             if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
                 break  # beyond the last that this kernel has
-        become_unprivileged()
+        become_unprivileged(kept)
     header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this process
-    call("capset", header, bytes(24))  # a program that is started gets none
+    call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))  # a program that is started gets none
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
@@ -84,6 +86,36 @@ def die_with_parent(parent: int) -> None:
     call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before
         os._exit(STOPPED)
+
+
+def landlock(plan: dict[str, Any]) -> None:
+    """Close all files but what may be read, see landlock(7).
+
+    There is no folder to write to: Landlock counts no files, so they could fill the disk.
+    """
+    create, add, restrict = 444, 445, 446
+    version = libc.syscall(create, None, 0, 1)
+    if version < 3:
+        raise OSError(f"Landlock is of version {max(0, version)}, and 3 or newer is needed (Linux 6.2)")
+    every = (1 << (16 if version >= 5 else 15)) - 1
+    attributes = struct.pack("<QQQ", every, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    ruleset = libc.syscall(create, attributes, len(attributes), 0)
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
+    execute, write, read, listing = 1, 2, 4, 8
+    rules = [(path, execute | read | (listing if os.path.isdir(path) else 0)) for path in plan["readable"]]
+    rules += [("/dev/null", read | write), ("/dev/urandom", read)]
+    if plan["folder"] is not None:
+        rules.append((plan["folder"], read | listing))
+    for path, allowed in rules:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        if libc.syscall(add, ruleset, 1, struct.pack("<Qi", allowed, descriptor), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"landlock_add_rule for {path}")
+        os.close(descriptor)
+    if libc.syscall(restrict, ruleset, 0) != 0:
+        raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+    os.close(ruleset)
 
 
 def set_limits(plan: dict[str, Any]) -> None:
@@ -139,7 +171,13 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
     if plan["cgroup"] is not None:
         os.write(plan["cgroup"], b"0")
         os.close(plan["cgroup"])
-    if kind == "bubblewrap":
+    if kind == "landlock":
+        if plan["folder"] is not None:
+            os.chdir(plan["folder"])
+        # Folders above Python's library may be closed to others; what it may read is Landlock's to say.
+        drop_privileges(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
+        landlock(plan)
+    elif kind == "bubblewrap":
         mount_own_folder(plan, plan["inside"])
         os.chdir(plan["inside"])
         drop_privileges()
@@ -216,9 +254,9 @@ def main() -> None:
         header = json.loads(given.readline())
         code = given.read(header["code"]).decode()
         before = write_copies((name, given.read(size)) for name, size in header["files"])
-    if len(sys.argv) > 2:
+    if plan["importable"] is not None:
         sys.dont_write_bytecode = True
-        sys.path.insert(0, plan["inside"])
+        sys.path.insert(0, plan["importable"])
     os.write(1, BEGUN)
     run(code)
     if len(sys.argv) > 2:

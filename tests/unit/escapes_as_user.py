@@ -1,6 +1,6 @@
 """Attempts of `escapes.py` by a process of an ordinary user: `python -m tests.unit.escapes_as_user PLACES NAME ...`.
 
-It needs no packages. It prints a JSON object: what each attempt has said.
+It needs no packages. It prints a JSON object: of each boundary why it cannot be used, or what each attempt has said.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from lookahead_agent.sandbox import PythonLimits, run_isolated
+from lookahead_agent.sandbox import Isolation, PythonLimits, available, run_isolated
 from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 
 LIMITS = PythonLimits(seconds=3, memory=256 << 20, output=2000, files=16 << 20)
 
 
-def attempt(places: dict[str, Any], name: str) -> str:
+def attempt(isolation: Isolation, places: dict[str, Any], name: str) -> str:
     """What the code printed or failed with."""
     code = ESCAPES[name].format(**places) if name in ESCAPES else EXHAUSTIONS[name]
     try:
-        return run_isolated(code, LIMITS)
+        return run_isolated(code, LIMITS, isolation)
     except ValueError as error:
         return str(error)
 
@@ -31,10 +31,16 @@ def attempt(places: dict[str, Any], name: str) -> str:
 def main(places: dict[str, Any], names: list[str]) -> None:
     """Everything."""
     assert os.geteuid() != 0
+    said: dict[str, Any] = {}
     with subprocess.Popen(["sleep", "600"]) as victim:
         places |= {"victim": victim.pid, "agent": os.getpid()}
-        with ThreadPoolExecutor(4) as runs:
-            said = dict(zip(names, runs.map(partial(attempt, places), names), strict=True))
+        for isolation, problem in available().items():
+            said[isolation] = problem
+            if problem is None:
+                with ThreadPoolExecutor(4) as runs:
+                    said[isolation] = dict(
+                        zip(names, runs.map(partial(attempt, isolation, places), names), strict=True)
+                    )
         assert victim.poll() is None
         victim.kill()
     print(json.dumps(said))

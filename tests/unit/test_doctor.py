@@ -38,7 +38,7 @@ def machine(tmp_path: Path) -> Callable[..., Machine]:
             "runs_on_cpu": lambda: True,
             "has_vllm": lambda: True,
             "version_of": lambda _: "1.0",
-            "sandbox": lambda: "bubblewrap",
+            "sandbox": lambda: "landlock",
         }
         return Machine(**(everything | given))
 
@@ -52,7 +52,7 @@ def found(name: str, machine: Machine) -> Check:
 def test_a_machine_that_has_everything(machine: Callable[..., Machine]) -> None:
     checks = diagnose(PAIR, machine())
     assert {check.state for check in checks if check.name != "GPU"} == {"ok"}
-    assert found("Sandbox", machine()).found.endswith("bubblewrap")
+    assert found("Sandbox", machine()).found.endswith("landlock")
     assert CliRunner().invoke(app, ["doctor"], obj=machine()).exit_code == 0
 
 

@@ -1,4 +1,4 @@
-"""Code that means harm, behind the boundary that this machine has."""
+"""Code that means harm, behind each boundary that this machine has."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from lookahead_agent.sandbox import (
     Isolation,
     IsolationError,
     PythonLimits,
+    available,
     backends,
     cgroup,
     choose,
@@ -38,7 +39,7 @@ from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 from tools import python_code
 from tools.python_code import make_python_tool, python
 
-BOUNDARIES: tuple[Isolation, ...] = ("bubblewrap",)
+BOUNDARIES: tuple[Isolation, ...] = ("bubblewrap", "landlock")
 SHORT = PythonLimits(seconds=2, memory=256 << 20, output=2000, files=16 << 20)
 SHORTER = replace(SHORT, seconds=0.5)
 UNTIL_IT_IS_ENDED = {
@@ -129,9 +130,14 @@ def outside() -> Iterator[Outside]:
 def isolation(request: pytest.FixtureRequest) -> Isolation:
     """A boundary; those that the machine does not offer are skipped, and say why."""
     name: Isolation = request.param
-    if name != "none" and (problem := backends.problem_here()) is not None:
+    if name != "none" and (problem := available()[name]) is not None:
         pytest.skip(f"{name}: {problem}")
     return name
+
+
+def here() -> list[Isolation]:
+    """The boundaries that this machine offers, the strongest first."""
+    return [name for name, problem in available().items() if problem is None]
 
 
 def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT, scratch: Path | None = None) -> str:
@@ -151,7 +157,8 @@ def shared_objects() -> list[str]:
 
 def test_this_machine_has_a_boundary() -> None:
     """Without one, what follows would test nothing."""
-    assert choose("auto") == "bubblewrap"
+    assert here()
+    assert choose("auto") == here()[0]
 
 
 @pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
@@ -199,7 +206,7 @@ def test_the_attempts_are_real(name: str, outside: Outside) -> None:
 def test_nothing_gets_out_of_what_an_ordinary_user_runs(
     outside: Outside, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Users have no boundary of root's making."""
+    """Users have no boundaries of root's making; Landlock is there for everybody."""
     repository = Path(__file__).parents[2]
     names = [*REAL, "files without names, kept by a page", "folders deeper than names go", "many files"]
     arguments = ["-B", "-m", "tests.unit.escapes_as_user", json.dumps(outside.places(), default=str), *names]
@@ -227,8 +234,11 @@ def test_nothing_gets_out_of_what_an_ordinary_user_runs(
                 folder.rmdir()
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert len(said) == len(names)
-    assert [name for name, text in said.items() if "ESCAPED" in text] == []
+    assert isinstance(said["landlock"], dict) or available()["landlock"] is not None
+    for isolation, attempts in said.items():
+        assert isinstance(attempts, str) or not [name for name, text in attempts.items() if "ESCAPED" in text], (
+            isolation
+        )
     with pytest.raises(BlockingIOError):
         outside.datagrams.recv(1)
     assert outside.secret.read_text() == "hidden"
@@ -336,6 +346,13 @@ print(open('a.csv').read().strip())
 def test_honest_code_has_files(isolation: Isolation) -> None:
     locked = "database is locked"
     assert attempt(FILES, isolation) == f"2\n[(1,)]\n{locked}\n[(2,)]\n{locked}\n9,2\n"
+
+
+@pytest.mark.parametrize("isolation", ["landlock"], indirect=True)
+def test_landlock_has_no_files_because_it_counts_none(isolation: Isolation) -> None:
+    assert "PermissionError in line 1" in attempt("open('own.txt', 'w').write('x')", isolation)
+    assert "No usable temporary directory" in attempt("import tempfile\ntempfile.TemporaryFile()", isolation)
+    assert "can write no files" in make_python_tool(isolation=isolation).description
 
 
 @pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
@@ -461,7 +478,7 @@ def eventually(look: Callable[[], list[Found]], seconds: float = 30) -> list[Fou
     return found
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+@pytest.mark.parametrize("isolation", BOUNDARIES if os.geteuid() == 0 else BOUNDARIES[:1], indirect=True)
 def test_runs_do_not_use_up_each_others_threads(isolation: Isolation) -> None:
     code = """
 import threading, time
@@ -551,9 +568,9 @@ def test_without_a_boundary_only_amounts_are_limited(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_boundary_code_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(backends, "problem_here", lambda: "no kernel for it")
-    for make in (lambda: choose("auto"), lambda: make_python_tool(), lambda: choose("bubblewrap")):
-        with pytest.raises(IsolationError, match="no kernel for it"):
+    monkeypatch.setattr(backends, "_problem", lambda name: f"no {name} here")
+    for make in (lambda: choose("auto"), lambda: make_python_tool(), lambda: choose("landlock")):
+        with pytest.raises(IsolationError, match=r"no (bubblewrap|landlock) here"):
             make()
     with pytest.raises(IsolationError, match=r"install bubblewrap.*isolation='none'"):
         run_isolated(f"open({str(tmp_path / 'x')!r}, 'w')")
@@ -565,14 +582,17 @@ def test_where_there_is_no_boundary_code_does_not_run(monkeypatch: pytest.Monkey
     assert run_isolated("print(1)", isolation="none") == "1\n"
 
 
-def test_without_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    backends.problem_here.cache_clear()
+def test_the_best_one_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends._problem.cache_clear()
     monkeypatch.setenv("PATH", "")
     try:
-        assert backends.problem_here() == "bwrap is not installed"
+        assert backends.available()["bubblewrap"] == "bwrap is not installed"
+        rest = [name for name in here() if name != "bubblewrap"]
+        if rest:
+            assert choose("auto") == rest[0]
     finally:
         monkeypatch.undo()
-        backends.problem_here.cache_clear()
+        backends._problem.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -585,9 +605,9 @@ def test_limits_that_are_none(limits: dict[str, Any]) -> None:
 
 LESS_THAN_ROOT = """
 import json
-from lookahead_agent.sandbox import backends, run_isolated
+from lookahead_agent.sandbox import available, run_isolated
 code = "import os; print(0 not in os.getresuid())"
-print(json.dumps(backends.problem_here() or run_isolated(code)))
+print(json.dumps({name: problem or run_isolated(code, isolation=name) for name, problem in available().items()}))
 """
 
 
@@ -602,20 +622,23 @@ def test_root_that_may_less(missing: str) -> None:
         text=True,
         check=True,
     )
-    said: str = json.loads(done.stdout)
-    if without:
-        assert "would be root" in said or "not count" in said or "not permitted" in said
+    said: dict[str, str] = json.loads(done.stdout)
+    if not without:
+        assert "True\n" in said.values()
+    elif "setuid" in missing:
+        assert all("would be root" in text or "not count" in text or "not permitted" in text for text in said.values())
     else:
-        assert said == "True\n"
+        assert said["landlock"] == "True\n" or available()["landlock"] is not None
+        assert "not permitted" in said["bubblewrap"]
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(ConfigurationError, match="bubblewrap"):
+    with pytest.raises(ConfigurationError, match="landlock"):
         choose("chroot")  # type: ignore[arg-type]
 
 
 def test_the_tool_says_what_is_in_use() -> None:
-    assert "isolated by bubblewrap" in make_python_tool().description
+    assert f"isolated by {here()[0]}" in make_python_tool().description
     assert python.description == make_python_tool().description
     assert "not isolated" in make_python_tool(isolation="none").description
     assert python.invoke({"code": "x = 1"}).startswith("(nothing was printed")
@@ -625,15 +648,16 @@ def test_the_tool_says_what_is_in_use() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_goes_forward_and_ends(machine: str) -> None:
     """As the kernel checks it: jumps stay inside, and every way ends in a verdict."""
-    program = system_call_filter(machine)
-    assert program is not None
-    lines = list(struct.iter_unpack("<HBBI", program))
-    assert len(lines) < 4096
-    for place, (code, yes, no, _) in enumerate(lines):
-        if code & 7 == 5:
-            assert place + 1 + max(yes, no) < len(lines)
-    assert lines[-1][0] == 6
-    assert system_call_filter("vax") is None
+    for landlock in (False, True):
+        program = system_call_filter(landlock=landlock, machine=machine)
+        assert program is not None
+        lines = list(struct.iter_unpack("<HBBI", program))
+        assert len(lines) < 4096
+        for place, (code, yes, no, _) in enumerate(lines):
+            if code & 7 == 5:
+                assert place + 1 + max(yes, no) < len(lines)
+        assert lines[-1][0] == 6
+    assert system_call_filter(landlock=False, machine="vax") is None
 
 
 def test_what_isolated_code_imports() -> None:

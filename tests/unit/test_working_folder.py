@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.sandbox import Isolation, PythonLimits, backends, run_isolated
+from lookahead_agent.sandbox import Isolation, PythonLimits, available, run_isolated
 from lookahead_agent.sandbox.working_folder import copies, save_changes
 from tools.files import make_file_tools
 from tools.python_code import make_python_tool
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(code: str, root: Path, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
-    if isolation != "none" and (problem := backends.problem_here()) is not None:
+    if isolation != "none" and (problem := available()[isolation]) is not None:
         pytest.skip(f"{isolation}: {problem}")
     try:
         return run_isolated(code, limits, isolation, folder=root)
@@ -47,7 +47,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("isolation", COPYING)
+@pytest.mark.parametrize("isolation", [*COPYING, "landlock"])
 def test_code_reads_the_folders_files_and_imports_its_modules(isolation: Isolation, root: Path) -> None:
     code = "import util\nprint(util.twice(sum(map(int, open('numbers.txt')))), open('data/a.csv').read().split())"
     assert run(code, root, isolation) == "30 ['x', '1']\n"
