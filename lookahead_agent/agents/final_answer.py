@@ -33,7 +33,7 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
     The model gets a last turn, without tools, in which it says what the results say and what is missing, if
 
     - it has used all but one of its turns,
-    - it makes the same calls as in the turn before (which are not made again),
+    - it makes the same calls as in the turn before, or calls that failed before (which are not made again),
     - its calls failed in several turns in a row, or
     - it neither called a tool nor answered.
 
@@ -89,10 +89,10 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         """Have a last turn after the same calls, which are not made again, and after an empty reply."""
         turns = turns_of(state["messages"])
         reply = turns[-1][0]
-        if len(turns) > 1 and reply.tool_calls and calls_of(reply) == calls_of(turns[-2][0]):
+        if is_repetition(turns):
             told = [
                 ToolMessage(
-                    "Not called again: the call before was the same.",
+                    "Not called again: the same call was made before.",
                     tool_call_id=call["id"] or "",
                     name=call["name"],
                     status="error",
@@ -122,10 +122,10 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
             return self._model_calls == 1
         if len(turns) >= self._model_calls - 1:
             return True
-        (reply, _), before = turns[-1], turns[:-1]
+        reply = turns[-1][0]
         if not reply.tool_calls and not reply.invalid_tool_calls and not reply.text.strip():
             return True
-        if before and reply.tool_calls and calls_of(reply) == calls_of(before[-1][0]):
+        if is_repetition(turns):
             return True
         failed = [has_failed(results) for _, results in turns]
         return len(failed) > self._retries and all(failed[-self._retries - 1 :])
@@ -154,6 +154,17 @@ def turns_of(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolM
 def has_failed(results: Sequence[ToolMessage]) -> bool:
     """Whether there were calls, and none of them went well."""
     return bool(results) and all(result.status == "error" for result in results)
+
+
+def is_repetition(turns: Sequence[tuple[AIMessage, list[ToolMessage]]]) -> bool:
+    """Whether the last turn makes the calls of the turn before, or those of an earlier turn in which all failed."""
+    if not turns or not (calls := calls_of(turns[-1][0])):
+        return False
+    before = turns[:-1]
+    return any(
+        calls == calls_of(reply) and (turn == len(before) or has_failed(results))
+        for turn, (reply, results) in enumerate(before, 1)
+    )
 
 
 def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:

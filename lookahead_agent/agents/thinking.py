@@ -199,12 +199,11 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> list[Any]:
-    """The tools that are left to a reply which repeats calls that failed in the turn before; none: it does not."""
+    """The tools that are left to a reply which repeats calls that failed before; none: it does not."""
     turns, reply = turns_of(request.messages), response.result[0] if response.result else None
-    if not turns or not isinstance(reply, AIMessage) or not reply.tool_calls:
+    if not isinstance(reply, AIMessage) or not reply.tool_calls:
         return []
-    before, results = turns[-1]
-    if not has_failed(results) or calls_of(before) != calls_of(reply):
+    if not any(has_failed(results) and calls_of(before) == calls_of(reply) for before, results in turns):
         return []
     failed = {call["name"] for call in reply.tool_calls}
     return [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in failed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.metadata
 import json
 import math
 import os
@@ -12,12 +13,15 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lookahead_agent.errors import ConfigurationError, IsolationError
 from lookahead_agent.sandbox.cgroup import memory_cgroup
@@ -85,6 +89,7 @@ def run_isolated(
     isolation: Isolation = "auto",
     scratch: Path | None = None,
     folder: Path | None = None,
+    packages: Sequence[str] = (),
 ) -> str:
     """Run code, and return what it prints on both streams.
 
@@ -94,6 +99,8 @@ def run_isolated(
         limits: What it may use.
         isolation: The backend, see `Isolation`.
         scratch: Where the folder of a run with "none" is made; None: among the system's temporary files.
+        folder: The user's folder; None: the code has an empty one.
+        packages: Names of installed packages that the code may import, beside the standard library.
 
     Raises:
         ValueError: It failed, took too long or used too much; the message says which, and what it printed before.
@@ -102,7 +109,7 @@ def run_isolated(
     limits = limits or PythonLimits()
     isolation = choose(isolation)
     copied = None if folder is None or isolation == "landlock" else copies(folder, limits.files)
-    finished = start(code, limits, isolation, scratch, folder, copied)
+    finished = start(code, limits, isolation, scratch, folder, copied, packages)
     output = finished.output.decode(errors="replace")
     problem = {
         "time": f"the code took more than {limits.seconds:g} s",
@@ -192,6 +199,7 @@ def start(
     scratch: Path | None = None,
     folder: Path | None = None,
     copied: Mapping[str, bytes] | None = None,
+    packages: Sequence[str] = (),
 ) -> ChildResult:
     """As `run_isolated`, behind a backend that is known to work (not "auto").
 
@@ -202,10 +210,12 @@ def start(
         scratch: Where a folder is made for the time of the run.
         folder: The user's folder; "landlock" alone shows it to the code.
         copied: The copies of the folder's files; None: the code has no copies, and its changes are not reported.
+        packages: Names of installed packages that the code may import.
 
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
+    readable = (*_readable(), *package_files(*packages))
     home, room = {"landlock": "/"}.get(isolation, _INSIDE), limits.files + space(copied or {})
     try:
         with ExitStack() as stack:
@@ -215,14 +225,15 @@ def start(
                 stack.callback(_remove, home)
             else:
                 cgroup = stack.enter_context(memory_cgroup(limits.memory + room + _KERNEL_MEMORY))
-            worker = [*_bubblewrap(isolation), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker")]
+            worker = [*_bubblewrap(isolation, readable), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker")]
             largest = max((len(data) for data in (copied or {}).values()), default=0)
             shown = str(folder.resolve()) if folder is not None and isolation == "landlock" else None
             plan = {
                 "isolation": isolation,
                 "agent": os.getpid(),
                 "cgroup": cgroup,
-                "readable": _readable(),
+                "readable": readable,
+                "packages": sorted({os.path.dirname(path) for path in readable[len(_readable()) :]}),
                 "inside": home,
                 "seconds": limits.seconds,
                 "memory": limits.memory,
@@ -239,7 +250,14 @@ def start(
                 packed(code.encode(errors="replace"), copied or {}),
                 seconds=limits.seconds,
                 output=len(BEGUN) + limits.output,
-                environment={"PATH": "", "PYTHONIOENCODING": "utf-8", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"},
+                environment={
+                    "PATH": "",
+                    "PYTHONIOENCODING": "utf-8",
+                    "HOME": home,
+                    "TMPDIR": home,
+                    "LANG": "C.UTF-8",
+                    "OPENBLAS_NUM_THREADS": "1",  # numpy's; each further thread takes of the address space
+                },
                 folder=Path(home if isolation == "none" else "/"),
                 # With the line of each file.
                 changes=None if copied is None else 2 * room + _REPORT,
@@ -263,7 +281,7 @@ def _remove(folder: str) -> None:
         subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _bubblewrap(isolation: Isolation) -> list[str]:
+def _bubblewrap(isolation: Isolation, readable: Sequence[str]) -> list[str]:
     """The beginning of the command, for that backend."""
     if isolation != "bubblewrap":
         return []
@@ -278,7 +296,7 @@ def _bubblewrap(isolation: Isolation) -> list[str]:
     else:
         who += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     who += ["--hostname", HOST.decode(), "--die-with-parent"]
-    bound = [("--ro-bind", path) for path in _readable()]
+    bound = [("--ro-bind", path) for path in readable]
     bound += [("--dev-bind", path) for path in ("/dev/null", "/dev/urandom")]
     # By itself, bwrap makes folders above them that are closed to others.
     there = [word for kind, path in bound for word in ("--dir", os.path.dirname(path), kind, path, path)]
@@ -332,3 +350,27 @@ def _readable() -> tuple[str, ...]:
         if os.path.exists(path) and not any(path == kept or path.startswith(kept + os.sep) for kept in found):
             found.append(path)
     return tuple(found)
+
+
+@cache
+def package_files(*names: str) -> tuple[str, ...]:
+    """Folders and modules of installed packages, and of those that they need.
+
+    Raises:
+        ConfigurationError: A package is not installed.
+    """
+    paths: dict[str, None] = {}
+    left, seen = list(names), set[str]()
+    while left:
+        if (name := canonicalize_name(left.pop())) in seen:
+            continue
+        seen.add(name)
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise ConfigurationError(f"no package {name!r} is installed for the code: pip install {name}") from None
+        parts = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+        paths |= dict.fromkeys(os.path.realpath(str(found.locate_file(part))) for part in sorted(parts))
+        needed = map(Requirement, found.requires or ())
+        left += [one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return tuple(filter(os.path.exists, paths))

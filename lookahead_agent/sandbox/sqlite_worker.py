@@ -25,6 +25,7 @@ TABLES = """
     SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND substr(name, 1, 7) <> 'sqlite_' ORDER BY name
 """
 LONGEST_CELL = 500
+MOST_NAMED = 8
 # Longer names of types, such as NVARCHAR(160), tell a model little for many tokens.
 LONGEST_TYPE = 8
 SQLITE_LIMITS = {
@@ -121,6 +122,29 @@ def schema(connection: sqlite3.Connection, characters: int) -> str:
     return "\n".join(lines)
 
 
+def found_columns(connection: sqlite3.Connection, said: str) -> str:
+    """Where the column of an error is: " (there are Album.ArtistId, Artist.ArtistId)"; "" where it is nowhere."""
+    found = re.match(r"(?:ambiguous column name|no such column): (?:.*\.)?(.+)", said)
+    if found is None:
+        return ""
+    connection.set_authorizer(authorise_schema)
+    tables = [
+        name
+        for (name,) in connection.execute(TABLES).fetchall()
+        if found[1].lower() in {row[1].lower() for row in table_columns(connection, name)}
+    ]
+    if not tables:
+        return ""
+    column = quoted(connection, found[1])
+    named = ", ".join(f"{quoted(connection, name)}.{column}" for name in tables[:MOST_NAMED])
+    return f" (there {'is' if len(tables) == 1 else 'are'} {named})"
+
+
+def table_columns(connection: sqlite3.Connection, table: str) -> sqlite3.Cursor:
+    """SQLite's description of each column of a table."""
+    return connection.execute("PRAGMA main.table_xinfo({})".format('"' + table.replace('"', '""') + '"'))
+
+
 def columns(connection: sqlite3.Connection, table: str) -> list[str]:
     """Each column with its type, where that is short, and with the column of another table that it refers to."""
     argument = '"' + table.replace('"', '""') + '"'
@@ -129,7 +153,7 @@ def columns(connection: sqlite3.Connection, table: str) -> list[str]:
         for _, _, other, column, key, *_ in connection.execute(f"PRAGMA main.foreign_key_list({argument})")
     }
     found = []
-    for _, name, kind, _, _, _, hidden in connection.execute(f"PRAGMA main.table_xinfo({argument})"):
+    for _, name, kind, _, _, _, hidden in table_columns(connection, table):
         if hidden == 1:  # a column that only statements of its virtual table name
             continue
         words = [quoted(connection, name)]
@@ -165,7 +189,10 @@ def answer(given: dict[str, Any]) -> str:
         connection.text_factory = lambda data: data.decode("utf-8", errors="replace")
         if given["statement"] is None:
             return schema(connection, given["characters"])
-        cursor = connection.execute(given["statement"])
+        try:
+            cursor = connection.execute(given["statement"])
+        except sqlite3.OperationalError as error:
+            raise sqlite3.OperationalError(f"{error}{found_columns(connection, str(error))}") from None
         if cursor.description is None:
             raise ValueError("only SELECT statements are carried out")
         lines = [" | ".join(cell(column[0]) for column in cursor.description)]

@@ -105,7 +105,8 @@ def landlock(plan: dict[str, Any]) -> None:
         raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
     execute, write, read, listing = 1, 2, 4, 8
     rules = [(path, execute | read | (listing if os.path.isdir(path) else 0)) for path in plan["readable"]]
-    rules += [("/dev/null", read | write), ("/dev/urandom", read)]
+    # Python looks for a package among the names of all.
+    rules += [("/dev/null", read | write), ("/dev/urandom", read), *((path, listing) for path in plan["packages"])]
     if plan["folder"] is not None:
         rules.append((plan["folder"], read | listing))
     for path, allowed in rules:
@@ -254,6 +255,7 @@ def main() -> None:
         header = json.loads(given.readline())
         code = given.read(header["code"]).decode()
         before = write_copies((name, given.read(size)) for name, size in header["files"])
+    sys.path += plan["packages"]
     if plan["importable"] is not None:
         sys.dont_write_bytecode = True
         sys.path.insert(0, plan["importable"])

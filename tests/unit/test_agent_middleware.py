@@ -101,6 +101,20 @@ async def test_the_same_call_twice_is_made_once_and_ends_the_loop(asynchronous: 
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_call_that_failed_is_not_made_again_later(asynchronous: bool) -> None:
+    words = ["nothing", "tea", "nothing", "tea"]
+
+    def reply(prompt: str) -> str:
+        return "Tea is a drink." if LAST in prompt else call(word=words[prompt.count("tool: ")])
+
+    graph = agent(scripted_chat(reply, policy="off"))
+    messages = await run(graph, asynchronous)
+    assert looked_up == ["nothing", "tea"]
+    assert [result.status for result in results(messages)] == ["error", "success", "error"]
+    assert messages[-1].text == "Tea is a drink."
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
 async def test_a_run_at_its_limit_ends_with_an_answer(asynchronous: bool) -> None:
     asked: list[str] = []
 

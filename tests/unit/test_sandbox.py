@@ -186,7 +186,7 @@ def test_nothing_gets_out_of_code_with_a_working_folder(isolation: Isolation, ou
     for name in REAL:
         code = ESCAPES[name].format(**outside.places())
         with contextlib.suppress(ValueError):
-            assert "ESCAPED" not in run_isolated(code, SHORT, isolation, folder=tmp_path), name
+            assert "ESCAPED" not in run_isolated(code, SHORT, isolation, folder=tmp_path, packages=["numpy"]), name
     assert outside.secret.read_text() == "hidden"
     assert os.listdir(outside.open) == []
     assert outside.victim.status() == psutil.STATUS_SLEEPING
@@ -643,6 +643,30 @@ def test_the_tool_says_what_is_in_use() -> None:
     assert "not isolated" in make_python_tool(isolation="none").description
     assert python.invoke({"code": "x = 1"}).startswith("(nothing was printed")
     assert "NameError in line 1" in python.invoke({"code": "print(x)"})
+
+
+@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
+def test_code_imports_the_packages_that_it_is_given(isolation: Isolation, tmp_path: Path) -> None:
+    (tmp_path / "sales.csv").write_text("town,sold\nOslo,3\nRome,4\nOslo,5\n")
+    code = "import pandas as pd\nsold = pd.read_csv('sales.csv')\nprint(sold[sold.town == 'Oslo'].sold.mean())"
+    assert run_isolated(code, isolation=isolation, folder=tmp_path, packages=["pandas"]) == "4.0\n"
+    tool = make_python_tool(isolation=isolation, folder=tmp_path)
+    assert tool.invoke({"code": code}) == "4.0\n"
+    assert "standard library, numpy, pandas;" in tool.description
+    without = make_python_tool(isolation=isolation, folder=tmp_path, packages=[])
+    said = without.invoke({"code": code})
+    assert "No module named 'pandas'" in said
+    assert "nothing can be installed: use the standard library)" in said
+    with pytest.raises(ConfigurationError, match="no package 'no-such-package' is installed"):
+        make_python_tool(packages=["no-such-package"])
+
+
+@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+def test_code_reads_no_package_but_those(isolation: Isolation) -> None:
+    code = "import numpy\n{}"
+    for attempted in (f"open({pytest.__file__!r})", "import pytest", "open(numpy.__file__, 'a')"):
+        with pytest.raises(ValueError, match=r"FileNotFoundError|PermissionError|ModuleNotFoundError"):
+            run_isolated(code.format(attempted), isolation=isolation, packages=["numpy"])
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

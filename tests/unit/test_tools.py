@@ -46,6 +46,21 @@ def test_sql_answers(database: Path) -> None:
     assert "no such column" in sql.invoke({"statement": "SELECT colour FROM items"})
 
 
+def test_sql_says_where_a_column_is(tmp_path: Path) -> None:
+    path = tmp_path / "music.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("""
+            CREATE TABLE artist (id INTEGER, name TEXT);
+            CREATE TABLE "album of" (id INTEGER, artist INTEGER, "the title" TEXT);
+        """)
+    sql = make_sql_tool(path)
+    said = sql.invoke({"statement": 'SELECT ID FROM artist JOIN "album of" ON artist = artist.id'})
+    assert said.endswith('ambiguous column name: ID (there are "album of".ID, artist.ID)')
+    said = sql.invoke({"statement": 'SELECT a."the title" FROM artist a'})
+    assert said.endswith('no such column: a.the title (there is "album of"."the title")')
+    assert sql.invoke({"statement": "SELECT sold FROM artist"}).endswith("no such column: sold")
+
+
 def test_the_schema_has_tables_and_columns_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "shop.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
