@@ -166,7 +166,7 @@ def test_headers_have_a_bound(length: int, hostile: Running) -> None:
 
 def test_signals_end_a_server_with_half_sent_requests(tmp_path: Path) -> None:
     with running(tmp_path, request_timeout=600) as server:
-        body = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        body = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         halves = [server.connect(body + b"Content-Length: 9\r\n\r\n{"), server.connect(b"GET"), server.connect()]
         assert server.health() == 200
         server.ends_by(signal.SIGHUP)
