@@ -28,17 +28,11 @@ class _Project:
 
     Attributes:
         script: See `Script`.
-        tools: What the tools are called in `tools.py`; None: the graph has no tools.
-        options: Further arguments of the builder.
-        fields: Further arguments of the chat model.
-        answer: The graph's answer in the test.
+        tools: What the tools are called in `tools.py`.
     """
 
     script: Script
-    tools: str | None = "TOOLS"
-    options: str = ""
-    fields: str = ""
-    answer: str = _DONE
+    tools: str = "TOOLS"
 
 
 def _call(name: str, arguments: Mapping[str, str]) -> str:
@@ -89,23 +83,7 @@ PROJECTS: dict[str, _Project] = {
     "react": _Project(_acting),
     "rewoo": _Project(_planning),
     "llm_compiler": _Project(_planning),
-    "reflection": _Project(
-        lambda _: {
-            "You_carry_out": "It earns 194.40.",
-            "strict_but_fair": ["The currency is missing.", "Nothing has to change."],
-            "You_read_what": ['{"verdict": "revise"}', '{"verdict": "good"}'],
-            "You_improve": _DONE,
-        },
-        tools=None,
-    ),
     "supervisor": _Project(_leading, tools="SPECIALISTS"),
-    "self_consistency": _Project(
-        lambda _: {"You_answer": f"24 trays of 18 rolls.\n\nAnswer: {_DONE}"},
-        tools=None,
-        options=", samples=3",
-        fields=", temperature=0.7",
-        answer=f"24 trays of 18 rolls.\n\nAnswer: {_DONE}",
-    ),
 }
 
 
@@ -128,13 +106,12 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
     Args:
         name: The project's.
         template: One of `PROJECTS`.
-        tools: Keys of `project_tools`; a template without tools takes none of them.
+        tools: Keys of `project_tools`.
     """
     project = PROJECTS[template]
     known = project_tools()
-    chosen = list({known[word].name: known[word] for word in tools}.values()) if project.tools else []
-    given = f"(llm, {project.tools}{project.options})" if project.tools else f"(llm{project.options})"
-    build = f"build_{template}{given}"
+    chosen = list({known[word].name: known[word] for word in tools}.values())
+    build = f"build_{template}(llm, {project.tools})"
     files = {
         "agent.py": _agent(template, project, build),
         "main.py": _main(template, project, build, chosen),
@@ -143,26 +120,19 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
             {"dependencies": ["."], "graphs": {name: "./agent.py:graph"}, **SAFE_CHECKPOINTS}, indent=2
         )
         + "\n",
-        "pyproject.toml": _pyproject(name, project),
-        "README.md": _readme(name, template, project),
+        "tools.py": _tools(project.tools, chosen),
+        "pyproject.toml": _pyproject(name),
+        "README.md": _readme(name, template),
         ".gitignore": ".venv/\n__pycache__/\n*.sqlite\n*.html\nshop.db\n",
     }
-    if project.tools:
-        files["tools.py"] = _tools(project.tools, chosen)
     for tool in chosen:
         files |= tool.files
     return files
 
 
-def _imported(project: _Project) -> str:
-    return f"from tools import {project.tools}\n" if project.tools else ""
-
-
 def _agent(template: str, project: _Project, build: str) -> str:
     """The template, whose `graph` takes the project's tools."""
     text = template_path("graphs", template).read_text(encoding="utf-8")
-    if not project.tools:
-        return text
     ours = (
         "def graph() -> CompiledStateGraph[Any, Any, Any, Any]:\n"
         '    """The graph for LangGraph\'s own server, on the models that the environment names (`default_llm`)."""\n'
@@ -181,7 +151,7 @@ def _agent(template: str, project: _Project, build: str) -> str:
         text = text.replace("import asyncio\n", "")
     place = text.rindex("\nfrom lookahead_agent.")
     end = text.index("\n\n", place) + 1
-    return f"{text[:end]}{_imported(project)}{text[end:]}"
+    return f"{text[:end]}from tools import {project.tools}\n{text[end:]}"
 
 
 def _tools(name: str, chosen: Sequence[ProjectTool]) -> str:
@@ -219,20 +189,20 @@ def _by_kind(line: str) -> tuple[bool, str]:
 
 
 def _main(template: str, project: _Project, build: str, chosen: Sequence[ProjectTool]) -> str:
-    question = chosen[0].question if chosen else project_tools()["calculator"].question
     return f'''"""Ask the agent: python main.py "a question"."""
 
 import sys
 
 from agent import POLICIES, build_{template}
-{_imported(project)}
+from tools import {project.tools}
+
 from lookahead_agent import ChatLookahead
 
-QUESTION = {json.dumps(question)}
+QUESTION = {json.dumps(chosen[0].question)}
 
 
 def main(question: str) -> None:
-    with ChatLookahead(policies=POLICIES{project.fields}) as llm:
+    with ChatLookahead(policies=POLICIES) as llm:
         graph = {build}
         print(graph.invoke({{"messages": [("human", question)]}})["messages"][-1].text)
 
@@ -255,7 +225,8 @@ from typing import Any
 
 from agent import POLICIES, build_{template}
 from langchain_core.callbacks import BaseCallbackHandler
-{_imported(project)}
+from tools import {project.tools}
+
 from lookahead_agent.testing import scripted_chat, scripted_replies
 
 
@@ -279,12 +250,11 @@ def test_the_graph_calls_its_tools_and_answers() -> None:
     state = graph.invoke({{"messages": [("human", "What do the tools say?")]}}, {{"callbacks": [results]}})
     for expected in {expected!r}:
         assert any(expected in text for text in results.texts), results.texts
-    assert state["messages"][-1].text == {project.answer!r}
+    assert state["messages"][-1].text == {_DONE!r}
 '''
 
 
-def _pyproject(name: str, project: _Project) -> str:
-    modules = '"agent", "main", "tools"' if project.tools else '"agent", "main"'
+def _pyproject(name: str) -> str:
     return f"""[project]
 name = "{name}"
 version = "0.1.0"
@@ -295,18 +265,18 @@ dependencies = ["lookahead-agent[cpu,tools]"]  # or lookahead-agent[gpu,tools] o
 dev = ["pytest"]
 
 [tool.setuptools]
-py-modules = [{modules}]
+py-modules = ["agent", "main", "tools"]
 
 [tool.pytest.ini_options]
 pythonpath = ["."]
 """
 
 
-def _readme(name: str, template: str, project: _Project) -> str:
-    tools = " `tools.py` has its tools." if project.tools else ""
+def _readme(name: str, template: str) -> str:
     return f"""# {name}
 
-An agent after the template `{template}` of lookahead-agent. `agent.py` is the graph: change it.{tools}
+An agent after the template `{template}` of lookahead-agent. `agent.py` is the graph, and
+`tools.py` has its tools: change them.
 
     pip install -e '.[dev]'
     pytest                      # without a model

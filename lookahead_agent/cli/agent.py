@@ -88,7 +88,7 @@ def agent(
     ] = None,
     live: Annotated[
         bool,
-        typer.Option("--live", help="Show the lanes of draft, target and verifier while it runs, and what waits."),
+        typer.Option("--live", help="Show what happens to each step while it runs, in place of the texts."),
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -114,7 +114,7 @@ def agent(
     with (
         _tools(name, tools, mcp) as made,
         checkpointer(checkpoints) as saver,
-        _recorded(trace, live) as recorder,
+        _recorded(trace) as recorder,
     ):
         build = partial(_built, name, made, ask_before or (), saver)
         thread_id = thread or uuid.uuid4().hex
@@ -226,10 +226,10 @@ def _built(name: str, tools: Sequence[BaseTool], ask_before: Sequence[str], save
 
 
 @contextmanager
-def _recorded(file: Path | None, live: bool) -> Iterator[TraceRecorder | None]:
+def _recorded(file: Path | None) -> Iterator[TraceRecorder | None]:
     """What records the run, if something does; a run that is interrupted leaves what there was."""
     if file is None:
-        yield TraceRecorder() if live else None
+        yield None
         return
     page = file.suffix == ".html"
     with writable(file):  # found out before a model is loaded

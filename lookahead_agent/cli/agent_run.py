@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -18,7 +17,7 @@ from rich.table import Table
 from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.prompts import call_text
 from lookahead_agent.cli.terminal import Terminal, as_rich
-from lookahead_agent.cli.trace import live as live_view
+from lookahead_agent.cli.trace import LiveSteps
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.trace import TraceRecorder
@@ -69,7 +68,7 @@ def carry_out(
         thread: The thread's id.
         show: Where the run is shown.
         recorder: Records the run.
-        live: Show the recorder's lanes in place of the texts.
+        live: Show what happens to each step in place of what is written.
         ask: Reads a line that a person writes.
 
     Raises:
@@ -77,17 +76,16 @@ def carry_out(
     """
     metrics = NodeMetrics()
     config: RunnableConfig = {"configurable": {"thread_id": thread}}
-    view = RunView(Terminal(quiet=True) if live else show, graph.get_state(config).values.get("messages", ()))
-    config["callbacks"] = [metrics, view, *([recorder] if recorder else [])]
+    view = RunView(show, graph.get_state(config).values.get("messages", ()))
+    config["callbacks"] = [metrics, view, *([recorder] if recorder else []), *([LiveSteps(show)] if live else [])]
     seconds = 0.0
     while True:
         begun = time.monotonic()
-        with live_view(recorder, show) if live and recorder else nullcontext():
-            for mode, event in graph.stream(start, config, stream_mode=["messages", "updates"]):
-                if mode == "messages":
-                    view.piece(event[0])
-                else:
-                    view.update(event)
+        for mode, event in graph.stream(start, config, stream_mode=["messages", "updates"]):
+            if mode == "updates":
+                view.update(event)
+            elif not live:
+                view.piece(event[0])
         seconds += time.monotonic() - begun
         state = graph.get_state(config)
         if not state.interrupts:

@@ -28,16 +28,13 @@ def new(
     folder: Annotated[Path, typer.Argument(help="The project's folder, which must not exist yet.")],
     template: Annotated[str, typer.Option("--template", help=f"Which graph: {', '.join(PROJECTS)}.")] = "plan_execute",
     tools: Annotated[
-        str | None,
-        typer.Option("--tools", help=f"Of {', '.join(_TOOLS)}, with commas between them. Default: calculator."),
-    ] = None,
+        str, typer.Option("--tools", help=f"Of {', '.join(_TOOLS)}, with commas between them.")
+    ] = "calculator",
 ) -> None:
     """Write a small project with a graph and tools to change, and a test of both."""
     if template not in PROJECTS:
         raise typer.BadParameter(f"{template!r} is none of {', '.join(PROJECTS)}", param_hint="--template")
-    if tools is not None and PROJECTS[template].tools is None:
-        raise typer.BadParameter(f"{template} uses no tools", param_hint="--tools")
-    chosen = ["calculator"] if tools is None else words(tools)
+    chosen = words(tools)
     if unknown := [word for word in chosen if word not in project_tools()]:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose of {', '.join(_TOOLS)}", param_hint="--tools")
     if not chosen:
@@ -66,8 +63,8 @@ def new(
         except BaseException:  # half a project is none
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    has_tools = "" if PROJECTS[template].tools is None else "tools.py has its tools, "
     echo(
-        f"{folder}: agent.py is the graph, {has_tools}main.py runs it, test_agent.py tests it without a model.\n\n"
+        f"{folder}: agent.py is the graph, tools.py has its tools, main.py runs it, test_agent.py tests it without a "
+        "model.\n\n"
         f"    cd {folder}\n    pip install -e '.[dev]'\n    pytest\n    python main.py\n"
     )

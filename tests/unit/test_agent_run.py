@@ -15,7 +15,6 @@ from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.cli.agent_run import ApprovalNeededError, Finished, RunView, carry_out, node_table
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.testing import scripted_chat, scripted_replies
-from lookahead_agent.trace import TraceRecorder
 from tools.calculator import calculator
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 * 1.5"}}</tool_call>'
@@ -90,15 +89,13 @@ def test_a_run_that_nobody_approves_can_be_resumed() -> None:
     assert screen.lines[1] == '[1] calculator(expression="12 * 1.5")', "the call was made before"
 
 
-def test_live_shows_the_lanes_in_place_of_the_texts() -> None:
+def test_live_shows_the_steps_in_place_of_the_texts() -> None:
     screen = Screen()
-    with TraceRecorder() as recorder:
-        finished = carry_out(
-            agent_of(CALL, "They cost 18."), QUESTION, "t", screen.terminal, recorder=recorder, live=True
-        )
+    finished = carry_out(agent_of(CALL, "They cost 18."), QUESTION, "t", screen.terminal, live=True)
     assert finished.answer == "They cost 18."
-    assert "verifier" in screen.file.getvalue()
-    assert "They cost 18." not in screen.file.getvalue()
+    assert "actor  step 1: draft accepted, same text, 0.0 s  They cost 18." in screen.lines
+    assert any(line.startswith("[1] calculator(") for line in screen.lines)
+    assert "actor" not in screen.lines
 
 
 def test_replies_at_once_are_shown_one_after_the_other() -> None:
