@@ -20,9 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from lookahead_agent.errors import ConfigurationError, IsolationError
 from lookahead_agent.sandbox.cgroup import memory_cgroup
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
@@ -91,7 +88,7 @@ def run_isolated(
     folder: Path | None = None,
     packages: Sequence[str] = (),
 ) -> str:
-    """Run code, and return what it prints on both streams.
+    """Run code, and return what it prints on both streams and the value of a last expression, as in a notebook.
 
     Args:
         code: Python. It has the standard library, no arguments, and an empty folder to write to; behind "landlock" it
@@ -215,7 +212,7 @@ def start(
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
-    readable = (*_readable(), *package_files(*packages))
+    readable = (*_readable(), *(package_files(*packages) if packages else ()))
     home, room = {"landlock": "/"}.get(isolation, _INSIDE), limits.files + space(copied or {})
     try:
         with ExitStack() as stack:
@@ -359,6 +356,10 @@ def package_files(*names: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: A package is not installed.
     """
+    # Without packages, the sandbox itself needs none.
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
     paths: dict[str, None] = {}
     left, seen = list(names), set[str]()
     while left:

@@ -192,12 +192,16 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
 
 
 def run(code: str) -> None:
-    """Run it as a script, and say in one line what failed."""
+    """Run it as a notebook's cell, which shows the value of a last expression, and say in one line what failed."""
+    import ast
     import traceback
 
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
-        exec(compile(code, "code.py", "exec"), names)
+        module = ast.parse(code, "code.py")
+        last = [module.body.pop()] if module.body and isinstance(module.body[-1], ast.Expr) else []
+        exec(compile(module, "code.py", "exec"), names)
+        exec(compile(ast.Interactive(last), "code.py", "single"), names)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
