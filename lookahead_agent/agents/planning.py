@@ -245,7 +245,10 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
     def _plan_now_request(self, asked: ModelRequest[Any], thoughts: AnyMessage) -> ModelRequest[Any]:
         """Ask for the plan that a model left out behind its thoughts."""
         now = HumanMessage(PLAN_NOW.format(form=self._form))
-        return asked.override(messages=[*asked.messages, AIMessage(thoughts.text), now])
+        settings = dict(asked.model_settings)
+        if lookahead_settings(asked.model, node="planner"):
+            settings["policy"] = "off"  # the whole reply is a plan, also where the model leaves out "Plan:" again
+        return asked.override(messages=[*asked.messages, AIMessage(thoughts.text), now], model_settings=settings)
 
     def _executor_request(
         self, request: ModelRequest[Any], said: Conversation, run: PlanRun, line: PlanLine
@@ -292,9 +295,11 @@ def _named(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -
 
 
 def _joined(thoughts: AnyMessage, replies: list[AnyMessage]) -> list[AnyMessage]:
-    """The replies, of which the first begins with the thoughts."""
+    """The replies, of which the first begins with the thoughts, and has the marker."""
     plan, *more = replies
-    return [plan.model_copy(update={"content": f"{thoughts.text.strip()}\n\n{plan.text.strip()}"}), *more]
+    said, _, lines = plan.text.strip().rpartition(MARKER)
+    text = "\n\n".join(filter(None, [thoughts.text.strip(), said.strip(), f"{MARKER}\n{lines.strip()}"]))
+    return [plan.model_copy(update={"content": text}), *more]
 
 
 def _with_calls(told: list[AnyMessage], calls: list[ToolCall]) -> list[AnyMessage]:

@@ -107,8 +107,9 @@ async def test_a_model_writes_what_the_plan_leaves_open(build: Build, asynchrono
 
 
 @every_template
-async def test_thoughts_without_a_plan_are_followed_by_one(build: Build, tools: Tools) -> None:
-    script = {NOW: 'Plan:\n1. look_up("tea")', PLAN: "I think of tea.", ANSWER: "Done."}
+@pytest.mark.parametrize("now", ['Plan:\n1. look_up("tea")', '1. look_up("tea")'])
+async def test_thoughts_without_a_plan_are_followed_by_one(build: Build, tools: Tools, now: str) -> None:
+    script = {NOW: now, PLAN: "I think of tea.", ANSWER: "Done."}
     messages = await run(build(chat(script), tools.all))
     assert messages[1].text == 'I think of tea.\n\nPlan:\n1. look_up("tea")'
     assert tools.called == ["tea"]
@@ -286,10 +287,12 @@ async def test_llm_compiler_calls_while_the_plan_is_written(tools: Tools) -> Non
 
 
 @every_template
-def test_a_draft_that_lies_writes_no_argument(build: Build, tools: Tools) -> None:
-    """The policy accepts every draft step, and each of the draft's calls is another."""
-    target = {PLAN: 'I look.\n\nPlan:\n\n1. look_up("tea")\n\n2. look_up("rows")', ANSWER: "A drink."}
-    lies = {PLAN: 'I lie.\n\nPlan:\n\n1. write("lie")\n\n2. write("lie")', ANSWER: "A lie."}
+@pytest.mark.parametrize("marker", ["Plan:\n\n", None])
+def test_a_draft_that_lies_writes_no_argument(build: Build, tools: Tools, marker: str | None) -> None:
+    """The policy accepts every draft step, and each of the draft's calls is another; also in a plan without "Plan:"."""
+    right, wrong = '1. look_up("tea")\n\n2. look_up("rows")', '1. write("lie")\n\n2. write("lie")'
+    target = {NOW: right, PLAN: f"I look.\n\n{marker or ''}{right}", ANSWER: "A drink."}
+    lies = {NOW: wrong, PLAN: f"I lie.\n\n{marker or ''}{wrong}", ANSWER: "A lie."}
     policies = {"planner": EVERYTHING, "executor": EVERYTHING, "finisher": "off"}
     llm = scripted_chat(scripted_replies(**target), scripted_replies(**lies), policies=policies)
     messages = build(llm, tools.all).invoke({"messages": [HumanMessage("?")]})["messages"]
