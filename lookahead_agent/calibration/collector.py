@@ -20,7 +20,16 @@ from langchain_core.messages import HumanMessage
 
 from lookahead_agent.bench.problems import Problem, final_number, is_correct
 from lookahead_agent.bench.samples import environment
-from lookahead_agent.calibration.pairs import LabelledPair, OutcomeRule, OutcomesRow, PairRow, labelled_pairs, pair_rows
+from lookahead_agent.calibration.pairs import (
+    LabelledPair,
+    OutcomeRule,
+    OutcomesRow,
+    PairRow,
+    ScoresRow,
+    labelled_pairs,
+    pair_rows,
+)
+from lookahead_agent.calibration.scores import JUDGED, Measure, measure
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
 from lookahead_agent.decoding.step import Step
@@ -45,12 +54,13 @@ class CollectionSettings:
     """The settings of a collection."""
 
     rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
+    measures: tuple[Measure, ...] = ("similarity",)  # of verifiers, by which thresholds are learnt
     at_once: int = 24  # replies that are written at the same time
     seed: int = 0  # of the positions and of the continuations
 
 
 class Collector:
-    """Collects pairs into a file, with a chat model that has a draft engine; nothing is loaded yet."""
+    """Collects pairs into a file, with a chat model that has draft, embedder and judge; nothing is loaded yet."""
 
     def __init__(self, llm: ChatLookahead, problems: Sequence[Problem], how: CollectionSettings, out: Path) -> None:
         self._llm = llm
@@ -88,7 +98,7 @@ class Collector:
         with self._file.writing():
             seen = {row["problem"] for row in pair_rows(self._file.rows)}
             pairless = [problem for problem in self._problems if problem.id not in seen]
-            if not pairless and not self._unfinished():
+            if not pairless and not self._unfinished() and not self._unmeasured():
                 return
             self._llm.start(progress)
             # Problems go in turns: after any interruption nearly all pairs that are there have their label.
@@ -103,7 +113,8 @@ class Collector:
         async with self._llm.backend.engines(self._policy) as engines:
             if engines.draft is None:
                 raise ConfigurationError(engines.problem or "there is no draft model to collect steps of")
-            settings = self._settings | {"models": engines.names, "precision": engines.precision}
+            models = {role: name for role, name in engines.names.items() if role != "judge"}
+            settings = self._settings | {"models": models, "precision": engines.precision}
             if any(row["settings"] != settings for row in pair_rows(self._file.rows)):
                 raise ConfigurationError(f"{self._file.path} has pairs of other models: choose another file")
             pairs = background.as_they_come(self._pair(engines, engines.draft, problem) for problem in problems)
@@ -115,10 +126,40 @@ class Collector:
             async with aclosing(outcomes):
                 async for outcome in outcomes:
                     self._file.append(outcome.model_dump(mode="json"))
+            self._check_models(engines)
+            scores = background.as_they_come(self._scores(engines, *each) for each in self._unmeasured())
+            async with aclosing(scores):
+                async for score in scores:
+                    self._file.append(score.model_dump(mode="json"))
 
     def _unfinished(self) -> list[LabelledPair]:
         """Pairs of which nobody knows yet whether they change the outcome."""
         return [pair for pair in self.pairs.values() if pair.changes_outcome is None]
+
+    def _unmeasured(self) -> list[tuple[LabelledPair, list[Measure]]]:
+        """Pairs and what is to be measured of them."""
+        missing = [
+            (pair, [name for name in self._how.measures if name not in pair.scores]) for pair in self.pairs.values()
+        ]
+        return [(pair, names) for pair, names in missing if names]
+
+    def _check_models(self, engines: EngineSet) -> None:
+        """Check that the verifiers' models are there, and that the judge is the one of the pairs that are judged."""
+        if engines.problem is not None or engines.embedder is None:
+            raise ConfigurationError(engines.problem or "there is no embedding model to measure similarity with")
+        judge = engines.names.get("judge")
+        judges = {pair.judge for pair in self.pairs.values() if JUDGED & pair.scores.keys()}
+        if JUDGED & set(self._how.measures) and (others := judges - {judge}):
+            raise ConfigurationError(
+                f"{others.pop() or 'the target'} has judged these pairs, and not {judge or 'the target'}: collect into "
+                "a copy of the file without its rows of scores"
+            )
+
+    async def _scores(self, engines: EngineSet, pair: LabelledPair, names: Sequence[Measure]) -> ScoresRow:
+        async with self._room:
+            scores = await measure(engines, pair.row, names)
+        judge = engines.names.get("judge") if JUDGED & set(names) else None
+        return ScoresRow(problem=pair.row.problem, scores=scores, judge=judge)
 
     async def _pair(self, engines: EngineSet, draft: Engine, problem: Problem) -> PairRow:
         """Two steps of a position of the reply, drawn from those with two comparable steps."""

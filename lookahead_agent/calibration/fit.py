@@ -37,7 +37,7 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str,
             missing = ",".join(name for name in candidate.measures if name not in pair.scores)
             raise ConfigurationError(
                 f"the pair of {problem!r} has no {missing}: measure it with "
-                f"`lookahead-agent calibrate score --measures {missing}`"
+                f"`lookahead-agent calibrate collect --measures {missing}`"
             )
         found[problem] = ScoredPair(score, errors)
     return found

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookahead_agent.calibration.pairs import LabelledPair, PairRow, ScoresRow, labelled_pairs, pair_file
-from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.engines import background
-from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import RowFile
-from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.progress import Progress
+from lookahead_agent.calibration.pairs import LabelledPair, PairRow
+from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers import JudgeVerifier
 from lookahead_agent.verifiers.prefilter import rejection
@@ -26,49 +19,8 @@ Measure = Literal["similarity", "p_aligned", "p_swapped"]
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
-_AT_ONCE = 8
-_JUDGED = frozenset({"p_aligned", "p_swapped"})
-
-
-def score_pairs(file: Path, measures: Sequence[Measure], make: Callable[[], ChatLookahead], progress: Progress) -> int:
-    """Measure what a file of pairs lacks, append it, and return how many pairs were measured.
-
-    `make` makes the chat model, if there is anything to measure; it is closed.
-    """
-    with pair_file(file).writing() as rows:
-        pairs = labelled_pairs(rows.rows).values()
-        judges = {pair.judge for pair in pairs if _JUDGED & pair.scores.keys()}
-        missing = [(pair, names) for pair in pairs if (names := [name for name in measures if name not in pair.scores])]
-        if not missing:
-            return 0
-        with make() as llm, progress.task("Measuring pairs", len(missing)) as advance:
-            llm.start(progress)
-            for begin in range(0, len(missing), _AT_ONCE):
-                background.run(_score(llm, missing[begin : begin + _AT_ONCE], judges, rows))
-                advance(min(begin + _AT_ONCE, len(missing)))
-    return len(missing)
-
-
-async def _score(
-    llm: ChatLookahead, missing: Sequence[tuple[LabelledPair, list[Measure]]], judges: set[str | None], rows: RowFile
-) -> None:
-    async with llm.backend.engines(as_policy(llm.policy)) as engines:
-        if engines.problem is not None or engines.embedder is None:
-            raise ConfigurationError(engines.problem or "there is no embedding model to measure similarity with")
-        judge = engines.names.get("judge")
-        if others := judges - {judge}:
-            raise ConfigurationError(
-                f"{others.pop() or 'the target'} has judged these pairs, and not {judge or 'the target'}: measure in a "
-                "copy of the file without its rows of scores"
-            )
-
-        async def one(pair: LabelledPair, names: list[Measure]) -> ScoresRow:
-            scores = await measure(engines, pair.row, names)
-            return ScoresRow(problem=pair.row.problem, scores=scores, judge=judge if _JUDGED & set(names) else None)
-
-        async with aclosing(background.as_they_come(one(*each) for each in missing)) as found:
-            async for scores in found:
-                rows.append(scores.model_dump(mode="json"))
+JUDGED = frozenset({"p_aligned", "p_swapped"})
+"""What a judge measures."""
 
 
 async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) -> dict[str, float]:

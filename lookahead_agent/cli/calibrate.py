@@ -12,11 +12,10 @@ from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
 from lookahead_agent.calibration.fit import certificates_of, fit
 from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
-from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure, score_pairs
+from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
 from lookahead_agent.certificates.certificate import digest, keep
-from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich, echo
+from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cpu import binding
 from lookahead_agent.engines.processes import available_cores
 
@@ -36,6 +35,12 @@ def collect(
     out: options.Out = Path("results/pairs.jsonl"),
     limit: options.Limit = None,
     skip: options.Skip = 0,
+    measures: Annotated[
+        str, typer.Option("--measures", help=f"What verifiers go by, to be measured: some of {','.join(MEASURES)}.")
+    ] = "similarity",
+    judge: Annotated[
+        str | None, typer.Option("--judge", help="Model that judges: a folder or a Hub id. Default: the target.")
+    ] = None,
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="Replies written at the same time.")] = 24,
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
@@ -46,17 +51,22 @@ def collect(
     seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
     engine_arg: options.EngineArgument = None,
 ) -> None:
-    """Have target and draft write over problems, and label a pair of steps of each by what follows from it.
+    """Have target and draft write over problems, label a pair of steps of each by what follows from it, and measure it.
 
     Interrupt it at any time: run again, it goes on.
     """
-    how = CollectionSettings(at_once=at_once, seed=seed)
+    names = options.words(measures)
+    if unknown := [name for name in names if name not in MEASURES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MEASURES)}", param_hint="--measures")
+    chosen: tuple[Measure, ...] = tuple(name for name in MEASURES if name in names)
+    how = CollectionSettings(measures=chosen, at_once=at_once, seed=seed)
     cores = binding(available_cores())
     with options.chat_model(
         model=model,
         draft=draft,
         engine_args=engine_arg,
-        policy="random",  # for a draft engine
+        judge_model=judge,
+        policy="cascade:depth=1",  # for draft, embedder and judge
         token_speculation="none",
         precision=precision,
         draft_precision=draft_precision,
@@ -72,42 +82,6 @@ def collect(
         f"{len(labels)} pairs: {sum(pair.row.same_text for pair in collector.pairs.values())} of the same text, "
         f"{labels.count(True)} change the outcome, {labels.count(None)} not known yet"
     )
-
-
-@calibrate.command()
-def score(
-    pairs: Pairs,
-    measures: Annotated[
-        str, typer.Option("--measures", help=f"What is measured: some of {','.join(MEASURES)}.")
-    ] = "similarity",
-    model: options.Model = options.DEFAULT_MODEL,
-    draft: options.Draft = None,
-    judge: Annotated[
-        str | None, typer.Option("--judge", help="Model that judges: a folder or a Hub id. Default: the target.")
-    ] = None,
-    precision: options.TargetPrecision = "auto",
-    engine_arg: options.EngineArgument = None,
-) -> None:
-    """Measure what verifiers go by, of pairs that have not been measured yet; appended to their file."""
-    names = options.words(measures)
-    if unknown := [name for name in names if name not in MEASURES]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MEASURES)}", param_hint="--measures")
-    chosen: list[Measure] = [name for name in MEASURES if name in names]
-
-    def chat_model() -> ChatLookahead:
-        return options.chat_model(
-            model=model,
-            draft=draft,
-            engine_args=engine_arg,
-            judge_model=judge,
-            policy="cascade:depth=1",  # for embedder and judge
-            token_speculation="none",
-            precision=precision,
-            use_daemon=False,
-        )
-
-    done = score_pairs(pairs, chosen, chat_model, ProgressBars())
-    echo(f"{done} pairs measured: {pairs}")
 
 
 @calibrate.command("fit")

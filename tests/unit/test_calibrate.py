@@ -20,7 +20,7 @@ from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
 from lookahead_agent.calibration.fit import Fit, best, fit
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
-from lookahead_agent.calibration.scores import CANDIDATES, score_pairs
+from lookahead_agent.calibration.scores import CANDIDATES, Measure
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.chat.model import ChatLookahead
@@ -78,8 +78,11 @@ def problems(count: int = 8, answer: str | None = "12") -> list[Problem]:
     return [Problem(f"p{number}", f"How many, {KINDS[number % 4]} {number}?", answer) for number in range(count)]
 
 
-def collected(out: Path, count: int = 8, answer: str | None = "12") -> dict[str, LabelledPair]:
-    collector = Collector(scripted(), problems(count, answer), CollectionSettings(at_once=3), out)
+def collected(
+    out: Path, count: int = 8, answer: str | None = "12", llm: ChatLookahead | None = None, *measures: Measure
+) -> dict[str, LabelledPair]:
+    how = CollectionSettings(measures=measures or ("similarity",), at_once=3)
+    collector = Collector(llm or scripted(), problems(count, answer), how, out)
     collector.run(LogProgress())
     return collector.pairs
 
@@ -170,11 +173,9 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     said = call("collect", "--dataset", str(dataset), "--out", str(out))
     assert "160 pairs: 40 of the same text, 80 change the outcome, 0 not known yet" in said
-    unmeasured = CliRunner().invoke(app, ["calibrate", "fit", str(out)])
+    unmeasured = CliRunner().invoke(app, ["calibrate", "fit", str(out), "--verifiers", "judge"])
     assert isinstance(unmeasured.exception, ConfigurationError)
-    assert "calibrate score" in str(unmeasured.exception)
-    assert "160 pairs measured" in call("score", str(out))
-    assert "0 pairs measured" in call("score", str(out))
+    assert "calibrate collect --measures p_aligned" in str(unmeasured.exception)
     fitted = json.loads(call("fit", str(out), "--json"))
     assert fitted[0]["models"] == {"target": "big", "draft": "small", "embedding": "mini"}
     assert fitted[0]["policy"] == {"verifier": "embedding", "same_numbers": True, "similarity": fitted[0]["threshold"]}
@@ -183,7 +184,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, reason = find_certificate(fitted[0]["risk"], NAMES, {})
     assert found == Certificate.model_validate(fitted[0])
     assert reason == found.describe()
-    for wrong in (["fit", str(out), "--verifiers", "guess"], ["score", str(out), "--measures", "guess"]):
+    for wrong in (
+        ["fit", str(out), "--verifiers", "guess"],
+        ["collect", "--dataset", str(dataset), "--measures", "guess"],
+    ):
         assert "some of" in call(*wrong, code=2) or "none of" in call(*wrong, code=2)
 
 
@@ -237,27 +241,28 @@ def test_scores_of_both_orders_and_of_the_cascade() -> None:
 
 def test_judges_are_not_mixed_in_a_file(tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
-    collected(out, 4)
-    score_pairs(out, ["similarity", "p_aligned"], judging_as("other"), LogProgress())
-    pairs = labelled_pairs(RowFile(out).rows)
+    pairs = collected(out, 4, "12", judging_as("other"), "similarity", "p_aligned")
     assert {pair.judge for pair in pairs.values()} == {"other"}
+    assert all(pair.scores.keys() == {"similarity", "p_aligned"} for pair in pairs.values())
     with pytest.raises(ConfigurationError, match="other has judged these pairs, and not the target"):
-        score_pairs(out, ["p_swapped"], judging_as(None), LogProgress())
-    score_pairs(out, ["p_swapped"], judging_as("other"), LogProgress())
+        collected(out, 4, "12", judging_as(None), "p_swapped")
+    before = out.read_text()
+    swapped = collected(out, 4, "12", judging_as("other"), "p_swapped")
+    assert all(pair.scores["p_swapped"] == 0.9 for pair in swapped.values())
+    assert out.read_text().startswith(before), "what is there is kept"
 
 
-def judging_as(name: str | None) -> Callable[[], ChatLookahead]:
-    """Makes chat models with a judge that says yes to everything."""
-
-    def make() -> ChatLookahead:
-        llm = scripted()
-        assert llm.engines is not None
-        llm.engines.judge = Measured({"p_aligned": 0.9, "p_swapped": 0.9}, drafted="")
-        if name is not None:
-            llm.engines.names["judge"] = name
-        return llm
-
-    return make
+def judging_as(name: str | None) -> ChatLookahead:
+    """A chat model with a judge that says yes to everything."""
+    llm = scripted()
+    assert llm.engines is not None
+    llm.engines.judge = Measured({"p_aligned": 0.9, "p_swapped": 0.9}, drafted="")
+    if name is not None:
+        llm.engines = EngineSet(
+            llm.engines.target, llm.engines.draft, Similar(), llm.engines.judge, names=NAMES | {"judge": name}
+        )
+        return ChatLookahead(engines=llm.engines, policy="random", temperature=0.0)
+    return llm
 
 
 class Measured:
