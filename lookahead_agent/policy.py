@@ -36,14 +36,12 @@ _READS: dict[str, frozenset[str]] = {
     "random": frozenset({"probability"}),
 }
 _OF_VERIFIERS = frozenset().union(*_READS.values())
-_LONGEST_TEXT = 2000
-"""Characters of a policy written as text, and of a pattern."""
+_LONGEST_TEXT = 2000  # Characters of a policy written as text, and of a pattern
 DEFAULT_DEPTH = 4
 """Steps in flight where steps are speculated on and nothing says how many."""
 
 
-_FLAGS = re.I | re.M | re.S | re.X | re.A | re.U
-"""Flags of a pattern that change what it matches, and do nothing else."""
+_FLAGS = re.I | re.M | re.S | re.X | re.A | re.U  # Flags of a pattern that change what it matches, and do nothing else
 
 
 def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
@@ -225,14 +223,7 @@ class VerifierPolicy(BaseModel):
         return self.model_copy(update={"depth": depth})
 
     def with_verifier(self, fields: Mapping[str, Any]) -> VerifierPolicy:
-        """The same policy with another verifier.
-
-        Args:
-            fields: The verifier and what it reads.
-
-        Raises:
-            PolicyError: Something else in the policy does not go with it.
-        """
+        """The same policy with another verifier; raises PolicyError if something else in it does not go with that."""
         own = self.model_dump(exclude_unset=True, exclude={"verifier", *_OF_VERIFIERS})
         policy = _validated({**own, "name": self.name, **fields})
         policy._rule = self._rule

@@ -32,33 +32,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
-_STARTING = 30.0
-"""Seconds for a server to start and to name its tools."""
-_CALLING = 120.0
-"""Seconds for a call."""
+_STARTING = 30.0  # Seconds for a server to start and to name its tools
+_CALLING = 120.0  # Seconds for a call
 _SAID = 500
 
 
 class McpServer(BaseModel):
-    """An entry of `mcpServers`: a program that speaks over its standard streams, or an address.
-
-    Attributes:
-        command: The program.
-        args: Its arguments.
-        env: Environment variables, beside those that every program needs.
-        cwd: The folder in which it runs.
-        url: The address of a server that runs already.
-        type: How the address is spoken to: streamable HTTP, or the older SSE.
-        headers: Headers of requests to the address.
-    """
+    """An entry of `mcpServers`: a program that speaks over its standard streams, or an address."""
 
     command: str | None = None
     args: list[str] = Field(default_factory=list)
-    env: dict[str, str] = Field(default_factory=dict)
-    cwd: str | None = None
-    url: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)  # beside what every program needs
+    cwd: str | None = None  # the folder in which it runs
+    url: str | None = None  # of a server that runs already
     type: Literal["stdio", "http", "streamable-http", "streamable_http", "sse"] | None = None
-    headers: dict[str, str] = Field(default_factory=dict)
+    headers: dict[str, str] = Field(default_factory=dict)  # of requests to the address
 
 
 class _McpFile(BaseModel):

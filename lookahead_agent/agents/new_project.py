@@ -24,15 +24,10 @@ Script = Callable[[Sequence[ProjectTool]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class _Project:
-    """What is particular about the project of a template.
-
-    Attributes:
-        script: See `Script`.
-        tools: What the tools are called in `tools.py`.
-    """
+    """What is particular about the project of a template."""
 
     script: Script
-    tools: str = "TOOLS"
+    tools: str = "TOOLS"  # what they are called in `tools.py`
 
 
 def _call(name: str, arguments: Mapping[str, str]) -> str:
@@ -101,13 +96,7 @@ def packages_needed() -> set[str]:
 
 
 def project_files(name: str, template: str, tools: Sequence[str] = ("calculator",)) -> dict[str, str]:
-    """The texts of a new project's files, by path.
-
-    Args:
-        name: The project's.
-        template: One of `PROJECTS`.
-        tools: Keys of `project_tools`.
-    """
+    """The texts of a new project's files, by path; `tools` are keys of `project_tools`."""
     project = PROJECTS[template]
     known = project_tools()
     chosen = list({known[word].name: known[word] for word in tools}.values())

@@ -9,27 +9,16 @@ from importlib import resources
 
 @dataclass(frozen=True)
 class ProjectTool:
-    """A tool that a project can have, and how its test calls it.
-
-    Attributes:
-        name: The tool's name.
-        source: Its source in `tools.py`, as Python.
-        question: A question for it.
-        arguments: Of a call in the test.
-        result: Text in the call's result.
-        files: Further files of the project, by path.
-        setup: Lines of `tools.py` before the tools.
-        imports: Imports that they need.
-    """
+    """A tool that a project can have, and how its test calls it."""
 
     name: str
-    source: str
-    question: str
-    arguments: Mapping[str, str]
-    result: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    setup: str = ""
-    imports: Sequence[str] = ()
+    source: str  # in `tools.py`, as Python
+    question: str  # for it
+    arguments: Mapping[str, str]  # of a call in the test
+    result: str  # text in the call's result
+    files: Mapping[str, str] = field(default_factory=dict)  # further files of the project, by path
+    setup: str = ""  # lines of `tools.py` before the tools
+    imports: Sequence[str] = ()  # that they need
 
 
 _DATABASE = """

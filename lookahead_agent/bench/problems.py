@@ -24,21 +24,12 @@ _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem.
+    """One problem."""
 
-    Attributes:
-        id: Its id in the dataset.
-        question: The question.
-        answer: The number that the reply must end with; None: nothing to check, or `check` says it.
-        tools: Names of the tools that it needs; none: all that there are.
-        check: What the reply must contain: `number`, within 0.006, and `text`, a list of texts or of alternatives
-            parted by "|". None: nothing, or something that no text tells, such as a file.
-    """
-
-    id: str
+    id: str  # in the dataset
     question: str
-    answer: str | None
-    tools: tuple[str, ...] = ()
+    answer: str | None  # the number that the reply must end with; None: `check` says it, or nothing does
+    tools: tuple[str, ...] = ()  # names of the tools that it needs; none: all that there are
     check: Mapping[str, Any] | None = None
 
     @property

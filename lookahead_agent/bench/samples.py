@@ -177,11 +177,8 @@ def _commit() -> str | None:
 class CallRecorder(RunRecorder):
     """Collects a record of each model call and of each tool's run of a sample.
 
-    Give it to the model or graph: `graph.invoke(..., {"callbacks": [recorder]})`. Cancelled calls leave no record:
-    LangChain reports nothing of them.
-
-    Args:
-        decode: Text of a reply's tokens, for its actions as the model wrote them; None: these are not recorded.
+    Cancelled calls leave no record: LangChain reports nothing of them. `decode` gives the text of a reply's tokens, for
+    its actions as the model wrote them; None: these are not recorded.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None = None) -> None:
@@ -258,13 +255,7 @@ class CallRecorder(RunRecorder):
 
 
 def action_of(written: str, message: AIMessage, markers: Sequence[str] = ()) -> str | None:
-    """The part of a reply that acts, as the model wrote it; None: it has none.
-
-    Args:
-        written: All that the model wrote.
-        message: The reply that was read in it.
-        markers: Texts that begin an action, beside those of tool calls.
-    """
+    """The part of a reply that acts, as the model wrote it: its calls, or what follows a marker; None: it has none."""
     begins = [at for marker in markers if (at := written.find(marker)) >= 0]
     if begins:
         return written[min(begins) :]

@@ -45,8 +45,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.random_accept import draw
 
 _SEEDS = 1 << 31
-_TEMPERATURE = 0.7
-"""Of continuations: they are compared by chance."""
+_TEMPERATURE = 0.7  # Of continuations: they are compared by chance
 
 
 @dataclass(frozen=True)

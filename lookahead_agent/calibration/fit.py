@@ -13,8 +13,7 @@ from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, thresholds
 from lookahead_agent.errors import ConfigurationError
 
-_AS_MANY = 0.02
-"""By what share two verifiers may differ in what they accept, for the cheaper one to be taken."""
+_AS_MANY = 0.02  # By what share two verifiers may differ in what they accept, for the cheaper one to be taken
 
 
 @dataclass(frozen=True)

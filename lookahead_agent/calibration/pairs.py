@@ -135,8 +135,7 @@ class LabelledPair:
     def changes_outcome(self) -> bool | None:
         """Whether accepting the draft's step changes the outcome; None: not known yet.
 
-        A step does so whose arithmetic is false, or from which the target comes to the correct answer less often than
-        from its own, by the rule.
+        Its arithmetic is false, or the target comes to the correct answer less often than from its own, by the rule.
         """
         if self.row.same_text:
             return False

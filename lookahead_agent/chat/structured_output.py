@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
-_VALUE = "value"
-"""The argument of a call whose schema's values are no objects."""
+_VALUE = "value"  # The argument of a call whose schema's values are no objects
 _LONGEST_NAME = 64
 _NOTHING = object()
 

@@ -33,8 +33,7 @@ from lookahead_agent.trace import TraceRecorder, spans_of, timeline, write_page
 
 EXAMPLE = "How much do 12 packages of the most expensive product cost?"
 
-_TOLD = 0.1
-"""Seconds in which several replies were written at once, from which that is worth a word."""
+_TOLD = 0.1  # Seconds in which several replies were written at once, from which that is worth a word
 _TOOLLESS = ("reflection", "self_consistency")
 
 
@@ -212,11 +211,7 @@ def _tools(name: str, sources: Sequence[str] | None, mcp: Path | None) -> Iterat
 
 
 def _built(name: str, tools: Sequence[BaseTool], ask_before: Sequence[str], saver: Any, llm: Any) -> Any:
-    """The template's graph.
-
-    Raises:
-        ConfigurationError: It cannot take these tools.
-    """
+    """The template's graph; raises ConfigurationError if it cannot take these tools."""
     build = getattr(template("graphs", name), f"build_{name}")
     given: Any = {f"{tool.name}_expert": [tool] for tool in tools} if name == "supervisor" else tools
     try:
@@ -246,11 +241,7 @@ def _recorded(file: Path | None) -> Iterator[TraceRecorder | None]:
 
 
 def _start_of(graph: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, Any] | None]:
-    """The question and the graph's input: the question, or None to go on where the thread was interrupted.
-
-    Raises:
-        ConfigurationError: The thread is in the middle of another question, or has its answer.
-    """
+    """The question, and the graph's input: the question, or None to go on where the thread was interrupted."""
     state = graph.get_state({"configurable": {"thread_id": thread}}) if thread is not None else None
     before = [message.text for message in state.values.get("messages", ()) if message.type == "human"] if state else []
     if state is not None and state.next and before:

@@ -22,8 +22,7 @@ from lookahead_agent.errors import LookaheadError
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.trace import TraceRecorder
 
-_LONGEST = 2000
-"""Characters of a result that are shown."""
+_LONGEST = 2000  # Characters of a result that are shown
 
 
 class ApprovalNeededError(LookaheadError):
@@ -32,17 +31,11 @@ class ApprovalNeededError(LookaheadError):
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended.
+    """A run that has ended."""
 
-    Attributes:
-        messages: The thread's messages.
-        seconds: How long it ran, without the time in which it waited for a person.
-        metrics: What its nodes did.
-    """
-
-    messages: Sequence[AnyMessage]
-    seconds: float
-    metrics: NodeMetrics
+    messages: Sequence[AnyMessage]  # of the thread
+    seconds: float  # how long it ran, without the time in which it waited for a person
+    metrics: NodeMetrics  # what its nodes did
 
     @property
     def answer(self) -> str:
@@ -60,16 +53,10 @@ def carry_out(
     live: bool = False,
     ask: Callable[[], str] = input,
 ) -> Finished:
-    """Run a graph to its end, and ask on the terminal where it stops for an approval.
+    """Run a graph with a checkpointer to its end, and ask on the terminal where it stops for an approval.
 
-    Args:
-        graph: A compiled graph with a checkpointer, whose state has `messages`.
-        start: Its input; None: it goes on where the thread stopped.
-        thread: The thread's id.
-        show: Where the run is shown.
-        recorder: Records the run.
-        live: Show what happens to each step in place of what is written.
-        ask: Reads a line that a person writes.
+    `start` is its input; None: it goes on where the thread stopped. `live` shows what happens to each step in place of
+    what is written, and `ask` reads a line that a person writes.
 
     Raises:
         ApprovalNeededError: It asks, and standard input has ended. The thread can be resumed.
@@ -116,12 +103,7 @@ def _refused(said: str) -> str:
 
 
 class RunView(BaseCallbackHandler):
-    """Shows what a graph streams; as a callback it is told the name of each model call.
-
-    Args:
-        show: Where.
-        messages: The thread's messages before the run, whose calls may still be answered.
-    """
+    """Shows what a graph streams, on a thread with these messages; as a callback it is told the name of each call."""
 
     def __init__(self, show: Terminal, messages: Sequence[AnyMessage] = ()) -> None:
         self._show = show
@@ -129,8 +111,7 @@ class RunView(BaseCallbackHandler):
         self._calls = {call["id"]: call for one in messages if isinstance(one, AIMessage) for call in one.tool_calls}
         self._results = 0
         self._title = ""
-        self._written: str | None = None
-        """Of the reply whose text is being shown, the id; the texts of others wait."""
+        self._written: str | None = None  # Of the reply whose text is being shown, the id; the texts of others wait
         self._waiting: dict[str, str] = {}
         self._pieces = PlainTextStream()
 

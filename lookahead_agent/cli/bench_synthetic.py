@@ -22,8 +22,7 @@ from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.choice import Kernel
 
-_UNFINISHED = 75
-"""Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again."""
+_UNFINISHED = 75  # Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again
 
 
 def synthetic(

@@ -17,8 +17,7 @@ from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.server_backend import server_status
 from lookahead_agent.server.daemon import bound_socket, daemon_settings, log_path, private_dir, start_daemon, start_lock
 
-_NOT_RUNNING = 3
-"""Exit status of `status` where nothing runs, as service managers have it."""
+_NOT_RUNNING = 3  # Exit status of `status` where nothing runs, as service managers have it
 
 
 @options.with_models

@@ -60,8 +60,7 @@ class Pair:
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
         kernels = {"target": precision, "draft": draft_precision}
         self.names = {str(role): each.name for role, each in facts.items()}
-        self.divided = runs_on_cpu()
-        """Whether target and draft have cores of their own: a GPU is shared."""
+        self.divided = runs_on_cpu()  # Whether target and draft have cores of their own: a GPU is shared
         self.every_core: str | None = None
         self.shares: dict[Role, str | None] = {"target": None, "draft": None}
         """Each model's share of the cores; None on a GPU."""

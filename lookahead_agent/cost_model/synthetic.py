@@ -30,8 +30,7 @@ SPECULATION: dict[ModeName, Speculation] = {
 STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")
 """Modes without token-level speculation."""
 PROMPT_TOKENS = 128
-_BLOCK = 16
-"""Tokens of a block of vLLM's cache on a GPU."""
+_BLOCK = 16  # Tokens of a block of vLLM's cache on a GPU
 _MOST_AT_ONCE = 64
 
 

@@ -107,9 +107,8 @@ class SyntheticBench:
     ) -> bool:
         """Measure the missing rows, and return whether everything is measured; a rerun goes on after a failure.
 
-        Args:
-            seconds: After which no other measurement begins; None: no limit.
-            measure_costs: Called once, if possible while the engines that it needs are loaded.
+        No other measurement begins after so many seconds. `measure_costs` is called once, if possible while the engines
+        that it needs are loaded.
         """
         end = float("inf") if seconds is None else time.monotonic() + seconds
         failures: dict[str, EngineError] = {}

@@ -69,10 +69,8 @@ class Admission:
         self._queue = queue
         self._slots = asyncio.Semaphore(concurrent)
         self._seconds = 1.0
-        self.running = 0
-        """Replies that are being generated."""
-        self.waiting = 0
-        """Replies that wait."""
+        self.running = 0  # Replies that are being generated
+        self.waiting = 0  # Replies that wait
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:

@@ -33,12 +33,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Starlette:
-    """The ASGI application.
-
-    Args:
-        llm: The chat model. Its engines are started with the application and closed with it.
-        settings: Limits.
-    """
+    """The ASGI application; the engines of the chat model are started with it and closed with it."""
     settings = settings or ServerSettings()
     writer, bodies = ReplyWriter(llm, settings), BodyReader(settings.request_timeout)
     created = int(time.time())

@@ -15,17 +15,14 @@ from lookahead_agent.generation.tool_calls import STRICT_NUMBERS
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.protocol import ChatRequestBody
 
-_IN_PLACE = 1 << 14
-"""Bytes that are checked in the event loop: that takes less than a millisecond."""
-_DEEPEST = 100
-"""Levels of lists and objects; a schema's level takes two."""
+_IN_PLACE = 1 << 14  # Bytes that are checked in the event loop: that takes less than a millisecond
+_DEEPEST = 100  # Levels of lists and objects; a schema's level takes two
 _MOST_VALUES = 100_000
 _MOST_CONTAINERS = 50_000
 """Lists and objects among them: "[]," takes thirty times its memory, and Python's garbage collector looks at each."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """Also one without an end: what looks for an end at each quote would look forever."""
-_MOST_HELD = 64 << 20
-"""Bytes of all bodies that are on their way, of which any may come slowly."""
+_MOST_HELD = 64 << 20  # Bytes of all bodies that are on their way, of which any may come slowly
 
 _TOO_LONG = "the body is longer than {} bytes"
 _TOO_MANY = "the body has too many values: more than any prompt or schema of these models"
@@ -41,12 +38,7 @@ class BodyReader:
         self._checking = asyncio.Semaphore(1)
 
     async def read(self, request: Request, longest: int) -> ChatRequestBody:
-        """The body of a request, of at most `longest` bytes.
-
-        Raises:
-            RefusedError: It is no JSON (400, 415), too long (413), too slow (408), no request (400),
-                or many long bodies arrive at once (429).
-        """
+        """The body of a request, of at most `longest` bytes; raises RefusedError (400, 408, 413, 415, 429)."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             # A browser sends no JSON to another site without asking it.

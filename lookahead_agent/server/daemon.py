@@ -18,8 +18,7 @@ from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, runtime_dir, server_status, socket_path
 from lookahead_agent.server import ServerSettings
 
-_MAX_PATH = 100
-"""Bytes of a socket's path; the system takes 107."""
+_MAX_PATH = 100  # Bytes of a socket's path; the system takes 107
 _COMMAND = "from lookahead_agent.cli.app import main; main()"
 
 
@@ -106,14 +105,7 @@ def bound_socket() -> Iterator[socket.socket]:
 def start_daemon(arguments: Sequence[str], tell: Callable[[str], None], command: str = _COMMAND) -> int:
     """Start the command line as a process of its own session; returns its id, once the server answers.
 
-    Args:
-        arguments: Of the command line.
-        tell: Given the lines of its log until then.
-        command: The program, in Python.
-
-    Raises:
-        ConfigurationError: Another server starts or ends just now.
-        EngineStartError: The process ended; the message has the last line of its log.
+    `tell` is given the lines of its log until then. Raises EngineStartError with the last of them if the process ended.
     """
     with start_lock():
         pass

@@ -19,29 +19,20 @@ logger = logging.getLogger(__name__)
 # Absolute paths and addresses.
 _INTERNAL = re.compile(r"https?://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}/?|[A-Za-z]:\\\S+")
 _ABSENT = "there is nothing here: this server answers POST /v1/chat/completions and GET /v1/models"
-_MAX_LENGTH = 1000
-"""Characters of an error's text."""
+_MAX_LENGTH = 1000  # Characters of an error's text
 _FAILED = "the model failed; the server's log says why"
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 @dataclass(eq=False)
 class RefusedError(Exception):
-    """A request that is not carried out.
+    """A request that is not carried out."""
 
-    Attributes:
-        status: HTTP status.
-        message: Why, in words.
-        param: The field that it is about.
-        code: A word for programs.
-        headers: Of the answer, such as Retry-After.
-    """
-
-    status: int
-    message: str
-    param: str | None = None
-    code: str | None = None
-    headers: dict[str, str] | None = None
+    status: int  # of HTTP
+    message: str  # why
+    param: str | None = None  # the field that it is about
+    code: str | None = None  # a word for programs
+    headers: dict[str, str] | None = None  # of the answer, such as Retry-After
 
     def __str__(self) -> str:
         return self.message
@@ -69,9 +60,8 @@ def _shortened(text: str | None) -> str | None:
 class ErrorReplies:
     """Answers requests that fail; their texts have a bounded length, whatever a client has sent.
 
-    Args:
-        on_error: Told the status of each.
-        with_exceptions: Whether the answers have the exceptions too, with their whole texts, for this user's programs.
+    `on_error` is told the status of each. `with_exceptions` adds the exceptions with their whole texts, for this user's
+    programs.
     """
 
     def __init__(self, on_error: Callable[[int], None], *, with_exceptions: bool = False) -> None:

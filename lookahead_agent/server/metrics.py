@@ -13,10 +13,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 class Metrics:
     """Counts what the server does.
 
-    Args:
-        admission: Knows how many replies are generated, and how many wait.
-        nodes: Node names that may be labels; others are "other", for clients choose them.
-        policies: Names of policies that may be, in the same way.
+    Only these names of nodes and policies are labels; clients choose them, and others are "other".
     """
 
     def __init__(self, admission: Admission, nodes: frozenset[str], policies: frozenset[str]) -> None:

@@ -23,13 +23,10 @@ T = TypeVar("T")
 
 
 class Replies:
-    """The replies to one request, whole or in chunks.
+    """The replies to one request, whole or in chunks; a stream generates each.
 
-    Args:
-        streams: Generate them, one for each choice.
-        model: The model's name.
-        with_usage: Whether a last chunk tells the tokens.
-        with_events: Whether chunks tell steps, and the last one the whole reply, in their field `lookahead`.
+    With `with_usage`, a last chunk tells the tokens. With `with_events`, chunks tell steps, and the last one the whole
+    reply, in their field `lookahead`.
     """
 
     def __init__(

@@ -25,16 +25,12 @@ from lookahead_agent.server.app import create_app
 logger = logging.getLogger(__name__)
 
 _PIECE = 16 << 10
-_MAX_HEAD = 32 << 10
-"""Bytes of a request's line and headers from which no more are waited for, a piece more or less."""
+_MAX_HEAD = 32 << 10  # Bytes of a request's line and headers from which no more are waited for, a piece more or less
 _IDLE_SECONDS = 15
 """Between two requests: longer than the five seconds of httpx, and so of OpenAI's client, which then closes first."""
-_UNREAD_SECONDS = 60.0
-"""After which a client is given up that does not read its reply."""
-_BACKLOG = 128
-"""Connections that are accepted in one go, before any is counted."""
-_QUIET_SECONDS = 60.0
-"""Between two log lines of the same kind, of which clients could cause thousands."""
+_UNREAD_SECONDS = 60.0  # After which a client is given up that does not read its reply
+_BACKLOG = 128  # Connections that are accepted in one go, before any is counted
+_QUIET_SECONDS = 60.0  # Between two log lines of the same kind, of which clients could cause thousands
 
 
 class _OncePerMinute(logging.Filter):
@@ -74,8 +70,7 @@ class ServerConfig(uvicorn.Config):
         self.settings = settings
         self.incomplete: OrderedDict[BoundedProtocol, None] = OrderedDict()
         """Connections without a whole request, those that wait longest first."""
-        self.ending = False
-        """Whether the server ends: what is still being accepted is not waited for."""
+        self.ending = False  # Whether the server ends: what is still being accepted is not waited for
         once = _OncePerMinute()
         for name in ("uvicorn.error", "asyncio", logger.name):
             log = logging.getLogger(name)

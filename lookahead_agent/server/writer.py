@@ -21,8 +21,7 @@ from lookahead_agent.server.metrics import Metrics
 from lookahead_agent.server.protocol import ChatRequestBody
 
 _MAX_NODE = 256
-_MAX_POLICY = 2000
-"""Characters of a policy that a client writes, or fields."""
+_MAX_POLICY = 2000  # Characters of a policy that a client writes, or fields
 
 
 class ReplyWriter:
@@ -33,8 +32,7 @@ class ReplyWriter:
         self.settings = settings
         self.model_name = settings.served_model or llm.model
         self.admission = Admission(settings.concurrent, settings.queue)
-        self.replies = 0
-        """Replies that are complete."""
+        self.replies = 0  # Replies that are complete
         named = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
         self._policies = {policy.name: policy for policy in named}
         self.metrics = Metrics(self.admission, frozenset(llm.policies), frozenset(self._policies))

@@ -12,8 +12,7 @@ Table = tuple[list[str], list[list[str]]]
 BETWEEN = "(between)"
 """The node of the time in which a run had neither a reply nor a tool's run."""
 
-_LOOKUP_COST = 1.1
-"""Of a forward pass that verifies what was looked up, where a pass of one token costs 1."""
+_LOOKUP_COST = 1.1  # Of a forward pass that verifies what was looked up, where a pass of one token costs 1
 _DRAFTED_PASSES, _SHARED_DRAFT_COST = 0.39, 1.4
 """Passes per token with two draft tokens, of which 0.85 are accepted; their cost, where the draft takes cores."""
 
@@ -76,12 +75,7 @@ class Lever:
 
 
 def node_times(spans: Sequence[Span], seconds: float | None = None) -> list[NodeTimes]:
-    """The division of a run's time, in the order in which the nodes began.
-
-    Args:
-        spans: Of the run.
-        seconds: The run's length; None: from the first span to the last.
-    """
+    """The division of a run's time, in the order in which the nodes began; `seconds` is the run's length."""
     nodes: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda span: span.start):
         nodes.setdefault(span.node, []).append(span)
@@ -163,12 +157,7 @@ def tables(
 
 
 def levers(spans: Sequence[Span], measured: Mapping[str, float] | None = None) -> list[Lever]:
-    """What a shared draft, prompt lookup, a warm prefix, and tools at once would win, each alone.
-
-    Args:
-        spans: Of a run, or of several after one another.
-        measured: Seconds that were won where it was measured, by name.
-    """
+    """What a shared draft, prompt lookup, a warm prefix, and tools at once would win, each alone, and what they won."""
     replies = [span for span in spans if not span.is_tool]
     predicted = {
         "shared draft": sum(_won(span, _DRAFTED_PASSES * _SHARED_DRAFT_COST) for span in replies),

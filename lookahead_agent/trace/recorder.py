@@ -41,11 +41,7 @@ def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
 
 
 class RunRecorder(BaseCallbackHandler):
-    """What recorders of a run have in common: the runs of its tools, and what is known of prompts.
-
-    Args:
-        now: Clock in seconds by which things have their places; it must not jump, as a machine's date may.
-    """
+    """What recorders of a run have in common: the runs of its tools, and what is known of prompts."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -120,16 +116,13 @@ class RunRecorder(BaseCallbackHandler):
 
 
 class TraceRecorder(RunRecorder):
-    """Records the calls of `ChatLookahead` models in a graph or chain.
-
-    Give it to the graph: `graph.invoke(..., {"callbacks": [recorder]})`. Each row is written at once, so that an
-    interrupted run leaves what there was.
-
-    Args:
-        path: File that rows are appended to; None: they are only kept.
-        now: Clock in seconds by which rows have their places; it must not jump, as a machine's date may.
+    """Records the calls of `ChatLookahead` models in a graph or chain: `graph.invoke(..., {"callbacks": [recorder]})`.
 
     Use it as a context manager, or call `close`.
+
+    Args:
+        path: File that rows are appended to at once; None: they are only kept.
+        now: Clock in seconds by which rows have their places; it must not jump, as a machine's date may.
     """
 
     def __init__(self, path: str | Path | None = None, now: Callable[[], float] = time.monotonic) -> None:
@@ -173,12 +166,7 @@ class TraceRecorder(RunRecorder):
                     self._failure = error
 
     def close(self) -> None:
-        """Close the file.
-
-        Raises:
-            ConfigurationError: The disk was full, or the file could not be written for another reason; all rows from
-                then on are missing in it.
-        """
+        """Close the file; raises ConfigurationError if rows are missing in it, for a full disk or the like."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -211,11 +199,7 @@ def _opened(path: Path) -> FileIO:
 
 
 def read_trace(path: str | Path) -> list[Row]:
-    """The rows of a recorded run. A line that was cut off by an interruption is left out.
-
-    Raises:
-        ConfigurationError: It is no such file, or one of a newer version.
-    """
+    """The rows of a recorded run; raises ConfigurationError if it is none, or of a newer version."""
     if not Path(path).exists():
         raise ConfigurationError(f"{path} cannot be read: there is no such file")
     rows = RowFile(Path(path)).rows

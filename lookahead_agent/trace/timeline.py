@@ -141,14 +141,5 @@ def page(calls: Sequence[Call], spans: Sequence[Span] = ()) -> str:
 
 
 def write_page(calls: Sequence[Call], path: str | Path, spans: Sequence[Span] = ()) -> None:
-    """Write the page to a file.
-
-    Args:
-        calls: See `timeline`.
-        path: The file.
-        spans: See `spans_of`; they show how each node's time divides, and what would win how much.
-
-    Raises:
-        OSError: It cannot be written there.
-    """
+    """Write the page to a file, with the tables of these spans' times; raises OSError where it cannot be written."""
     write_whole(Path(path), page(calls, spans))

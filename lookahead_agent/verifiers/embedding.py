@@ -54,8 +54,7 @@ class _BatchingEmbedder(ABC):
     def __init__(self) -> None:
         self._waiting: list[tuple[tuple[str, str], asyncio.Future[float]]] = []
         self._worker: asyncio.Task[None] | None = None
-        self.batches = 0
-        """Batches compared so far."""
+        self.batches = 0  # Batches compared so far
 
     @abstractmethod
     async def compare(self, texts: Sequence[str]) -> list[float]:

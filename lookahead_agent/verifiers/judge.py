@@ -23,8 +23,7 @@ USER_PROMPT = (
     "Question:\n{question}\n\nVersion A:\n{target}\n\nVersion B:\n{draft}\n\nAre the two versions equivalent? "
     "Answer yes or no."
 )
-_SHORTENED = 600
-"""Characters of the question that are left if the judge's context is too small for all of it."""
+_SHORTENED = 600  # Characters of the question that are left if the judge's context is too small for all of it
 
 Messages = Sequence[Mapping[str, str]]
 
