@@ -7,10 +7,9 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
@@ -201,31 +200,6 @@ class ChatLookahead(CallDefaults, BindingModel):
         if self.use_daemon and runtime is not None and runtime.running is None and not runtime.spec.remote:
             return await find_server(runtime.spec.digest) or self._backend
         return self._backend
-
-    def stream_with_steps(
-        self, input: LanguageModelInput, *, stop: list[str] | None = None, **options: Any
-    ) -> Iterator[StepEvent | AIMessageChunk]:
-        """Stream a reply's text and what happens to its steps, in order; the last chunk has the metadata.
-
-        It works outside graphs and chains, where LangChain hands a stream no callbacks, and calls none.
-
-        Args:
-            input: A text, or messages.
-            stop: Texts that end the reply; None: the model's.
-            options: As of `invoke`: policy, tools, max_tokens, …
-        """
-        request = self.request(self._convert_input(input).to_messages(), _options(stop, options))
-        for event in background.stream(self.generate_events(request)):
-            yield event if isinstance(event, StepEvent) else as_chunk(event)
-
-    async def astream_with_steps(
-        self, input: LanguageModelInput, *, stop: list[str] | None = None, **options: Any
-    ) -> AsyncGenerator[StepEvent | AIMessageChunk, None]:
-        """`stream_with_steps` for callers in an event loop."""
-        request = self.request(self._convert_input(input).to_messages(), _options(stop, options))
-        async with aclosing(background.astream(self.generate_events(request))) as events:
-            async for event in events:
-                yield event if isinstance(event, StepEvent) else as_chunk(event)
 
     # The engines' life
 

@@ -70,15 +70,14 @@ def status(as_json: options.AsJson = False) -> None:
         else:
             Terminal(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
         raise typer.Exit(_NOT_RUNNING)
-    memory = _memory(running.pid)
     if as_json:
-        typer.echo(json.dumps({**running.model_dump(), "memory_bytes": memory, "log": str(log_path())}))
+        typer.echo(json.dumps({**running.model_dump(), "log": str(log_path())}))
         return
     minutes = int(running.seconds) // 60
     lasting = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
     rows = [
         ["models", running.models],
-        ["process", f"{running.pid}, for {lasting}, {memory / 2**30:.1f} GiB"],
+        ["process", f"{running.pid}, for {lasting}"],
         ["replies", f"{running.replies} written, {running.running} running"],
         ["engines", running.reason],
         ["log", str(log_path())],
@@ -103,15 +102,3 @@ def down() -> None:
         return
     except psutil.Error as error:
         raise EngineError(f"process {running.pid} cannot be ended: {error}") from error
-
-
-def _memory(pid: int) -> int:
-    """Bytes that a process and those that it started hold, each page counted once where the system can tell."""
-    total = 0
-    try:
-        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-            full = process.memory_full_info()
-            total += getattr(full, "pss", full.rss)
-    except psutil.Error:  # it ends just now
-        return total
-    return total

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from lookahead_agent.certificates.certificate import certificates
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.cache import GGUF
@@ -25,9 +24,8 @@ Name = Annotated[str, typer.Argument(help="A catalogue name, a folder or a Hub i
 def list_models() -> None:
     """List the catalogue: of models that are here also the precisions of their weights, target / draft.
 
-    RISKS are those of which there are certificates, for policies such as risk=0.02.
     In which precision they run is chosen when they start, or said with --precision."""
-    headings = ["NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "RISKS", "NOTE"]
+    headings = ["NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "NOTE"]
     rows = []
     for known in CATALOGUE.values():
         folders = [locate(facts) for facts in (known.target, known.draft)]
@@ -39,11 +37,10 @@ def list_models() -> None:
                 str(known.context_length),
                 "no" if None in folders else "yes",
                 " / ".join(", ".join(available_precisions(path)) if path is not None else "–" for path in folders),
-                _risks(known.target, known.draft),
                 known.note,
             ]
         )
-    Terminal(width=200).print(as_rich((headings, rows), words=set(headings) - {"RISKS"}))
+    Terminal(width=200).print(as_rich((headings, rows), words=headings))
 
 
 @models.command("fetch")
@@ -60,16 +57,6 @@ def fetch_models(name: Name = DEFAULT_SET) -> None:
 def _fetch(facts: ModelFacts, progress: Progress) -> Path:
     folder = fetch(facts, progress)
     return default_weights(folder).write(progress) if (folder / GGUF).is_file() else folder
-
-
-def _risks(target: ModelFacts, draft: ModelFacts) -> str:
-    of_precision: dict[str, list[float]] = {}
-    for each in certificates({"target": target.name, "draft": draft.name}):
-        kinds = " / ".join(each.precision.get(role, "–") for role in ("target", "draft"))
-        of_precision.setdefault(kinds, []).append(each.risk)
-    return "\n".join(
-        f"{', '.join(f'{risk:g}' for risk in sorted(set(risks)))} ({kinds})" for kinds, risks in of_precision.items()
-    )
 
 
 def _needed(name: str) -> list[ModelFacts]:

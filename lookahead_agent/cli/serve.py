@@ -22,9 +22,6 @@ _KEY = "LOOKAHEAD_SERVER_KEY"
 
 
 _BODY = "Longest body of a request, in bytes. Default: 32 a token of the context, and 64 KiB, up to 4 MiB."
-_CLIENT_POLICIES = (
-    "Let clients send policies of their own, with thresholds, patterns and prompts. Default: names alone."
-)
 _NODE_POLICY = "Policy of a graph's node (X-Lookahead-Node). Repeatable."
 _HOSTS = (
     "Name by which clients may call the server, beside localhost, --host and IP addresses; *.example.com for all that "
@@ -46,7 +43,6 @@ def serve(
     max_body: Annotated[int | None, typer.Option(min=1, help=_BODY)] = None,
     concurrent: Annotated[int, typer.Option(min=1, help="Replies that are written at once.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Replies that may wait; beyond, 429.")] = 64,
-    client_policies: Annotated[bool, typer.Option("--client-policies", help=_CLIENT_POLICIES)] = False,
     allowed_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help=_HOSTS)] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help=_ORIGIN)] = None,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request to arrive.")] = 20,
@@ -78,7 +74,6 @@ def serve(
         max_tokens=max_tokens,
         concurrent=concurrent,
         queue=queue,
-        client_policies=client_policies,
         allowed_hosts=("localhost", host, *(allowed_host or ())),
         cors_origins=tuple(cors_origin or ()),
         request_timeout=request_timeout,

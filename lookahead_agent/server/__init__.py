@@ -26,9 +26,6 @@ class ServerSettings(BaseModel):
     """Replies that are written at once."""
     queue: int = Field(64, ge=0)
     """Replies that may wait for that; beyond, requests are refused (429)."""
-    client_policies: bool = False
-    """Whether clients may send policies of their own, with thresholds, patterns and prompts. Else they name one: the
-    library's, or one of the chat model's."""
     # The second is the name by which Starlette's and schemathesis' test clients call an application.
     allowed_hosts: tuple[str, ...] = ("localhost", "testserver")
     """Names by which clients may call the server in the `Host` header, beside IP addresses, which are always allowed;

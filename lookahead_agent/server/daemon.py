@@ -26,7 +26,6 @@ def daemon_settings(engines_digest: str) -> ServerSettings:
     """The server's settings: this user's own programs need no limits."""
     return ServerSettings(
         engines_digest=engines_digest,
-        client_policies=True,
         max_body_bytes=64 << 20,
         max_tokens=2**31 - 1,
         concurrent=1 << 16,

@@ -128,7 +128,7 @@ class ChatRequestBody(RequestModel, SamplingArguments):
     frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = None
     user: str | None = None
-    policy: str | dict[str, Any] | None = None
+    policy: str | None = None
     node: str | None = Field(None, max_length=256)
     response_format: dict[str, Any] | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MAX_MESSAGES)

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
@@ -21,7 +20,6 @@ from lookahead_agent.server.metrics import Metrics
 from lookahead_agent.server.protocol import ChatRequestBody
 
 _MAX_NODE = 256
-_MAX_POLICY = 2000  # Characters of a policy that a client writes, or fields
 
 
 class ReplyWriter:
@@ -80,15 +78,14 @@ class ReplyWriter:
             for seed in seeds
         ]
 
-    def _policy(self, asked: str | dict[str, Any] | None) -> PolicyLike | None:
-        if asked is None or (self.settings.client_policies and len(asked) <= _MAX_POLICY):
-            return asked
-        if isinstance(asked, str) and (asked in self._policies or (":" not in asked and "=" not in asked)):
+    def _policy(self, asked: str | None) -> PolicyLike | None:
+        if asked is None:
+            return None
+        if asked in self._policies or (":" not in asked and "=" not in asked):
             return self._policies.get(asked, asked)
         raise RefusedError(
             400,
-            f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own: its "
-            "owner can allow them with --client-policies",
+            f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own",
             param="policy",
         )
 

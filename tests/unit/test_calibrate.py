@@ -29,7 +29,6 @@ from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.jsonl import RowFile
-from lookahead_agent.models import CATALOGUE, DEFAULT_SET
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -366,9 +365,6 @@ def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: 
     assert len(certificates(NAMES)) == 3
     keep([certificate(precision={}, threshold=0.95)])
     assert len(certificates(NAMES)) == 3, "in place of the one before"
-    default = CATALOGUE[DEFAULT_SET]
-    keep([certificate(models={"target": default.target.name, "draft": default.draft.name, "embedding": "x"})])
-    assert "0.02 (int8-weights / int8-weights)" in CliRunner().invoke(app, ["models", "list"]).output
     for risk, similarity in ((0.02, 0.9), (0.06, 0.8)):
         found, reason = find_certificate(risk, NAMES, precision)
         assert found is not None

@@ -87,11 +87,6 @@ async def test_a_stop_is_a_text_or_several_wherever_it_is_given(stop: Any) -> No
     assert llm.bind_tools([add]).bind(stop=stop).invoke("q").text == BEFORE
     chosen = llm.configurable_fields(stop=ConfigurableField("ends"))
     assert chosen.invoke("q", {"configurable": {"ends": stop}}).text == BEFORE
-    assert "".join(getattr(item, "text", "") for item in chunks_of(llm, stop)) == BEFORE
-
-
-def chunks_of(llm: Any, stop: Any) -> list[Any]:
-    return [item for item in llm.stream_with_steps("q", stop=stop) if not hasattr(item, "kind")]
 
 
 def test_a_stop_that_is_assigned_or_copied_in_is_read_too() -> None:
@@ -116,7 +111,6 @@ def test_what_is_out_of_range_is_refused_wherever_it_is_given(name: str, value: 
         lambda: llm.invoke("q", **{name: value}),
         lambda: llm.bind(**{name: value}).invoke("q"),
         lambda: list(llm.stream("q", **{name: value})),
-        lambda: list(llm.stream_with_steps("q", **{name: value})),
         lambda: llm.batch(["q"], **{name: value}),
         lambda: llm.model_copy(update={name: value}).invoke("q"),
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.rate_limiters import InMemoryRateLimiter
-from langchain_core.runnables import ConfigurableField, RunnableConfig
+from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.chat.messages import template_messages
-from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.errors import EngineError
@@ -147,17 +145,19 @@ async def test_step_events_reach_those_who_stream_a_graph() -> None:
     check_events([event["lookahead_step"] for event in streamed])
 
 
-async def test_a_model_by_itself_streams_its_steps_too() -> None:
-    llm = disagreeing()
-    items = list(llm.stream_with_steps("?"))
-    check_events([asdict(item) for item in items if isinstance(item, StepEvent)])
-    chunks = [item for item in items if isinstance(item, AIMessageChunk)]
-    assert "".join(chunk.text for chunk in chunks) == REPLY
-    assert chunks[-1].response_metadata["lookahead"]["policy"] == "exact"
-    assert isinstance(items[0], StepEvent), "the first step is drafted before there is text"
-    off = [item async for item in llm.astream_with_steps([HumanMessage("?")], policy="off", stop=["that"])]
-    assert {item.source for item in off if isinstance(item, StepEvent)} <= {"target"}
-    assert "".join(item.text for item in off if isinstance(item, AIMessageChunk)) == REPLY.split("that")[0]
+def test_a_model_by_itself_tells_of_its_steps_in_a_chain() -> None:
+    class Steps(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.events: list[dict[str, Any]] = []
+
+        def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+            self.events.append(data)
+
+    steps = Steps()
+    reply = RunnableLambda(disagreeing().invoke).invoke("?", {"callbacks": [steps]})
+    check_events(steps.events)
+    assert reply.text == REPLY
+    assert reply.response_metadata["lookahead"]["policy"] == "exact"
 
 
 def test_streaming_has_invoke_tell_callbacks_the_pieces() -> None:

@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
 from lookahead_agent.cli.terminal import LogFormatter, ProgressBars, Terminal
-from lookahead_agent.cli.trace import live
+from lookahead_agent.cli.trace import LiveSteps
+from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace import TraceRecorder
@@ -226,14 +227,15 @@ def test_progress_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "\x07" not in shown
 
 
-def test_live(tmp_path: Path) -> None:
-    recorder = TraceRecorder()
-    terminal = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=30)
-    llm = scripted_chat("Fine.", policies={"[/bold]\x1b]0;x\x07": "off"}, policy="off")
-    with live(recorder, terminal):
-        llm.with_config(run_name="[/bold]").invoke("q", {"callbacks": [recorder]})
-        recorder.rows[-1]["path"] = "[/bold]\x1b]0;x\x07"
-    assert "\x07" not in terminal.file.getvalue()  # type: ignore[attr-defined]
+def test_live() -> None:
+    terminal = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=100)
+    step = {"kind": "accepted", "path": "[/bold]\x1b]0;x\x07", "source": "draft", "position": 0, "verdict": "\x1b[2J"}
+    step |= {"started": 0.0, "ended": 1.0, "text": "a\nb\x07"}
+    LiveSteps(terminal).on_custom_event(STEP_EVENT, step)
+    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert controls(shown.removesuffix("\n")) == []
+    assert "[/bold]" in shown
+    assert "a b" in shown
 
 
 def test_a_log_line_is_one_and_commands_nothing() -> None:
