@@ -4,8 +4,8 @@ import asyncio
 import re
 
 from lookahead_agent.decoding import ReplyRequest, lookahead
+from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
-from lookahead_agent.verifiers import StepPair, Verdict
 
 
 class SameLastNumber:

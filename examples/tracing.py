@@ -2,7 +2,9 @@
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.templates import build_plan_execute, template
-from lookahead_agent.trace import TraceRecorder, spans_of, timeline, write_page
+from lookahead_agent.trace.node_times import spans_of
+from lookahead_agent.trace.recorder import TraceRecorder
+from lookahead_agent.trace.timeline import timeline, write_page
 
 with ChatLookahead(policies={"executor": "off"}, temperature=0) as llm, TraceRecorder("run.jsonl") as recorder:
     graph = build_plan_execute(llm, [template("tools", "calculator").calculator])

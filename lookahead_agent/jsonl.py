@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -60,12 +60,6 @@ def read_value(line: str) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def end_at_whole_line(file: BinaryIO) -> None:
-    """Remove an incomplete line at the end of an open regular file."""
-    file.seek(0)
-    file.truncate(file.read().rfind(b"\n") + 1)
-
-
 class RowFile:
     """Rows of results in a file that survives interruptions; it need not exist yet. A compressed one is only read."""
 
@@ -83,9 +77,7 @@ class RowFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(FileLock(f"{self.path}.lock", timeout=0))
                 self.rows = list(_rows(self.path))
-                if self.path.is_file():
-                    with self.path.open("r+b") as file:
-                        end_at_whole_line(file)
+                self.end_at_whole_line()
             except Timeout:
                 raise ConfigurationError(
                     f"another run writes to {self.path}: wait for it, or choose another file"
@@ -93,6 +85,12 @@ class RowFile:
             except OSError as error:
                 raise ConfigurationError(f"{self.path} cannot be written: {error.strerror or error}") from error
             yield self
+
+    def end_at_whole_line(self) -> None:
+        """Remove an incomplete line at the file's end."""
+        if self.path.is_file():
+            with self.path.open("r+b") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def append(self, row: Row) -> None:
         """Write a row; it is in the file when this returns."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from lookahead_agent.calibration.pairs import LabelledPair, PairRow
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import JudgeVerifier
+from lookahead_agent.verifiers.judge import JudgeVerifier
 from lookahead_agent.verifiers.prefilter import rejection
 
 Measure = Literal["similarity", "p_aligned", "p_swapped"]

@@ -29,7 +29,9 @@ from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.trace import TraceRecorder, spans_of, timeline, write_page
+from lookahead_agent.trace.node_times import spans_of
+from lookahead_agent.trace.recorder import TraceRecorder
+from lookahead_agent.trace.timeline import timeline, write_page
 
 EXAMPLE = "How much do 12 packages of the most expensive product cost?"
 

@@ -20,7 +20,7 @@ from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.cli.trace import LiveSteps
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.plain_text import PlainTextStream
-from lookahead_agent.trace import TraceRecorder
+from lookahead_agent.trace.recorder import TraceRecorder
 
 _LONGEST = 2000  # Characters of a result that are shown
 

@@ -12,7 +12,9 @@ from rich.text import Text
 from lookahead_agent.cli.terminal import Terminal, echo
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.models.cache import writable
-from lookahead_agent.trace import read_trace, spans_of, timeline, write_page
+from lookahead_agent.trace.node_times import spans_of
+from lookahead_agent.trace.recorder import read_trace
+from lookahead_agent.trace.timeline import timeline, write_page
 
 # The page's colours, as near as terminals have them.
 _STYLES = {

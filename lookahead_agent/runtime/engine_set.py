@@ -8,25 +8,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from lookahead_agent.certificates.certificate import find_certificate
+from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.token_speculation import pauses
 from lookahead_agent.hardware.reply_speeds import CPUTime
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
-from lookahead_agent.verifiers import (
-    DraftVerifier,
-    Embedder,
-    EmbeddingVerifier,
-    EngineJudge,
-    ExactVerifier,
-    JudgeModel,
-    JudgeVerifier,
-    LikelihoodVerifier,
-    PrefilterVerifier,
-    RandomVerifier,
-    ScoreVerifier,
-    Verifier,
-)
+from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
+from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier
+from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
+from lookahead_agent.verifiers.prefilter import PrefilterVerifier
+from lookahead_agent.verifiers.random_accept import RandomVerifier
+from lookahead_agent.verifiers.score import ScoreVerifier
 
 if TYPE_CHECKING:
     from lookahead_agent.runtime.engine_selection import EngineSetup

@@ -25,7 +25,7 @@ from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_shares
-from lookahead_agent.verifiers import Embedder, SentenceEmbedder
+from lookahead_agent.verifiers.embedding import Embedder, SentenceEmbedder
 
 # Share of a GPU's memory for a judge of its own, which is loaded later than target and draft.
 _JUDGE_SHARE = 0.16

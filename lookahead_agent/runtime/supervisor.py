@@ -17,7 +17,8 @@ from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher
 from lookahead_agent.runtime.weights import judge_weights
-from lookahead_agent.verifiers import Embedder, EngineJudge, RemoteEmbedder, RemoteJudge
+from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder
+from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,7 +18,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import Row, RowFile, append_line, end_at_whole_line
+from lookahead_agent.jsonl import Row, RowFile
 from lookahead_agent.policy import node_path
 
 logger = logging.getLogger(__name__)
@@ -128,9 +127,10 @@ class TraceRecorder(RunRecorder):
     def __init__(self, path: str | Path | None = None, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(now)
         self.rows: list[Row] = []
-        self._path = path
-        self._file = _opened(Path(path)) if path is not None else None
-        self._failure: OSError | None = None
+        self._file = RowFile(Path(path)) if path is not None else None
+        if self._file is not None:
+            self._file.end_at_whole_line()
+        self._failure: ConfigurationError | None = None
         self._add({"type": "trace", "version": _VERSION, "started": time.time()})
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -161,21 +161,16 @@ class TraceRecorder(RunRecorder):
             self.rows.append(row)
             if self._file is not None and self._failure is None:
                 try:
-                    append_line(self._file, row)
-                except OSError as error:  # `close` raises it once: a callback's errors end no run
+                    self._file.append(row)
+                except ConfigurationError as error:  # `close` raises it once: a callback's errors end no run
                     self._failure = error
 
     def close(self) -> None:
-        """Close the file; raises ConfigurationError if rows are missing in it, for a full disk or the like."""
+        """End the record; raises ConfigurationError if rows are missing in its file, for a full disk or the like."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-            failure, self._failure = self._failure, None
+            failure, self._failure, self._file = self._failure, None, None
         if failure is not None:
-            raise ConfigurationError(
-                f"{self._path} cannot be written: {failure.strerror or failure}. The trace ends where this happened"
-            ) from failure
+            raise failure
 
     def __enter__(self) -> TraceRecorder:
         return self
@@ -187,15 +182,6 @@ class TraceRecorder(RunRecorder):
             if kind is None:
                 raise
             logger.warning("%s", error)  # the run's own error goes first
-
-
-def _opened(path: Path) -> FileIO:
-    """A file to append rows to; what an interruption left of a row at its end is taken off."""
-    if path.is_file():
-        with path.open("r+b") as before:
-            end_at_whole_line(before)
-    # It stays open from one callback to the next.
-    return open(path, "ab", buffering=0)
 
 
 def read_trace(path: str | Path) -> list[Row]:

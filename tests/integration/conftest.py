@@ -28,7 +28,7 @@ LONGEST = (
     "sampling",
     "remote",
     "daemon",
-    "estimate",
+    "synthetic",
     "bench",
     "lossless",
 )

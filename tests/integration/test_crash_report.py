@@ -16,7 +16,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import EngineJudge
+from lookahead_agent.verifiers.judge import EngineJudge
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import make_pair
 from tests.waiting import becomes

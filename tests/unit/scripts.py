@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
 from lookahead_agent.decoding.request import Regions
+from lookahead_agent.decoding.verifier import DraftVerifier, StepPair, Verdict, Verifier
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.verifiers import DraftVerifier, ExactVerifier, StepPair, Verdict, Verifier
+from lookahead_agent.verifiers.exact import ExactVerifier
 from tests.virtual_time import run_in_virtual_time
 
 PROMPT = "user: what is it?\nassistant: "

@@ -33,8 +33,8 @@ from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import EqualTextEmbedder
-from lookahead_agent.verifiers import PrefilterVerifier
 from lookahead_agent.verifiers.judge import USER_PROMPT
+from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 
 NAMES = {"target": "big", "draft": "small", "embedding": "mini"}
 TOKENS = ScriptedTokenizer()  # one for all: rows have tokens, and each tokenizer gives out its own

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
+from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines import Sampling, ScriptedStep
 from lookahead_agent.errors import EngineError
-from lookahead_agent.verifiers import ExactVerifier, ScoreVerifier, StepPair, Verdict
+from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.score import ScoreVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier, Steps
 from tests.virtual_time import run_in_virtual_time
 

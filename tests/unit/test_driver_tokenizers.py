@@ -6,7 +6,8 @@ import pytest
 
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import Sampling
-from lookahead_agent.verifiers import ExactVerifier, PrefilterVerifier
+from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]

@@ -26,13 +26,14 @@ from lookahead_agent.engines.servers import RemoteModel, Server, events
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.server_backend import ServerBackend, ServerStatus
-from lookahead_agent.jsonl import RowFile, append_line, end_at_whole_line, read_lines, read_value
+from lookahead_agent.jsonl import RowFile, append_line, read_lines, read_value
 from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.server.errors import ErrorReplies
 from lookahead_agent.server.replies import Replies
 from lookahead_agent.testing import scripted_chat
-from lookahead_agent.trace import TraceRecorder, read_trace, timeline, write_page
+from lookahead_agent.trace.recorder import TraceRecorder, read_trace
+from lookahead_agent.trace.timeline import timeline, write_page
 from tests.unit.serving import serving
 
 ENDS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\n\ud800\ufeff"
@@ -138,12 +139,11 @@ def test_lines() -> None:
         read_value("[" * 200_000)
 
 
-@pytest.mark.parametrize("text", ["", "a\n", "a\nb", "b", "a\n" + "b" * 200_000, "a" * 70_000 + "\n" + "b" * 70_000])
+@pytest.mark.parametrize("text", ["", "{}\n", "{}\nb", "b", "{}\n" + "b" * 200_000, "{}" + 70_000 * " " + "\nb"])
 def test_half_a_line_is_taken_off(text: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text(text)
-    with file.open("r+b") as opened:
-        end_at_whole_line(opened)
+    RowFile(file).end_at_whole_line()
     assert file.read_text() == text[: text.rfind("\n") + 1]
 
 

@@ -11,12 +11,14 @@ import httpx
 import pytest
 
 from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.errors import EngineError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import EngineJudge, JudgeVerifier, RandomVerifier, RemoteJudge, StepPair
+from lookahead_agent.verifiers.judge import EngineJudge, JudgeVerifier, RemoteJudge
+from lookahead_agent.verifiers.random_accept import RandomVerifier
 
 PAIR = StepPair(
     "What is it?",

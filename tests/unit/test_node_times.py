@@ -14,9 +14,9 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import CallRecord, Sample, ToolRecord
 from lookahead_agent.bench.summary import measured_levers, spans_of_samples
-from lookahead_agent.trace import TraceRecorder, read_trace, spans_of, timeline, write_page
-from lookahead_agent.trace.node_times import BETWEEN, Span, levers, node_times
-from lookahead_agent.trace.recorder import lookup_passes, shape_of_prompt
+from lookahead_agent.trace.node_times import BETWEEN, Span, levers, node_times, spans_of
+from lookahead_agent.trace.recorder import TraceRecorder, lookup_passes, read_trace, shape_of_prompt
+from lookahead_agent.trace.timeline import timeline, write_page
 from tests.unit.chat import scripted_engines
 
 CALL = '<tool_call>{"name": "look", "arguments": {"place": "here"}}</tool_call>'

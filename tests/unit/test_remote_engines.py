@@ -17,7 +17,8 @@ from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
-from lookahead_agent.verifiers import ExactVerifier, RemoteEmbedder
+from lookahead_agent.verifiers.embedding import RemoteEmbedder
+from lookahead_agent.verifiers.exact import ExactVerifier
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
 from tests.virtual_time import run_in_virtual_time
 

@@ -21,7 +21,8 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import Loaders
 from lookahead_agent.runtime.runtime import Runtime
 from lookahead_agent.runtime.weights import Platform, Weights
-from lookahead_agent.verifiers import EngineJudge, RemoteEmbedder, RemoteJudge
+from lookahead_agent.verifiers.embedding import RemoteEmbedder
+from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
 from tests.waiting import becomes
 
 

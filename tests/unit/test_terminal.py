@@ -28,7 +28,7 @@ from lookahead_agent.cli.trace import LiveSteps
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat
-from lookahead_agent.trace import TraceRecorder
+from lookahead_agent.trace.recorder import TraceRecorder
 from tests.unit.test_cli import run
 
 HOSTILE = {

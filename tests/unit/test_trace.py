@@ -9,8 +9,8 @@ import pytest
 
 from lookahead_agent.cli.trace import trace
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.trace import Bar, Call, TraceRecorder, concurrency, read_trace, timeline, write_page
-from lookahead_agent.trace.timeline import page
+from lookahead_agent.trace.recorder import TraceRecorder, read_trace
+from lookahead_agent.trace.timeline import Bar, Call, concurrency, page, timeline, write_page
 from tests.unit.chat import scripted_chat
 from tests.unit.test_policy_choice import graph_of
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from lookahead_agent.trace import timeline, write_page
-from lookahead_agent.trace.timeline import Bar, Call
+from lookahead_agent.trace.timeline import Bar, Call, timeline, write_page
 from tests.unit.test_trace import REPLY, run
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -5,20 +5,15 @@ import math
 import pytest
 
 from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verifier
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.errors import EngineError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers import (
-    EmbeddingVerifier,
-    EngineJudge,
-    ExactVerifier,
-    JudgeVerifier,
-    PartialStep,
-    PrefilterVerifier,
-    StepPair,
-    Verifier,
-)
+from lookahead_agent.verifiers.embedding import EmbeddingVerifier
+from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.judge import EngineJudge, JudgeVerifier
+from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 
 
 class FixedEmbedder:
