@@ -83,6 +83,6 @@ def _target_speed(costs: MachineCosts, acceptance: Acceptance, mode: ModeName, t
             lambda tokens: target.at(steps * tokens) / one,
             tokens=_TOKENS,
         )
-        return found.speedup * alone / one
+        return found * alone / one
 
     return speed

@@ -142,20 +142,6 @@ def simulate(
     return SimulatedReply(world.committed, world.accepted, world.now, mean * world.committed)
 
 
-@dataclass(frozen=True)
-class SharedDraftRun:
-    """A simulated reply of a target with a shared draft."""
-
-    tokens: int
-    passes: int  # of the target
-    seconds: float  # in the time of a pass of one token
-
-    @property
-    def speedup(self) -> float:
-        """Against the target alone."""
-        return self.tokens / self.seconds
-
-
 def simulate_shared_draft(
     alpha: float,
     c: float,
@@ -164,8 +150,8 @@ def simulate_shared_draft(
     *,
     tokens: int = 20_000,
     seed: int = 0,
-) -> SharedDraftRun:
-    """Simulate one long reply of a target with a shared draft.
+) -> float:
+    """The speedup of one long simulated reply of a target with a shared draft.
 
     The draft writes a token every c from the last token that both agree about. A pass of the target takes the tokens
     that the draft has written ahead of it by then, up to `most`, and gains those before the first rejected one and one
@@ -186,14 +172,13 @@ def simulate_shared_draft(
             count += 1
         return count
 
-    now, written, passes = 0.0, 0, 0
+    now, written = 0.0, 0
     begun, began_at, accepted = 0, 0.0, accepted_ahead()
     while written < tokens:
         drafted = begun + int((now - began_at) / c + 1e-9)
         draft_tokens = max(0, min(drafted - written, most))
         gained = min(draft_tokens, begun + accepted - written) + 1
         now += cost(draft_tokens + 1)
-        passes += 1
         written += gained
         if written > begun + accepted:  # the target's own token at the end is not the draft's
             begun, began_at, accepted = written, now, accepted_ahead()
@@ -201,4 +186,4 @@ def simulate_shared_draft(
             # It has caught up with a draft that is slower: the draft goes on from the target's token.
             accepted -= written - begun
             begun, began_at = written, now
-    return SharedDraftRun(written, passes, now)
+    return written / now

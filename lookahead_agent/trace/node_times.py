@@ -65,15 +65,6 @@ class NodeTimes:
     accepted: int = 0  # draft steps among these
 
 
-@dataclass(frozen=True)
-class Lever:
-    """What a change would win of a run's seconds."""
-
-    name: str
-    predicted: float  # at most so many seconds
-    measured: float | None = None  # seconds; None: not measured
-
-
 def node_times(spans: Sequence[Span], seconds: float | None = None) -> list[NodeTimes]:
     """The division of a run's time, in the order in which the nodes began; `seconds` is the run's length."""
     nodes: dict[str, list[Span]] = {}
@@ -148,24 +139,24 @@ def tables(
         ]
         for each in node_times(spans, seconds)
     ]
+    known = measured or {}
     won = [
-        [each.name, f"{each.predicted / runs:.1f}", "" if each.measured is None else f"{each.measured:.1f}"]
-        for each in levers(spans, measured)
+        [name, f"{predicted / runs:.1f}", f"{known[name]:.1f}" if name in known else ""]
+        for name, predicted in levers(spans).items()
     ]
     shown = 2 if measured is None else 3  # one run measures none
     return [(headings, rows), (["lever", "would win at most, s", "measured, s"][:shown], [row[:shown] for row in won])]
 
 
-def levers(spans: Sequence[Span], measured: Mapping[str, float] | None = None) -> list[Lever]:
-    """What a shared draft, prompt lookup, a warm prefix, and tools at once would win, each alone, and what they won."""
+def levers(spans: Sequence[Span]) -> dict[str, float]:
+    """Seconds that a shared draft, prompt lookup, a warm prefix, and tools at once would win at most, each alone."""
     replies = [span for span in spans if not span.is_tool]
-    predicted = {
+    return {
         "shared draft": sum(_won(span, _DRAFTED_PASSES * _SHARED_DRAFT_COST) for span in replies),
         "prompt lookup": sum(_won(span, span.lookup_passes * _LOOKUP_COST) for span in replies),
         "warm prefix": sum(map(_of_prefix, replies)),
         "tools at once": _of_tools([span for span in spans if span.is_tool]),
     }
-    return [Lever(name, seconds, (measured or {}).get(name)) for name, seconds in predicted.items()]
 
 
 def _won(span: Span, passes: float) -> float:

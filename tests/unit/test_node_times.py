@@ -39,7 +39,7 @@ def run_of_tool(start: float, end: float, step: int | None = 2) -> Span:
 
 
 def won(*spans: Span, name: str) -> float:
-    return next(lever.predicted for lever in levers(spans) if lever.name == name)
+    return levers(spans)[name]
 
 
 def test_the_time_of_a_run_divides_without_a_rest() -> None:
