@@ -53,7 +53,6 @@ class CallDefaults(SamplingArguments, EngineFields):
         options: CallOptions,
         *,
         run_manager: RunManager | None = None,
-        longest_prompt: int | None = None,
     ) -> GenerateRequest:
         """Decide everything about a call.
 
@@ -62,7 +61,6 @@ class CallDefaults(SamplingArguments, EngineFields):
                 finished reply.
             options: What the call sets.
             run_manager: Knows which node makes the call.
-            longest_prompt: In tokens; None: the context.
         """
         policy, node = self._chosen_policy(options, run_manager)
         said = conversation(messages)
@@ -88,7 +86,6 @@ class CallDefaults(SamplingArguments, EngineFields):
             action_markers=options.action_markers,
             tool_parser=self.tool_parser,
             target_timeout=self.timeout,
-            longest_prompt=longest_prompt,
         )
 
     def _sampling(self, options: CallOptions) -> Sampling:

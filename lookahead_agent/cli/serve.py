@@ -39,7 +39,6 @@ def serve(
     node_policy: Annotated[list[str] | None, typer.Option(metavar="NODE=POLICY", help=_NODE_POLICY)] = None,
     served_model: Annotated[str | None, typer.Option(help="The model's name here. Default: as with --model.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 4096,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt. Default: the context.")] = None,
     max_body: Annotated[int | None, typer.Option(min=1, help=_BODY)] = None,
     concurrent: Annotated[int, typer.Option(min=1, help="Replies that are written at once.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Replies that may wait; beyond, 429.")] = 64,
@@ -49,7 +48,7 @@ def serve(
     max_connections: Annotated[int, typer.Option(min=1, help="Most connections at once.")] = 512,
     grace: Annotated[int, typer.Option(min=0, help="Seconds that running replies have to end at shutdown.")] = 60,
 ) -> None:
-    """Serve the model like OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+    """Serve the model like OpenAI's API: /v1/chat/completions, /v1/models, /health, /metrics.
 
     Clients send the key in the environment's LOOKAHEAD_SERVER_KEY, if there is one.
     """
@@ -70,7 +69,6 @@ def serve(
         api_key=SecretStr(key) if key else None,
         served_model=served_model,
         max_body_bytes=max_body,
-        max_prompt_tokens=max_prompt_tokens,
         max_tokens=max_tokens,
         concurrent=concurrent,
         queue=queue,

@@ -45,8 +45,6 @@ class GenerateRequest:
     tool_parser: str | None = None
     target_timeout: float | None = None
     """Seconds without a token after which the target has failed; None: never."""
-    longest_prompt: int | None = None
-    """In tokens; None: the context."""
 
 
 @dataclass(frozen=True)

@@ -138,11 +138,9 @@ class ReplyGenerator:
 
     def _target_prompt(self) -> list[int]:
         """The prompt's tokens, which leave room for a reply."""
-        target, longest = self._engines.target, self._request.longest_prompt
+        target = self._engines.target
         context = target.context_length
-        prompt = self._prompt(target.tokenizer, min(longest or context, context))
-        if longest is not None and len(prompt) > longest:
-            raise ContextLengthError(f"the prompt has {len(prompt)} tokens; at most {longest} are taken")
+        prompt = self._prompt(target.tokenizer, context)
         if len(prompt) >= context:
             raise ContextLengthError(
                 f"the messages are {len(prompt)} tokens long and the context {context}: "

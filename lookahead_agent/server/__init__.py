@@ -16,8 +16,6 @@ class ServerSettings(BaseModel):
     """The model's name here; None: as the chat model calls it."""
     max_body_bytes: int | None = Field(None, ge=1)
     """Longest body of a request; None: 32 for each token of the context, and 64 KiB for the rest, up to 4 MiB."""
-    max_prompt_tokens: int | None = Field(None, ge=1)
-    """Longest prompt; None: the context."""
     max_tokens: int = Field(4096, ge=1)
     """Most tokens of a reply that a request may ask for."""
     max_choices: int = Field(8, ge=1)

@@ -71,12 +71,7 @@ class ReplyWriter:
         messages = [from_openai(message.model_dump(exclude_none=True)) for message in body.messages]
         # Replies to one request differ, and are the same for the same request.
         seeds = [None if body.seed is None else _wrapped(body.seed + choice) for choice in range(body.n)]
-        return [
-            self.llm.request(
-                messages, CallOptions.read({**options, "seed": seed}), longest_prompt=limits.max_prompt_tokens
-            )
-            for seed in seeds
-        ]
+        return [self.llm.request(messages, CallOptions.read({**options, "seed": seed})) for seed in seeds]
 
     def _policy(self, asked: str | None) -> PolicyLike | None:
         if asked is None:

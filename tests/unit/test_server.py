@@ -15,7 +15,7 @@ from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server.errors import refusal
-from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
+from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat, scripted_engines
 from tests.unit.serving import serving
 from tests.waiting import becomes
 
@@ -210,9 +210,9 @@ def test_bodies_that_are_too_long() -> None:
 
 
 def test_prompts_that_are_too_long() -> None:
-    with serving(scripted_chat(REPLY), max_prompt_tokens=20) as (url, _):
+    with serving(ChatLookahead(engines=scripted_engines(REPLY, context_length=60))) as (url, _):
         assert post(url, CHAT).status_code == 200
-        response = post(url, {"messages": [{"role": "user", "content": "word " * 30}]})
+        response = post(url, {"messages": [{"role": "user", "content": "word " * 90}]})
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "context_length_exceeded"
 
