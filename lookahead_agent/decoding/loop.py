@@ -28,12 +28,11 @@ from lookahead_agent.decoding.events import (
     StepWritten,
     Verify,
 )
-from lookahead_agent.decoding.idle_timeout import within
 from lookahead_agent.decoding.prefixes import Prefixes, encodable
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
-from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
+from lookahead_agent.decoding.streams import StepWriter, Stream, Streams, within
 from lookahead_agent.decoding.verifier import (
     DraftStep,
     DraftVerifier,

@@ -6,19 +6,31 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from lookahead_agent.decoding.accounting import PromptCounts, ReplyClock, ReplyReport, TokenCounts
-from lookahead_agent.decoding.idle_timeout import IdleTimeout, within
 from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
 from lookahead_agent.engines.protocol import Delta, DraftLine, DraftLines, Engine, Sampling
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
+from lookahead_agent.errors import EngineError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def within(limit: float | None, who: str, work: Coroutine[Any, Any, T], waited: float = 0.0) -> T:
+    """Wait for a token or a verdict, for which `who` has been waited for already."""
+    try:
+        async with asyncio.timeout(None if limit is None else limit - waited):
+            return await work
+    except TimeoutError:
+        raise EngineError(f"{who} gave no sign of life for {limit:g} s") from None
 
 
 class Stream:
@@ -111,8 +123,8 @@ class Streams:
         # The stream of a job whose step was just written, for the job that writes the step after it.
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        # It goes on from one request to the next: the target may finish each step before the draft does.
-        self._draft_timeout = IdleTimeout(settings.draft_timeout, "the draft model")
+        # Seconds without a token of the draft, from one request to the next: the target may end each before it comes.
+        self._draft_waited = 0.0
 
     def start(
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
@@ -160,7 +172,13 @@ class Streams:
     async def read(self, stream: Stream) -> bool:
         """Wait for more tokens of a stream; False at its end."""
         if stream.source is Source.DRAFT:
-            more = await self._draft_timeout.until(stream.read())
+            began, waited = self._clock.now(), self._draft_waited
+            try:
+                more = await within(self._settings.draft_timeout, "the draft model", stream.read(), waited)
+            except asyncio.CancelledError:
+                self._draft_waited = max(self._draft_waited, waited + self._clock.now() - began)
+                raise
+            self._draft_waited = 0.0
             self._clock.draft_writes()
             return more
         more = await within(self._settings.target_timeout, "the target model", stream.read())
@@ -196,7 +214,6 @@ class Streams:
 
     async def close(self) -> None:
         """Abort every request and count its tokens; nobody reads any more."""
-        self._draft_timeout.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         # One request may have written several steps that are not decided.
         streams = {writer.stream for writer in self.writers.values()} | set(self._continuable.values())
