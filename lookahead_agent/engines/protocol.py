@@ -118,18 +118,6 @@ class DraftLines(Protocol):
 
 
 @runtime_checkable
-class ChecksSampling(Protocol):
-    """An engine that can tell before it generates whether it takes a request's parameters."""
-
-    async def check(self, sampling: Sampling) -> None:
-        """Check parameters.
-
-        Raises:
-            ConfigurationError: The engine does not take them; the message has the reason.
-        """
-
-
-@runtime_checkable
 class SupportsSharedDraft(Protocol):
     """An engine that can verify draft tokens that another engine writes for it, which costs no time of a model."""
 

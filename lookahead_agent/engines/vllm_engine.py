@@ -181,7 +181,7 @@ class VLLMEngine:
             await outputs.aclose()
 
     async def check(self, sampling: Sampling) -> None:
-        """Check that vLLM takes these parameters; see `ChecksSampling`.
+        """Check that vLLM takes these parameters.
 
         Raises:
             ConfigurationError: It does not, as where it does not support a JSON schema; with vLLM's reason.

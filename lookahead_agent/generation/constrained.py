@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from lookahead_agent.decoding import Reply
 from lookahead_agent.decoding.request import Regions
-from lookahead_agent.engines.protocol import ChecksSampling, Sampling
+from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.generation.backend import TextDelta
 from lookahead_agent.generation.constraints import call_constraint, is_call, is_json
 from lookahead_agent.generation.generator import Generated, ReplyGenerator
@@ -30,7 +31,7 @@ class ConstrainedGenerator(ReplyGenerator):
         target, tags = self._engines.target, self._thinking
         calls = self._request.must_call
         thinks = tags is not None and not tags.closed_by(self._end_of(prompt))
-        if isinstance(target, ChecksSampling) and (thinks or (self._tools and not calls)):
+        if isinstance(target, VLLMEngine) and (thinks or (self._tools and not calls)):
             await target.check(sampling)  # or what is written before would be for nothing
         read, parts = ReadReply(), list[Reply]()
         if tags is not None and thinks:

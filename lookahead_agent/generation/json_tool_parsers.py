@@ -78,18 +78,29 @@ _FENCE_ENDS = re.compile(r"`{3,}")
 
 
 class JsonToolParser(ToolParser):
-    """Calls that are JSON, after a tag or without one: Hermes' format, which Qwen's chat template teaches, and Llama's.
+    """Calls that are JSON, after a tag or without one: the formats of Hermes and Qwen, Llama, and Mistral.
 
     Args:
         opens: The tag before a call.
         closes: The tag after it; None: there is none.
         separators: Characters that may separate two calls after one tag, beside white space.
+        named: Whether a name may stand between the tag and arguments: `name{…}` or `name[ARGS]{…}`.
     """
 
-    def __init__(self, opens: str = "<tool_call>", closes: str | None = "</tool_call>", separators: str = ",") -> None:
+    _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+    def __init__(
+        self,
+        opens: str = "<tool_call>",
+        closes: str | None = "</tool_call>",
+        separators: str = ",",
+        *,
+        named: bool = False,
+    ) -> None:
         self._opens = opens
         self._closes = closes
         self._separators = separators
+        self._named = named
         self._tags = [tag for tag in (opens, closes) if tag is not None]
         self._end = re.compile("|".join(map(re.escape, self._tags)))
         self.markers = (opens, *_UNTAGGED)
@@ -104,6 +115,8 @@ class JsonToolParser(ToolParser):
 
     def _tagged(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
         begin = skip_space(text, at + len(self._opens))
+        if self._named and (head := self._HEAD.match(text, begin)) is not None:
+            return self._arguments(text, at, head, tools, cut=cut)
         if begin == len(text) or text[begin] not in "{[":
             return self._mentioned(text, at, begin, cut=cut)
         found = JsonCalls.read(text, begin, self._separators)
@@ -127,6 +140,17 @@ class JsonToolParser(ToolParser):
         reason = found.broken or f"there is more than calls before {self._closes}"
         calls.add_invalid(name_in(rest), rest, reason, cut=cut and after == len(text))
         return Found(after, calls)
+
+    def _arguments(self, text: str, at: int, head: re.Match[str], tools: Tools, *, cut: bool) -> Found:
+        try:
+            end = end_of_json(text, head.end())
+        except BrokenJsonError as error:
+            following = None if error.unfinished else self._end.search(text, error.at)
+            end = len(text) if following is None else following.start()
+            return invalid(head["name"], text[at:end], end, error, cut=cut and end == len(text))
+        calls = ParsedReply("")
+        calls.add(head["name"], text[head.end() : end], text[at:end], tools)
+        return Found(end, calls)
 
     def _add(self, calls: ParsedReply, whole: str, sources: list[str], tools: Tools) -> None:
         for source in sources:
@@ -218,50 +242,3 @@ def _names_tools(source: str, names: set[str]) -> bool:
         if not known or not call.keys() & {"arguments", "parameters", "args"}:
             return False
     return bool(sources)
-
-
-class MistralToolParser(ToolParser):
-    """`[TOOL_CALLS]` before a list of calls, or before each call as `name{…}` or `name[ARGS]{…}`."""
-
-    _MARKER = "[TOOL_CALLS]"
-    markers = (_MARKER,)
-    begins = re.compile(re.escape(_MARKER))
-    may_begin = re.compile(beginnings(_MARKER))
-    _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
-
-    def read(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
-        """Read the calls after a marker, up to the next."""
-        begin = at + len(self._MARKER)
-        calls = ParsedReply("")
-        head = self._HEAD.match(text, begin)
-        start = head.end() if head is not None else skip_space(text, begin)
-        if start == len(text) or text[start] not in "{[":
-            end = self._next(text, begin)
-            named = re.match(r"\s*([\w.-]*)\s*(?:\[(?:CALL_ID|ARGS)\]|\Z)", text[begin:end])
-            if named is None or not (cut or any(tool["function"]["name"] == named[1] for tool in tools)):
-                return Found(begin)
-            return invalid(None, text[at:end], end, "it has no arguments", cut=cut and end == len(text))
-        try:
-            end = end_of_json(text, start)
-        except BrokenJsonError as error:
-            end = len(text) if error.unfinished else self._next(text, error.at)
-            found = JsonCalls.read(text[:end], start, "") if head is None else JsonCalls(end=at)
-            for source in found.sources:
-                calls.add_source(source, tools)
-            rest = text[found.end if found.sources else at : end]
-            name = head["name"] if head is not None else name_in(rest)
-            calls.add_invalid(name, rest.strip(), error, cut=cut and end == len(text))
-            return Found(end, calls)
-        if head is not None:
-            calls.add(head["name"], text[start:end], text[at:end], tools)
-        else:
-            for source in JsonCalls.read(text[:end], start, "").sources:
-                calls.add_source(source, tools)
-            if not calls.called:
-                calls.add_invalid(None, text[at:end], "the list is empty")
-        return Found(end, calls)
-
-    def _next(self, text: str, begin: int) -> int:
-        """Where the next marker is."""
-        following = self.begins.search(text, begin)
-        return following.start() if following is not None else len(text)

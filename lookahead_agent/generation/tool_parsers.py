@@ -13,7 +13,6 @@ from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.generation.json_tool_parsers import (
     Found,
     JsonToolParser,
-    MistralToolParser,
     ToolParser,
     beginnings,
     invalid,
@@ -146,7 +145,7 @@ _READ_HERE: dict[str, ToolParser] = {
     "qwen3_json": _HERMES,
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
-    "mistral": MistralToolParser(),
+    "mistral": JsonToolParser("[TOOL_CALLS]", None, "", named=True),
 }
 
 

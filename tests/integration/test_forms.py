@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.structured_output import Form
 from lookahead_agent.engines import Sampling, background
-from lookahead_agent.engines.protocol import ChecksSampling
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.constraints import is_call
@@ -101,7 +101,7 @@ async def test_a_form_is_checked_before_anything_is_written(tiny: ChatLookahead)
     assert tiny.backend.runtime is not None
     async with tiny.backend.runtime.engines(as_policy("off")) as engines:
         target = engines.target
-        assert isinstance(target, ChecksSampling)
+        assert isinstance(target, VLLMEngine)
         for schema in REFUSED.values():
             with pytest.raises(ConfigurationError, match="vLLM refuses the request: "):
                 await target.check(Sampling(max_tokens=9, structured={"json": schema}))

@@ -70,11 +70,9 @@ def test_what_does_not_run_on_a_cpu_is_refused() -> None:
     assert speculative_config({"method": "medusa", "model": "a/b"}, None, on_cpu=False) is not None
 
 
-@pytest.mark.parametrize(("method", "module"), [("suffix", "arctic_inference"), ("ngram", "numba")])
-def test_a_method_whose_package_is_missing_is_refused(method: str, module: str) -> None:
+def test_a_method_whose_package_is_missing_is_refused() -> None:
     with pytest.raises(MissingExtraError, match="pip install"):
-        check_token_speculation(method, {}, installed=lambda name: name != module)
-    check_token_speculation(method, {}, installed=lambda name: True)
+        check_token_speculation("suffix", {})
 
 
 def test_a_draft_model_is_needed_for_draft_model() -> None:
