@@ -59,12 +59,6 @@ def tool_calls(message: Message) -> Sequence[Message]:
     return message.get("tool_calls") or ()
 
 
-def shape_of(message: Message) -> tuple[Any, ...]:
-    """The features of a message by which templates are known to decide."""
-    flags = (bool(message.get(field)) for field in ("content", "name", FINISHED))
-    return message["role"], len(tool_calls(message)), *flags
-
-
 MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")
 """A text of `marked`."""
 

@@ -20,7 +20,6 @@ from lookahead_agent.engines.chat_template import (
     check_arguments,
     ending,
     marked,
-    shape_of,
     tool_calls,
     with_argument_texts,
     without_lone_results,
@@ -32,10 +31,10 @@ class TextStream(Protocol):
     """Decodes tokens one by one."""
 
     def push(self, token_id: int) -> str:
-        """Add a token; returns the text that it completes (empty inside a multi-byte character)."""
+        """The text that one more token completes, empty inside a character."""
 
     def flush(self) -> str:
-        """The text of tokens that have not completed a character (replacement characters)."""
+        """The text of tokens that have completed no character: replacement characters."""
 
 
 class Tokenizer(Protocol):
@@ -116,8 +115,6 @@ class Tokenizer(Protocol):
 
 
 logger = logging.getLogger(__name__)
-_SHAPES = 1024
-"""Orders of messages of which a tokenizer remembers that its template shows them whole."""
 # Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
 _CONTEXT_TOKENS = 8
 # Special tokens that part a reply: they are shown as text, so that whoever looks for them finds them.
@@ -188,8 +185,6 @@ class HFTokenizer:
             for token_id, token in self.backend.added_tokens_decoder.items()
             if token.special and _PARTS_A_REPLY.search(token.content)
         }
-        self._follow_ups: dict[str, list[int]] = {}
-        self._shown_whole: set[int] = set()
         self._name = Path(self.backend.name_or_path).name
         self._warned_of_names = False
         template = self.backend.chat_template
@@ -273,13 +268,9 @@ class HFTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """See `Tokenizer.check_shown`; rendered once for each order of roles, with marks in the place of texts."""
-        arguments = template_arguments or {}
-        shape = hash((tuple(map(shape_of, messages)), bool(tools), repr(sorted(arguments.items()))))
-        if shape in self._shown_whole:
-            return
+        """See `Tokenizer.check_shown`."""
         texts = [marked(message, place) for place, message in enumerate(messages)]
-        text = self._render(texts, tools, arguments, ending(texts))
+        text = self._render(texts, tools, template_arguments or {}, ending(texts))
         # One pass: looking for one mark at a time takes minutes of a conversation of many thousand messages.
         seen = {"", *MARK.findall(text)}
         for place, message in enumerate(texts):
@@ -296,26 +287,15 @@ class HFTokenizer:
                 logger.warning(
                     "the chat template of %s leaves out the names of users: put them into the text", self._name
                 )
-        if len(self._shown_whole) >= _SHAPES:
-            self._shown_whole.clear()
-        self._shown_whole.add(shape)
 
     def follow_up(self, question: str) -> list[int]:
         """See `Tokenizer.follow_up`."""
-        if question in self._follow_ups:
-            return self._follow_ups[question]
-        reply = "A reply."
-        messages = [
-            {"role": "user", "content": "A question?"},
-            {"role": "assistant", "content": reply},
-            {"role": "user", "content": question},
-        ]
-        text = self._render(messages, None, {}, ending(messages))
-        _, found, rest = text.partition(reply)
+        roles = ("user", "A question?"), ("assistant", "A reply."), ("user", question)
+        messages = [{"role": role, "content": content} for role, content in roles]
+        _, found, rest = self._render(messages, None, {}, ending(messages)).partition("A reply.")
         if not found:
             raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
-        self._follow_ups[question] = self.encode(rest)
-        return self._follow_ups[question]
+        return self.encode(rest)
 
     def _render(
         self,

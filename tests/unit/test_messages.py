@@ -208,16 +208,6 @@ def test_a_template_that_drops_or_refuses_is_named(
         assert error.match(words)
 
 
-def test_a_template_is_asked_once_for_each_order_of_roles(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
-    tokenizer = tokenizer_of(WHOLE)
-    tokenizer.check_shown([{"role": "user", "content": "a"}])
-    before = len(tokenizer._shown_whole)
-    tokenizer.check_shown([{"role": "user", "content": "b" * 1000}])
-    assert len(tokenizer._shown_whole) == before
-    tokenizer.check_shown([{"role": "user", "content": "b"}, {"role": "assistant", "content": "b"}])
-    assert len(tokenizer._shown_whole) == before + 1
-
-
 def test_names_that_a_template_leaves_out_are_told_once(
     tokenizer_of: Callable[[str], HFTokenizer], caplog: pytest.LogCaptureFixture
 ) -> None:
