@@ -18,7 +18,7 @@ from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextD
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
 from lookahead_agent.hardware.choice import acceptance_rate_of
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.modes import Mode, ModeChoice
@@ -29,8 +29,6 @@ _LEAST_TOKENS = 24
 """Tokens of a reply from which its pace says something."""
 _LEAST_PASSES = 12
 """Forward passes of a reply from which its tokens tell the acceptance rate of draft tokens."""
-_OTHERS = 0.1
-"""Share of the cores' time from which other programs slowed a reply down, so that its pace is not the machine's."""
 
 Emit = Callable[[TextDelta | StepEvent], None]
 Generated = tuple[ReadReply, list[Reply]]
@@ -82,9 +80,6 @@ class ReplyGenerator:
             if idle and engines.draft_pauses:
                 # A burst arrives reply by reply; its first would have the draft read a prompt for nothing.
                 await asyncio.sleep(engines.burst_wait)
-            began = (
-                asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if idle and self._speeds is not None else None
-            )
             prompt = await asyncio.to_thread(self._target_prompt)
             room = engines.target.context_length - len(prompt)
             sampling = replace(self._request.sampling, max_tokens=min(self._request.sampling.max_tokens, room))
@@ -94,7 +89,7 @@ class ReplyGenerator:
                 report.add(part.report)
             tokens = [token for part in written for token in part.token_ids]
             if was_alone() and idle and engines.target.in_flight == 0:
-                await self._learn(report, len(tokens), await began if began is not None else None)
+                await self._learn(report, len(tokens))
         finish = written[-1].finish_reason
         return ChatReply(
             read.parsed.content,
@@ -116,7 +111,7 @@ class ReplyGenerator:
             return None
         return setup.speeds if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
 
-    async def _learn(self, report: ReplyReport, tokens: int, began: CPUTime | None) -> None:
+    async def _learn(self, report: ReplyReport, tokens: int) -> None:
         """Remember the pace of a reply beside which no other was generated, for this node and for later runs."""
         setup, mode = self._engines.engine_setup, self._chosen.mode
         if tokens < _LEAST_TOKENS or report.speculation_disabled is not None or self._request.sampling.seeded:
@@ -125,11 +120,7 @@ class ReplyGenerator:
         pace = report.pace(tokens)
         if not self._request.policy.forces_speculation:
             self._engines.modes.learn(self._kind, mode, pace)
-        if setup is None or setup.configuration is None or self._speeds is None or began is None:
-            return
-        others = (await asyncio.to_thread(self._engines.cpu_time)).share_of_others(began)
-        if others >= _OTHERS:
-            logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others)
+        if setup is None or setup.configuration is None or self._speeds is None:
             return
         rate, passes = None, report.target_forward_passes
         if setup.draft_tokens and passes >= _LEAST_PASSES and mode == "sd":

@@ -6,11 +6,8 @@ import hashlib
 import json
 import logging
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import psutil
 from filelock import FileLock
 
 from lookahead_agent.engines.processes import available_cores
@@ -27,8 +24,6 @@ _FORM = 9
 """Increased when the file's content changes its meaning: files of another form are not read."""
 _ACCEPTANCE = "acceptance rate"
 """Key of the file beside the names of configurations."""
-_NOT_WORK = ("idle", "iowait", "guest", "guest_nice")
-"""Fields of a core's times; a guest's are part of the user's."""
 
 
 class ReplySpeeds:
@@ -40,9 +35,12 @@ class ReplySpeeds:
         self._file = cache_dir() / "hardware" / f"speeds-{digest}.json"
 
     def paces(self) -> dict[str, float]:
-        """Median seconds per token after the first, by `Configuration.name`, of configurations with a few replies."""
+        """Seconds per token after the first, by `Configuration.name`, of configurations with a few replies.
+
+        A quarter of the replies were as fast: the others may have run beside other programs.
+        """
         return {
-            name: statistics.median(paces)
+            name: sorted(paces)[len(paces) // 4]
             for name, paces in self._read().items()
             if len(paces) >= _FEWEST and name != _ACCEPTANCE
         }
@@ -80,34 +78,3 @@ class ReplySpeeds:
         except (OSError, ValueError, AttributeError, TypeError) as error:
             logger.warning("%s cannot be read (%s): it is replaced", self._file, error)
             return {}
-
-
-@dataclass(frozen=True)
-class CPUTime:
-    """CPU seconds until some moment: of all programs on this process's cores, and of this process with its children."""
-
-    total: float
-    own: float
-    at: float
-
-    @classmethod
-    def now(cls, children: Callable[..., list[psutil.Process]] = psutil.Process.children) -> CPUTime:
-        """Read the counters; takes some milliseconds where there are many processes."""
-        this, total, own = psutil.Process(), 0.0, 0.0
-        for core, times in enumerate(psutil.cpu_times(percpu=True)):
-            if core in available_cores():
-                total += sum(times) - sum(getattr(times, name, 0.0) for name in _NOT_WORK)
-        for process in (this, *children(this, recursive=True)):
-            try:
-                used = process.cpu_times()
-            except psutil.Error:
-                logger.debug("process %d has ended, or cannot be read", process.pid)
-                continue
-            own += used.user + used.system
-        return cls(total, own, time.monotonic())
-
-    def share_of_others(self, before: CPUTime) -> float:
-        """Share of the cores' time since then that other programs used."""
-        elapsed = (self.at - before.at) * len(available_cores())
-        others = (self.total - before.total) - (self.own - before.own)
-        return max(0.0, others) / elapsed if elapsed > 0 else 0.0

@@ -11,7 +11,6 @@ from lookahead_agent.certificates.certificate import find_certificate
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.token_speculation import pauses
-from lookahead_agent.hardware.reply_speeds import CPUTime
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
@@ -56,7 +55,6 @@ class EngineSet:
         judge: Judges step pairs; None: the target does.
         engine_setup: How the engines were chosen; None: by the caller.
         names: The models' names by role, for certificates.
-        cpu_time: Reads the CPU time that programs have used.
         burst_wait: Seconds for which a reply waits for others that come with it, where the draft pauses under load.
     """
 
@@ -69,7 +67,6 @@ class EngineSet:
         *,
         engine_setup: EngineSetup | None = None,
         names: Mapping[str, str] | None = None,
-        cpu_time: Callable[[], CPUTime] = CPUTime.now,
         burst_wait: float = 0.02,
     ) -> None:
         self.target = target
@@ -79,7 +76,7 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.engine_setup = engine_setup
         self.names = dict(names or {})
-        self.cpu_time, self.burst_wait = cpu_time, burst_wait
+        self.burst_wait = burst_wait
         # A server's clients may choose risks and delimiters.
         self._certificate = lru_cache(256)(
             lambda risk, delimiter: find_certificate(risk, self.names, self.precision, delimiter)

@@ -12,20 +12,11 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
 from lookahead_agent.hardware.choice import Configuration
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 
 CONFIGURATION = Configuration("draft_model", "fp32", "fp32", ((1, 32, 2),))
-
-
-class Shared(CPUTime):
-    """CPU time of which other programs had a share."""
-
-    others = 0.0
-
-    def share_of_others(self, before: CPUTime) -> float:
-        return self.others
 
 
 @pytest.fixture
@@ -34,7 +25,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ReplySpeeds:
     return ReplySpeeds(["target", "draft"])
 
 
-def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fields: Any) -> ChatLookahead:
+def chat(speeds: ReplySpeeds, tokens_per_delta: int, **fields: Any) -> ChatLookahead:
     target = ScriptedEngine(
         ScriptedTokenizer(), reply_script(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
     )
@@ -44,8 +35,7 @@ def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fiel
         configuration=CONFIGURATION,
         speeds=speeds,
     )
-    shared = type("Shared", (Shared,), {"others": others})
-    engines = EngineSet(target, engine_setup=engine_setup, cpu_time=shared.now)
+    engines = EngineSet(target, engine_setup=engine_setup)
     return ChatLookahead(engines=engines, policy="off", **fields)
 
 
@@ -76,18 +66,6 @@ def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> 
     for _ in range(3):
         llm.invoke("?")
     assert speeds.paces()
-
-
-@pytest.mark.parametrize(("others", "kept"), [(0.05, True), (0.3, False)])
-def test_replies_that_other_programs_slowed_down_tell_nothing(
-    speeds: ReplySpeeds, others: float, *, kept: bool
-) -> None:
-    """A way that looked slow beside other work would never be taken again, and so never be seen to be fast."""
-    llm = chat(speeds, 2, others)
-    for _ in range(3):
-        llm.invoke("?")
-    assert bool(speeds.paces()) is kept
-    assert (speeds.acceptance_rate() is not None) is kept
 
 
 class Counting(ScriptedEngine):

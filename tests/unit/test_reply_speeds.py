@@ -1,18 +1,12 @@
-"""The speed of replies is kept by configuration, and other programs' share of the cores is told apart from ours."""
+"""The speed of replies is kept by configuration."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from lookahead_agent.engines.processes import available_cores
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 
 
 @pytest.fixture
@@ -27,7 +21,8 @@ def test_speeds_are_kept_by_configuration(cache: Path) -> None:
     speeds.add("shared_draft", 0.1)
     speeds.add("shared_draft", 0.1)
     assert speeds.paces() == {}, "two may be chance"
-    speeds.add("shared_draft", 9.0)  # another program used the cores
+    for _ in range(3):
+        speeds.add("shared_draft", 9.0)  # another program used the cores
     assert speeds.acceptance_rate() is None
     for _ in range(3):
         speeds.add("none", 0.2, acceptance_rate=0.9)
@@ -41,42 +36,3 @@ def test_speeds_are_kept_by_configuration(cache: Path) -> None:
     assert len(file.read_text()) < 1000
     file.write_text("[]")
     assert speeds.paces() == {}
-
-
-def test_shares_are_of_all_cores_that_may_be_used() -> None:
-    cores = len(available_cores())
-    began = CPUTime(total=10.0, own=4.0, at=100.0)
-    assert CPUTime(10.0 + 4 * cores, 4.0 + 2.5 * cores, 105.0).share_of_others(began) == pytest.approx(0.3)
-    assert CPUTime(14.0, 8.5, 105.0).share_of_others(began) == 0.0, "clocks that differ are no program's"
-    assert began.share_of_others(began) == 0.0
-
-
-def test_work_of_this_program_and_of_its_children_is_its_own() -> None:
-    began = CPUTime.now()
-    until = time.monotonic() + 0.3
-    working = threading.Thread(target=_work, args=(until,))
-    working.start()
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        before = psutil.Process(child.pid).cpu_times().user
-        while psutil.Process(child.pid).cpu_times().user - before < 0.2:
-            time.sleep(0.02)
-        working.join()
-        now = CPUTime.now()
-    finally:
-        child.kill()
-        child.wait()
-    assert now.own - began.own >= 0.2
-    assert now.total >= began.total
-
-
-def _work(until: float) -> None:
-    while time.monotonic() < until:
-        sum(range(1000))
-
-
-def test_a_child_that_ends_meanwhile_does_not_matter() -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    process = psutil.Process(ended.pid)
-    ended.wait()
-    assert CPUTime.now(children=lambda *_, **__: [process]).own > 0
