@@ -11,7 +11,6 @@ import typer
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, echo
 from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.cache import GGUF
-from lookahead_agent.models.conversion import available_precisions
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import default_weights
 
@@ -22,21 +21,20 @@ Name = Annotated[str, typer.Argument(help="A catalogue name, a folder or a Hub i
 
 @models.command("list")
 def list_models() -> None:
-    """List the catalogue: of models that are here also the precisions of their weights, target / draft.
+    """List the catalogue.
 
-    In which precision they run is chosen when they start, or said with --precision."""
-    headings = ["NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "PRECISION", "NOTE"]
+    Their precision is chosen when they start, or said with --precision."""
+    headings = ["NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "NOTE"]
     rows = []
     for known in CATALOGUE.values():
-        folders = [locate(facts) for facts in (known.target, known.draft)]
+        pair = [known.target, *([known.draft] if known.draft else [])]
+        here = all(locate(facts) is not None for facts in pair)
         rows.append(
             [
                 known.name + (" (default)" if known.name == DEFAULT_SET else ""),
-                known.target.hub_id,
-                known.draft.hub_id,
+                *(facts.hub_id for facts in pair),
                 str(known.context_length),
-                "no" if None in folders else "yes",
-                " / ".join(", ".join(available_precisions(path)) if path is not None else "–" for path in folders),
+                "yes" if here else "no",
                 known.note,
             ]
         )
@@ -60,7 +58,6 @@ def _fetch(facts: ModelFacts, progress: Progress) -> Path:
 
 
 def _needed(name: str) -> list[ModelFacts]:
-    chosen = choose_models(name, draft_wanted=False)
-    if chosen.catalogued is None or name == chosen.target.hub_id:
-        return [chosen.target]
-    return [chosen.target, chosen.catalogued.draft, chosen.catalogued.embedding]
+    if (known := CATALOGUE.get(name.lower())) is None:
+        return [choose_models(name, draft_wanted=False).target]
+    return [facts for facts in (known.target, known.draft, known.embedding) if facts is not None]

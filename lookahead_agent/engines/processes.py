@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib.util import find_spec
 from multiprocessing import util
 from types import ModuleType
@@ -24,10 +20,6 @@ from lookahead_agent.errors import EngineError
 
 PARENT = "LOOKAHEAD_AGENT_PARENT"
 """Environment variable of vLLM's processes: the number of the process that has started them."""
-SOCKETS = "la"
-"""How the name of a folder of sockets begins; the number of its process follows."""
-_LONGEST_FOLDER = 45
-"""Characters: with a folder of ours and vLLM's name of a socket behind it, that is what a socket's address holds."""
 _SPAWN: Callable[..., int] = util.spawnv_passfds
 _QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -84,8 +76,6 @@ def spawning(environment: Mapping[str, str], when_spawned: Callable[[], None] | 
     quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
     if "VLLM_LOGGING_LEVEL" in quiet:
         logging.getLogger("vllm").setLevel(logging.ERROR)
-    if "VLLM_RPC_BASE_PATH" not in os.environ:
-        quiet["VLLM_RPC_BASE_PATH"] = _folder_of_sockets()
     main, stand_in = sys.modules["__main__"], ModuleType("__main__")
     stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
     # A parent of this process may have set its own number, if this is itself such a worker.
@@ -128,24 +118,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@cache
-def _folder_of_sockets() -> str:
-    """Where vLLM's processes meet, which it leaves behind: removed when this process ends, or by its workers."""
-    if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
-        return tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix=f"{SOCKETS}-{os.getpid()}-")
-    atexit.register(_remove_own, folder, os.getpid())
-    return folder
-
-
-os.register_at_fork(after_in_child=_folder_of_sockets.cache_clear)
 os.register_at_fork(after_in_child=_starting.clear)  # the parent's
-
-
-def _remove_own(folder: str, process: int) -> None:
-    """Remove a folder that this process has made, and not one that was forked from it."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

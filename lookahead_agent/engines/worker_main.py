@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -23,16 +22,13 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from lookahead_agent.engines.processes import PARENT, SOCKETS
+from lookahead_agent.engines.processes import PARENT
 
 
 def _end_with(parent: int) -> None:
     """Kill this process as soon as `parent` has ended, also if it was killed and could not say goodbye."""
     with suppress(ProcessLookupError):  # it has ended already
         select.select([os.pidfd_open(parent)], [], [])
-    sockets = os.environ.get("VLLM_RPC_BASE_PATH", "")
-    if os.path.basename(sockets).startswith(f"{SOCKETS}-{parent}-"):
-        shutil.rmtree(sockets, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

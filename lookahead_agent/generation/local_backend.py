@@ -89,7 +89,7 @@ class LocalBackend:
     @property
     def catalogue_entry(self) -> ModelSet | None:
         """The catalogue's entry for the target; None if it has none."""
-        return self.runtime.models.catalogued if self.runtime is not None else None
+        return self.runtime.models if self.runtime is not None and self.runtime.models.name else None
 
     def healthy(self) -> bool:
         """Whether the target can write replies, as far as one knows without asking it."""

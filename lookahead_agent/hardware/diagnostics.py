@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,9 +18,8 @@ from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.inventory import INSTRUCTION_SETS, gpus, processor, version_of
-from lookahead_agent.models import ModelFacts, ResolvedSet, locate
-from lookahead_agent.models.cache import CACHE_VARIABLE, GGUF, cache_dir, damage
-from lookahead_agent.models.packaged import disk_needed
+from lookahead_agent.models import ModelFacts, ModelSet, locate
+from lookahead_agent.models.cache import GGUF, damage
 from lookahead_agent.sandbox import choose
 
 State = Literal["ok", "missing", "optional"]
@@ -62,11 +60,10 @@ class Machine:
     runs_on_cpu: Callable[[], bool] = runs_on_cpu
     has_vllm: Callable[[], bool] = lambda: find_spec("vllm") is not None
     version_of: Callable[[str], str | None] = version_of
-    free_disk: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
     sandbox: Callable[[], str] = lambda: str(choose("auto"))
 
 
-def diagnose(models: ResolvedSet, machine: Machine = Machine()) -> list[Check]:
+def diagnose(models: ModelSet, machine: Machine = Machine()) -> list[Check]:
     """Check everything that a pair of models needs here; loads nothing."""
     return [
         Check("Python", "ok", platform.python_version()),
@@ -75,7 +72,6 @@ def diagnose(models: ResolvedSet, machine: Machine = Machine()) -> list[Check]:
         *_gpus(machine),
         _memory(models, machine),
         *_models(models, machine),
-        _disk(models, machine),
         *_extras(machine),
         _sandbox(machine),
     ]
@@ -106,7 +102,7 @@ def _gpus(machine: Machine) -> Iterator[Check]:
         yield Check("vLLM for GPUs", "optional", "the installed vLLM is for processors", fix)
 
 
-def _memory(models: ResolvedSet, machine: Machine) -> Check:
+def _memory(models: ModelSet, machine: Machine) -> Check:
     total, free = machine.memory()
     needed = sum(_weights(facts, machine) * _LOADING + _ENGINE_BYTES for facts in _pair(models))
     found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, up to {needed / 2**30:.0f} needed"
@@ -116,7 +112,7 @@ def _memory(models: ResolvedSet, machine: Machine) -> Check:
     return Check("Memory", "missing" if needed > total else "optional", found, fix)
 
 
-def _pair(models: ResolvedSet) -> list[ModelFacts]:
+def _pair(models: ModelSet) -> list[ModelFacts]:
     return [models.target, *([models.draft] if models.draft is not None else [])]
 
 
@@ -130,7 +126,7 @@ def _weights(facts: ModelFacts, machine: Machine) -> float:
     return float(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
 
 
-def _models(models: ResolvedSet, machine: Machine) -> Iterator[Check]:
+def _models(models: ModelSet, machine: Machine) -> Iterator[Check]:
     for facts in _pair(models):
         folder = machine.locate(facts)
         if folder is None:
@@ -139,22 +135,6 @@ def _models(models: ResolvedSet, machine: Machine) -> Iterator[Check]:
             yield Check(facts.hub_id, "missing", f"damaged: {problem}", f"copy or fetch {folder} anew")
         else:
             yield Check(facts.hub_id, "ok", f"{_weights(facts, machine) / 1e9:.1f} GB")
-
-
-def _disk(models: ResolvedSet, machine: Machine) -> Check:
-    folder = cache_dir()
-    free = machine.free_disk(next(parent for parent in (folder, *folder.parents) if parent.exists()))
-    needed = sum(
-        disk_needed(facts.packaged)
-        for facts in _pair(models)
-        if facts.packaged is not None and machine.locate(facts) is None
-    )
-    home = os.path.expanduser("~")  # "~" where this user has no home folder
-    shown = f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
-    found = f"{free / 1e9:.0f} GB free in {shown}" + (f", {needed / 1e9:.0f} needed" if needed else "")
-    if free < needed:
-        return Check("Disk", "missing", found, f"export {CACHE_VARIABLE}=/a/folder/on/a/larger/disk")
-    return Check("Disk", "ok", found)
 
 
 def _extras(machine: Machine) -> Iterator[Check]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lookahead_agent.engines.chat_template import ThinkingTags
-from lookahead_agent.errors import ModelNotFoundError
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class ModelSet:
     """Models that work together: a target, the draft that thinks ahead of it, a judge and an embedding model.
 
     Attributes:
-        name: Name used with `ChatLookahead(model=...)`.
+        name: Name used with `ChatLookahead(model=...)`; "": the target is not in the catalogue, nor what follows here.
         target: The model whose quality the reply has.
-        draft: The small model that writes steps ahead, best with the target's tokenizer: text is exchanged otherwise.
+        draft: The small model that writes steps ahead, best with the target's tokenizer; None: the target alone.
         embedding: The sentence-transformers model of the `embedding` verifier.
         judge: Which model judges step pairs; None: the target itself.
         context_length: Tokens of prompt and reply together that the target was trained for.
@@ -70,7 +69,7 @@ class ModelSet:
 
     name: str
     target: ModelFacts
-    draft: ModelFacts
+    draft: ModelFacts | None
     embedding: ModelFacts
     judge: ModelFacts | None = None
     context_length: int = 32768
@@ -125,8 +124,8 @@ DEFAULT_SET = "qwen2.5-coder-1.5b"
 _QWEN3_SAMPLING = RecommendedSampling(temperature=0.6, top_p=0.95, top_k=20)
 
 CATALOGUE: dict[str, ModelSet] = {
-    model_set.name: model_set
-    for model_set in (
+    known.name: known
+    for known in (
         ModelSet(
             name=DEFAULT_SET,
             target=QWEN_CODER_1_5B,
@@ -174,18 +173,3 @@ CATALOGUE: dict[str, ModelSet] = {
         ),
     )
 }
-
-
-def model_set(name: str) -> ModelSet:
-    """Return the catalogue's set called `name` (case does not matter).
-
-    Raises:
-        ModelNotFoundError: No such set.
-    """
-    try:
-        return CATALOGUE[name.lower()]
-    except KeyError:
-        raise ModelNotFoundError(
-            f"no model set is called {name!r}; the catalogue has {', '.join(CATALOGUE)}. "
-            "Other models are given as a folder or a Hugging Face id (owner/name)."
-        ) from None

