@@ -146,9 +146,8 @@ class CallOptions(SamplingArguments):
                 check_schema(schema["json"])
         self._form = self._structured = form
         if self.tools:
-            self._structured = call_constraint(self.tools, several=self.parallel_tool_calls is True, form=form)
-            if "json" in self._structured:
-                check_schema(self._structured["json"])
+            self._structured = call_constraint(self.tools, several=self.parallel_tool_calls is True)
+            check_schema(self._structured["json"])
         return self
 
     @property
@@ -158,7 +157,7 @@ class CallOptions(SamplingArguments):
 
     @property
     def structured(self) -> dict[str, Any] | None:
-        """The constraint on the reply, for `Sampling.structured`: a call, the form, or either; None: free text."""
+        """The constraint on the reply, for `Sampling.structured`: a call, or else the form; None: free text."""
         return self._structured
 
 

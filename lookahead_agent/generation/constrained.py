@@ -11,7 +11,7 @@ from lookahead_agent.decoding.request import Regions
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.generation.backend import TextDelta
-from lookahead_agent.generation.constraints import call_constraint, is_call, is_json
+from lookahead_agent.generation.constraints import is_json
 from lookahead_agent.generation.generator import Generated, ReplyGenerator
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
 from lookahead_agent.generation.tool_calls import ParsedReply, parse_constrained
@@ -32,7 +32,9 @@ class ConstrainedGenerator(ReplyGenerator):
         calls = self._request.must_call
         thinks = tags is not None and not tags.closed_by(self._end_of(prompt))
         if isinstance(target, VLLMEngine) and (thinks or (self._tools and not calls)):
-            await target.check(sampling)  # or what is written before would be for nothing
+            for structured in filter(None, (sampling.structured, self._request.form)):
+                # Or what is written before would be for nothing.
+                await target.check(replace(sampling, structured=structured))
         read, parts = ReadReply(), list[Reply]()
         if tags is not None and thinks:
             opened = list(prompt)
@@ -50,7 +52,9 @@ class ConstrainedGenerator(ReplyGenerator):
             parts.append(thought)
             prompt, sampling = [*opened, *thought.token_ids], replace(sampling, max_tokens=left)
         if self._tools and not calls:
-            sampling, calls = await self._decide(prompt, sampling, parts)
+            calls = await self._decide(prompt, sampling, parts)
+            if not calls:
+                sampling = replace(sampling, structured=self._request.form)
         # What may be a call is shown when it is complete.
         show = _ignore if self._tools else self._emit_answer
         written = await self._write(prompt, sampling, Regions(), show, speculate=False)
@@ -65,30 +69,24 @@ class ConstrainedGenerator(ReplyGenerator):
             written = replace(written, finish_reason="length")
         return read, [*parts, written]
 
-    async def _decide(self, prompt: list[int], sampling: Sampling, parts: list[Reply]) -> tuple[Sampling, bool]:
-        """Whether a reply that may be a call or in a form is to be a call, and under which constraint it is written.
+    async def _decide(self, prompt: list[int], sampling: Sampling, parts: list[Reply]) -> bool:
+        """Whether a reply that may be a call or in a form is to be a call: the model's own first words decide.
 
-        The model's own first words decide. Under a grammar of both, a model that has called a tool, and that no prompt
-        tells of the form, would begin the same call again and again: its calls are the only JSON that it knows of.
+        Under a grammar of both, a model that has called a tool, and that no prompt tells of the form, would begin the
+        same call again and again: its calls are the only JSON that it knows of.
         """
         free = replace(sampling, structured=None, max_tokens=min(_FIRST_TOKENS, sampling.max_tokens))
         begun = await self._write(prompt, free, Regions(), _ignore, speculate=False)
         begun.report.not_part_of_reply()
         parts.append(replace(begun, token_ids=()))
-        if begun.text.lstrip().startswith(("{", "```")):
-            return sampling, False  # JSON may be either, and the grammar is of both
-        own = await asyncio.to_thread(self._in_own_format, begun)
-        if own.tool_calls or own.invalid_tool_calls:
-            several = self._request.parallel_tool_calls is True
-            return replace(sampling, structured=call_constraint(self._tools, several=several)), True
-        return replace(sampling, structured=self._request.form), False
+        return (await asyncio.to_thread(self._in_own_format, begun)).called
 
     def _in_form(self, written: Reply, calls: bool) -> ParsedReply:
-        """A reply that must be a call, or may be one instead of its form."""
-        if not calls and not is_call(written.text, self._tools, self._request.form or {}):
+        """A reply that must be a call, or in the form although it might have been one."""
+        if not calls:
             return ParsedReply(written.text) if is_json(written.text) else self._in_own_format(written)
         parsed = parse_constrained(written.text, self._tools)
-        if parsed.tool_calls or not calls:
+        if parsed.tool_calls:
             return parsed
         # A server that knows no constraints leaves the model to its own format.
         own = self._in_own_format(written)

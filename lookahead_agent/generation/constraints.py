@@ -25,21 +25,11 @@ def constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any] | No
     )
 
 
-def call_constraint(
-    tools: Sequence[Mapping[str, Any]], *, several: bool, form: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The constraint for a reply that is a call of one of these tools, or of `several` in a list, or in a form."""
-    if form is not None and "json" not in form:
-        return dict(form)  # a call is an object too
-    if form is None and several:
+def call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
+    """The constraint for a reply that is a call of one of these tools, or of `several` in a list."""
+    if several:
         return {"json": {"type": "array", "items": {"anyOf": _calls(tools, "/items/anyOf")}, "minItems": 1}}
-    choices = _calls(tools, "/anyOf")
-    if form is not None and several:
-        at = f"/anyOf/{len(choices)}/items/anyOf"
-        choices.append({"type": "array", "items": {"anyOf": _calls(tools, at)}, "minItems": 1})
-    if form is not None:
-        choices.append(relocated(form["json"], f"/anyOf/{len(choices)}"))
-    return {"json": {"anyOf": choices}}
+    return {"json": {"anyOf": _calls(tools, "/anyOf")}}
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
@@ -68,30 +58,6 @@ def is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_call(text: str, tools: Sequence[Mapping[str, Any]], form: Mapping[str, Any]) -> bool:
-    """Whether a reply under `call_constraint` is a call, or a list of calls.
-
-    A form that describes the fields of a call itself is what is meant by them.
-    """
-    described = form.get("json", {}).get("properties")
-    if isinstance(described, Mapping) and {"name", "arguments"} <= described.keys():
-        return False
-    names = {tool["function"]["name"] for tool in tools}
-    try:
-        value = loads(text)
-    except ValueError:
-        return False
-    calls = value if isinstance(value, list) and value else [value]
-    return all(
-        isinstance(call, dict)
-        and call.keys() == {"name", "arguments"}
-        and isinstance(call["name"], str)
-        and call["name"] in names
-        and isinstance(call["arguments"], dict)
-        for call in calls
-    )
 
 
 def loads(text: str) -> Any:

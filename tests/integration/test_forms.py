@@ -8,16 +8,13 @@ from typing import Any, Literal
 
 import pytest
 from langchain_core.tools import tool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.structured_output import Form
-from lookahead_agent.engines import Sampling, background
+from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.generation.call_options import CallOptions
-from lookahead_agent.generation.constraints import is_call
 from lookahead_agent.policy import as_policy
 from tests.integration.tiny_models import questions
 from tests.unit.test_json_schema import chain
@@ -121,27 +118,6 @@ async def test_large_schemas_are_written_while_others_are_answered(tiny: ChatLoo
     assert all(message.response_metadata["token_ids"] for message in written)
     assert written[0].text.startswith('"value ')
     assert written[3].text.startswith('{"p0":{"p0":')
-
-
-def test_a_grammar_of_calls_and_a_form_is_held_to(tiny: ChatLookahead) -> None:
-    tools = [convert_to_openai_tool(measure)]
-    options = CallOptions.read({"tools": tools, "response_format": Form.of(Small).response_format})
-
-    async def written() -> list[str]:
-        assert tiny.backend.runtime is not None
-        texts: list[str] = []
-        async with tiny.backend.runtime.engines(as_policy("off")) as engines:
-            target = engines.target
-            for seed, question in enumerate(questions(12, seed=3)):
-                prompt = target.tokenizer.chat_prompt([{"role": "user", "content": question}])
-                sampling = Sampling(max_tokens=300, temperature=1.0, seed=seed, structured=options.structured)
-                deltas = [delta async for delta in target.generate(prompt, sampling)]
-                assert deltas[-1].finish_reason == "stop"
-                texts.append(target.tokenizer.decode([token for delta in deltas for token in delta.token_ids]))
-        return texts
-
-    for text in background.run(written()):
-        assert is_call(text, tools, {}) or Small.model_validate_json(text)
 
 
 def test_a_model_that_begins_no_call_answers_in_the_form(tiny: ChatLookahead) -> None:
