@@ -16,23 +16,16 @@ ADVICE = (
     "lower kv_cache_memory_bytes, max_model_len or max_num_seqs in engine_args (gpu_memory_utilization on a GPU), take "
     "precision int8-weights or a smaller model, or end what else runs"
 )
-"""What takes less memory."""
 
 _AT_START = re.compile(r"Failed core proc\(s\):.*(?<!\d)-9\b")
 SHARED = Path("/dev/shm")
 """Memory that processes share by files, on Linux."""
-_SHARED_BYTES = 240 << 20
-"""Free bytes without which vLLM makes no queue between its processes, although it uses kilobytes of them."""
+_SHARED_BYTES = 240 << 20  # free, or vLLM makes no queue between its processes, although it uses kilobytes of them
 _GROUP = Path("/sys/fs/cgroup")
 
 
 def explain(processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
-    """Why an engine does not work any more, as far as can be told.
-
-    Args:
-        processes: vLLM's, started by this process; each has workers of its own.
-        patience: Seconds to wait for one that is ending; blocks so long.
-    """
+    """Why an engine of these processes of vLLM's does not work any more; blocks for seconds of `patience` for each."""
     for process in processes:
         process.join(patience)
     codes = [process.exitcode for process in processes]
@@ -49,9 +42,15 @@ def explain(processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
     )
 
 
-def explain_start(said: str) -> str | None:
-    """The same of an engine that did not start, of which vLLM says something."""
-    return _killed() if _AT_START.search(said) else None
+def explain_start(error: Exception) -> str:
+    """The same of an engine that did not start."""
+    if _AT_START.search(str(error)):
+        return _killed()
+    if (problem := no_shared_memory()) is not None:
+        return problem
+    lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
+    reason = list(filter(None, lines)) or [type(error).__name__]
+    return f"{reason[-1]} (VLLM_LOGGING_LEVEL=INFO shows its log; if it was memory, {ADVICE})"
 
 
 def _killed() -> str:

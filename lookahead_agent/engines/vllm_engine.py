@@ -31,12 +31,7 @@ from lookahead_agent.engines.vllm_config import (
     runs_on_cpu,
     without_folders,
 )
-from lookahead_agent.errors import (
-    ConfigurationError,
-    ContextLengthError,
-    EngineError,
-    EngineStartError,
-)
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +54,7 @@ class VLLMEngine:
         ConfigurationError: vLLM does not know an engine argument.
         EngineStartError: vLLM could not start; no child process is left.
 
-    It is made in any thread and used from one event loop. Use it as a context manager, or call `close`.
+    It is made in any thread and used from one event loop, and closed at the end.
     """
 
     def __init__(self, config: VLLMConfig) -> None:
@@ -91,7 +86,7 @@ class VLLMEngine:
             end_start(numbers, failed=True)
             if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                 raise
-            raise EngineStartError(_start_failure(config, error)) from error
+            raise EngineStartError(f"vLLM could not start {config.model.name}: {explain_start(error)}") from error
         finally:
             if self._shared_draft is not None:
                 self._shared_draft.forget_file()
@@ -161,18 +156,25 @@ class VLLMEngine:
                     raise EngineError(_SHUT_DOWN)
                 completion = output.outputs[0]
                 if completion.finish_reason not in (None, "stop", "length"):
-                    raise _ended(completion.finish_reason, sampling, self._config.model.name)
+                    if sampling.structured is not None and completion.finish_reason == "error":
+                        raise ConfigurationError("vLLM cannot hold the reply to its form (its log says why)")
+                    raise EngineError(f"vLLM ended a request ({completion.finish_reason}); its log says why")
                 logprobs = None
                 if completion.logprobs is not None:
                     logprobs = tuple(
                         {token: entry.logprob for token, entry in position.items()} for position in completion.logprobs
                     )
-                known = _prompt_logprobs(prompt_ids, output.prompt_logprobs) if sampling.prompt_logprobs else None
+                known = None
+                if sampling.prompt_logprobs and output.prompt_logprobs is not None:
+                    positions = zip(prompt_ids, output.prompt_logprobs, strict=True)
+                    known = tuple(entry[token].logprob if entry is not None else None for token, entry in positions)
                 yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known, cached)
                 cached = None
                 output = await anext(outputs, None)
         except (EngineDeadError, EngineGenerateError) as error:
-            reason = await asyncio.to_thread(self._why, error)
+            reason = str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
+            if self._llm is not None and self._llm.errored:
+                reason = await asyncio.to_thread(explain, self._llm.engine_core.resources.engine_manager.processes)
             raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
         except (VLLMClientError, ValueError) as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
@@ -203,12 +205,6 @@ class VLLMEngine:
             )
         except (VLLMClientError, ValueError) as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
-
-    def _why(self, error: Exception) -> str:
-        """Why a request failed: what became of vLLM's processes, or else what vLLM says."""
-        if self._llm is not None and self._llm.errored:
-            return explain(self._llm.engine_core.resources.engine_manager.processes)
-        return str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
 
     async def _first(self, outputs: AsyncGenerator[Any, None]) -> Any:
         """The request's first output; until then vLLM may still be taking the request in and know nothing of it.
@@ -266,12 +262,6 @@ class VLLMEngine:
             task.cancel()
         if ending:
             await asyncio.wait(ending)
-
-    def __enter__(self) -> VLLMEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _spawns_once(config: VLLMConfig) -> bool:
@@ -332,30 +322,3 @@ def _structured_outputs(structured: Mapping[str, Any] | None) -> Any:
         # Properties that nobody has named are seldom wanted, and a small model writes them without end.
         schema = process_for_additional_properties(schema)
     return StructuredOutputsParams(json=schema)
-
-
-def _ended(reason: str, sampling: Sampling, model: str) -> Exception:
-    """Why vLLM ended a request early."""
-    if sampling.structured is not None and reason == "error":
-        return ConfigurationError(f"vLLM cannot hold the reply of {model} to its form (its log says why): simplify it")
-    return EngineError(f"vLLM ended a request to {model} ({reason}); its log says why")
-
-
-def _prompt_logprobs(prompt_ids: Sequence[int], positions: Any) -> tuple[float | None, ...] | None:
-    if positions is None:
-        return None
-    return tuple(
-        entry[token].logprob if entry is not None else None for token, entry in zip(prompt_ids, positions, strict=True)
-    )
-
-
-def _start_failure(config: VLLMConfig, error: Exception) -> str:
-    if (problem := explain_start(str(error)) or no_shared_memory()) is not None:
-        return f"vLLM could not start {config.model.name}: {problem}"
-    lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
-    reason = list(filter(None, lines)) or [type(error).__name__]
-    return (
-        f"vLLM could not start {config.model.name}: {reason[-1]} "
-        "(set VLLM_LOGGING_LEVEL=INFO to see its log; less memory is used with a smaller max_model_len, "
-        "kv_cache_memory_bytes or gpu_memory_utilization in engine_args)"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,6 @@ def test_a_batch_changes_nothing() -> None:
 def test_an_engine_has_others_if_it_is_told(tiny_pair: tuple[Path, Path]) -> None:
     """That it has these otherwise is in test_vllm_engine.py, on an engine that runs there."""
     told = {**TINY_ENGINE, "ir_op_priority": {"rms_norm": ["native"]}}
-    with VLLMEngine(VLLMConfig(tiny_pair[0], None, as_arguments(told))) as engine:
+    with closing(VLLMEngine(VLLMConfig(tiny_pair[0], None, as_arguments(told)))) as engine:
         priority = engine._llm.vllm_config.kernel_config.ir_op_priority
         assert priority.rms_norm[0] == "native"

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import statistics
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def logprobs_in(folder: Path, **arguments: Any) -> list[float]:
     """Log-probabilities of the same tokens, by an engine of its own."""
-    with VLLMEngine(VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments))) as engine:
+    with closing(VLLMEngine(VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments)))) as engine:
         ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
         return asyncio.run(_logprobs(engine, ids))
 

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.waiting import becomes
 @pytest.fixture(scope="module")
 def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
     before = child_processes()
-    with VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(TINY_ENGINE))) as engine:
+    with closing(VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(TINY_ENGINE)))) as engine:
         started = child_processes() - before
         assert started
         yield engine

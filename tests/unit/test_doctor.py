@@ -114,8 +114,9 @@ class Ended:
 
 def test_a_process_that_the_system_killed_is_named() -> None:
     assert "failed, or was killed" in explain([Ended(0), Ended(None)])  # type: ignore[list-item]
-    assert explain_start("Failed core proc(s): {'EngineCore': 1}") is None
-    assert "out of memory" in str(explain_start("Failed core proc(s): {'EngineCore': -9}"))
+    failed = RuntimeError("Engine core initialization failed.\nFailed core proc(s): {'EngineCore': 1}")
+    assert explain_start(failed).startswith("Failed core proc(s): {'EngineCore': 1} (VLLM_LOGGING_LEVEL=INFO")
+    assert "out of memory" in explain_start(RuntimeError("Failed core proc(s): {'EngineCore': -9}"))
     assert "SIGSEGV" in explain([Ended(-11), Ended(None)])  # type: ignore[list-item]
     killed = explain([Ended(-9)])  # type: ignore[list-item]
     assert "run out of memory" in killed
