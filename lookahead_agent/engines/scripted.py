@@ -41,17 +41,6 @@ Script = Callable[[str, str], Sequence[ScriptedStep]]
 """Given the prompt and the reply so far, all that the engine would write next."""
 
 
-class _PieceStream:
-    def __init__(self, tokenizer: ScriptedTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def push(self, token_id: int) -> str:
-        return self._tokenizer.decode((token_id,))
-
-    def flush(self) -> str:
-        return ""
-
-
 class ScriptedTokenizer:
     """A tokenizer that needs no model: words, single white-space characters and punctuation marks are tokens.
 
@@ -97,8 +86,16 @@ class ScriptedTokenizer:
         return "".join(self._texts[token_id] for token_id in token_ids if token_id < len(self._texts))
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """Start decoding."""
-        return _PieceStream(self)
+        """Start decoding: each token is a whole text."""
+        return self
+
+    def push(self, token_id: int) -> str:
+        """See `TextStream.push`."""
+        return self.decode((token_id,))
+
+    def flush(self) -> str:
+        """See `TextStream.flush`."""
+        return ""
 
     def chat_prompt(
         self,
@@ -106,6 +103,8 @@ class ScriptedTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
+        *,
+        whole: bool = False,
     ) -> list[int]:
         """Token ids of the messages, one line each; see `Tokenizer.chat_prompt`."""
         check_arguments(template_arguments or {}, self.template_variables)
@@ -115,14 +114,6 @@ class ScriptedTokenizer:
         if not continues(messages):
             lines.append("assistant: " + self._opening)
         return self.encode("\n".join(lines), longest)
-
-    def check_shown(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Nothing: a script sees every message."""
 
     def follow_up(self, question: str) -> list[int]:
         """Token ids of a further line of the user's, and the beginning of the assistant's."""

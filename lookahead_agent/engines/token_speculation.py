@@ -58,14 +58,6 @@ def uses_shared_draft(speculative_config: Any) -> bool:
     return isinstance(speculative_config, Mapping) and speculative_config.get("model") == PATH
 
 
-def pauses(speculative_config: Any) -> bool:
-    """Whether vLLM's `speculative_config` has a draft model that pauses for some number of replies at once."""
-    if not isinstance(speculative_config, Mapping) or speculative_config.get("method") != "draft_model":
-        return False
-    by_load = speculative_config.get("num_speculative_tokens_per_batch_size") or ()
-    return any(draft_tokens == 0 for _, _, draft_tokens in by_load)
-
-
 def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
     """Whether the chat model's draft model proposes draft tokens too, on the target's cores or beside it."""
     name = method if isinstance(method, str) else method.get("method")

@@ -79,6 +79,8 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
+        *,
+        whole: bool = False,
     ) -> list[int]:
         """Token ids of a chat, ready for the assistant's reply.
 
@@ -88,22 +90,11 @@ class Tokenizer(Protocol):
             tools: Tools in OpenAI's format.
             template_arguments: Values of `template_variables`, of JSON's types.
             longest: See `encode`.
+            whole: Whether the template must show every message: its text, and the calls in it.
 
         Raises:
-            ConfigurationError: The template refuses the messages, or has no such variable.
+            ConfigurationError: The template refuses the messages, leaves one out, or has no such variable.
             ContextLengthError: The chat has far more tokens than `longest`.
-        """
-
-    def check_shown(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Check that the chat template shows every message of such a chat: its text, and the calls in it.
-
-        Raises:
-            ConfigurationError: It leaves one out, or refuses the messages.
         """
 
     def follow_up(self, question: str) -> list[int]:
@@ -258,19 +249,20 @@ class HFTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
+        *,
+        whole: bool = False,
     ) -> list[int]:
         """See `Tokenizer.chat_prompt`."""
-        return self.encode(self._render(messages, tools, template_arguments or {}, ending(messages)), longest)
+        arguments = template_arguments or {}
+        if whole:
+            self._check_shown(messages, tools, arguments)
+        return self.encode(self._render(messages, tools, arguments, ending(messages)), longest)
 
-    def check_shown(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
+    def _check_shown(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]
     ) -> None:
-        """See `Tokenizer.check_shown`."""
         texts = [marked(message, place) for place, message in enumerate(messages)]
-        text = self._render(texts, tools, template_arguments or {}, ending(texts))
+        text = self._render(texts, tools, arguments, ending(texts))
         # One pass: looking for one mark at a time takes minutes of a conversation of many thousand messages.
         seen = {"", *MARK.findall(text)}
         for place, message in enumerate(texts):

@@ -44,7 +44,8 @@ class ConstrainedGenerator(ReplyGenerator):
             free = replace(sampling, structured=None, stop=(tags.close,))
             thought = await self._write(opened, free, Regions(thinking=tags), reader.push, speculate=True)
             read = reader.finish(thought.cut)
-            self._emit_all(read.pieces)
+            for piece in read.pieces:
+                self._emit(piece)
             left = sampling.max_tokens - len(thought.token_ids)
             if left < 1 or not tags.closed_by(target.tokenizer.decode(thought.token_ids)):
                 # Also where the model itself ended its thinking.

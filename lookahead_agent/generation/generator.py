@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -77,9 +77,6 @@ class ReplyGenerator:
         engines = self._engines
         with engines.replies.one() as was_alone:
             idle = engines.target.in_flight == 0
-            if idle and engines.draft_pauses:
-                # A burst arrives reply by reply; its first would have the draft read a prompt for nothing.
-                await asyncio.sleep(engines.burst_wait)
             prompt = await asyncio.to_thread(self._target_prompt)
             room = engines.target.context_length - len(prompt)
             sampling = replace(self._request.sampling, max_tokens=min(self._request.sampling.max_tokens, room))
@@ -129,9 +126,8 @@ class ReplyGenerator:
 
     def _target_prompt(self) -> list[int]:
         """The prompt's tokens, which leave room for a reply."""
-        target = self._engines.target
-        context = target.context_length
-        prompt = self._prompt(target.tokenizer, context)
+        context = self._engines.target.context_length
+        prompt = self._prompt(self._engines.target.tokenizer, context)
         if len(prompt) >= context:
             raise ContextLengthError(
                 f"the messages are {len(prompt)} tokens long and the context {context}: "
@@ -141,12 +137,10 @@ class ReplyGenerator:
 
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request, target = self._request, self._engines.target.tokenizer
-        arguments = request.template_arguments
-        if tokenizer is target:
-            tokenizer.check_shown(request.messages, request.tools, arguments)
-        else:  # its template may not have the target's variables
+        arguments, whole = request.template_arguments, tokenizer is target
+        if not whole:  # its template may not have the target's variables
             arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
-        ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest)
+        ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest, whole=whole)
         if not ids:
             raise ConfigurationError("the prompt is empty")
         return ids
@@ -163,7 +157,8 @@ class ReplyGenerator:
         read = await asyncio.to_thread(reader.finish, written.cut)
         if self._request.parallel_tool_calls is False:
             del read.parsed.tool_calls[1:]
-        self._emit_all(read.pieces)
+        for piece in read.pieces:
+            self._emit(piece)
         return read, [written]
 
     def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
@@ -180,10 +175,6 @@ class ReplyGenerator:
 
     def _end_of(self, prompt: list[int]) -> str:
         return self._engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
-
-    def _emit_all(self, deltas: Sequence[TextDelta]) -> None:
-        for delta in deltas:
-            self._emit(delta)
 
     async def _write(
         self,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from lookahead_agent.certificates.certificate import find_certificate
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
-from lookahead_agent.engines.token_speculation import pauses
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
@@ -55,7 +54,6 @@ class EngineSet:
         judge: Judges step pairs; None: the target does.
         engine_setup: How the engines were chosen; None: by the caller.
         names: The models' names by role, for certificates.
-        burst_wait: Seconds for which a reply waits for others that come with it, where the draft pauses under load.
     """
 
     def __init__(
@@ -67,7 +65,6 @@ class EngineSet:
         *,
         engine_setup: EngineSetup | None = None,
         names: Mapping[str, str] | None = None,
-        burst_wait: float = 0.02,
     ) -> None:
         self.target = target
         self.draft = draft
@@ -76,7 +73,6 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.engine_setup = engine_setup
         self.names = dict(names or {})
-        self.burst_wait = burst_wait
         # A server's clients may choose risks and delimiters.
         self._certificate = lru_cache(256)(
             lambda risk, delimiter: find_certificate(risk, self.names, self.precision, delimiter)
@@ -103,11 +99,6 @@ class EngineSet:
         if self.engine_setup is not None:
             return self.engine_setup.speculation_method != "none"
         return self.shared_draft
-
-    @property
-    def draft_pauses(self) -> bool:
-        """Whether a draft model proposes draft tokens for few replies at once, and pauses for more."""
-        return self.engine_setup is not None and pauses(self.engine_setup.target_arguments.get("speculative_config"))
 
     @property
     def shared_draft(self) -> bool:

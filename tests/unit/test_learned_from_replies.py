@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
 from lookahead_agent.hardware.choice import Configuration
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
@@ -66,25 +64,3 @@ def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> 
     for _ in range(3):
         llm.invoke("?")
     assert speeds.paces()
-
-
-class Counting(ScriptedEngine):
-    """Notes how many replies were there when it was first asked for tokens."""
-
-    replies: EngineSet
-    seen: list[int]
-
-    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        self.seen.append(self.replies.replies.now)
-        return super().generate(prompt_ids, sampling)
-
-
-def test_the_first_of_a_burst_waits_for_the_others() -> None:
-    """Else the draft would read its prompt, since nobody knows that more follow."""
-    target = Counting(ScriptedTokenizer(), reply_script(lambda _: "one two three four"))
-    by_load = {"method": "draft_model", "num_speculative_tokens_per_batch_size": [(1, 3, 2), (4, 32, 0)]}
-    engine_setup = EngineSetup(target_arguments={"speculative_config": by_load}, speculation_method="draft_model")
-    target.replies, target.seen = EngineSet(target, engine_setup=engine_setup, burst_wait=1.0), []
-    assert target.replies.draft_pauses
-    ChatLookahead(engines=target.replies, policy="off").batch(["?"] * 6)
-    assert target.seen[0] == 6
