@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from multiprocessing import util
 from types import ModuleType
@@ -20,6 +24,7 @@ from lookahead_agent.errors import EngineError
 
 PARENT = "LOOKAHEAD_AGENT_PARENT"
 """Environment variable of vLLM's processes: the number of the process that has started them."""
+_LONGEST_FOLDER = 45  # characters of a folder for temporary files in which a socket's address has room
 _SPAWN: Callable[..., int] = util.spawnv_passfds
 _QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -76,6 +81,8 @@ def spawning(environment: Mapping[str, str], when_spawned: Callable[[], None] | 
     quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
     if "VLLM_LOGGING_LEVEL" in quiet:
         logging.getLogger("vllm").setLevel(logging.ERROR)
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        quiet["VLLM_RPC_BASE_PATH"] = _folder_of_sockets(os.getpid())
     main, stand_in = sys.modules["__main__"], ModuleType("__main__")
     stand_in.__spec__ = find_spec("lookahead_agent.engines.worker_main")
     # A parent of this process may have set its own number, if this is itself such a worker.
@@ -116,6 +123,21 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@cache
+def _folder_of_sockets(process: int) -> str:
+    """Where vLLM's processes meet, which it leaves behind: removed when this process ends."""
+    if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
+        return tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="la-")
+
+    def remove() -> None:
+        if os.getpid() == process:  # and not one that was forked from it
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 os.register_at_fork(after_in_child=_starting.clear)  # the parent's

@@ -33,6 +33,24 @@ print(llm.invoke("q").text == "One.\\n\\nTwo.", flush=True)
 """
 
 
+SOCKETS = """
+import os, sys
+from pathlib import Path
+from lookahead_agent.engines.processes import spawning
+
+def folder():
+    with spawning({}):
+        return Path(os.environ["VLLM_RPC_BASE_PATH"])
+
+own = folder()
+if (child := os.fork()) == 0:
+    print(folder() != own and folder().is_dir(), flush=True)
+    sys.exit()
+os.waitpid(child, 0)
+print(own.is_dir(), flush=True)
+"""
+
+
 def said_by(script: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -41,6 +59,10 @@ def said_by(script: str) -> list[str]:
 
 def test_forked_processes_write_replies_and_their_parent_goes_on() -> None:
     assert said_by(FORKED) == ["True", "True"]
+
+
+def test_a_forked_process_has_sockets_of_its_own_and_leaves_its_parents_alone() -> None:
+    assert said_by(SOCKETS) == ["True", "True"]
 
 
 class FakeEngine:

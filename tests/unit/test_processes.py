@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,24 @@ def test_a_process_of_the_users_own_threads_is_none_of_the_engine() -> None:
         users = threads.submit(sleeper).result()
         assert numbers == []
     end_processes([psutil.Process(users.pid)])
+
+
+def test_sockets_are_in_a_folder_that_is_removed_at_the_end(tmp_path: Path) -> None:
+    script = (
+        "import os; from lookahead_agent.engines.processes import spawning\n"
+        "with spawning({}): folder = os.environ['VLLM_RPC_BASE_PATH']\n"
+        "open(folder + '/socket', 'w').close(); print(folder)"
+    )
+    short = tempfile.mkdtemp(prefix="short-")
+    said = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": short}, capture_output=True)
+    folder = Path(said.stdout.decode().strip())
+    assert folder.parent == Path(short), said.stderr
+    assert not folder.exists()
+    Path(short).rmdir()
+    long = tmp_path / ("a-folder-whose-name-is-long-" * 3)
+    long.mkdir()
+    said = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(long)}, capture_output=True)
+    assert said.stdout.decode().strip() == str(long), "a socket's address would be too long"
 
 
 def work(folder: Path, *, fails: bool) -> None:
