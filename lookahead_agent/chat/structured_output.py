@@ -29,7 +29,7 @@ from typing_extensions import is_typeddict
 
 from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.generation.constraints import loads
+from lookahead_agent.generation.tool_calls import loads
 
 logger = logging.getLogger(__name__)
 

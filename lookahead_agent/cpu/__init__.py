@@ -16,7 +16,7 @@ VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"
 INT8 = "lookahead_int8"
 """W8A8 with the output layer in int8 too: see `int8`."""
 INT8_WEIGHTS = "lookahead_int8_weights"
-"""Weights as integers, activations in floating point: see `int8_weights`."""
+"""Weights as integers, activations in floating point: see `int8`."""
 PROVIDER = "lookahead_cpu"
 """Provider of the operations in `operations`, for vLLM's `ir_op_priority`."""
 

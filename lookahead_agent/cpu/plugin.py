@@ -34,7 +34,7 @@ def load() -> None:
 
 def register_names() -> None:
     """Make the quantizations and the operations known to vLLM, which checks an engine's arguments by their names."""
-    from lookahead_agent.cpu import int8, int8_weights, operations  # noqa: F401
+    from lookahead_agent.cpu import int8, operations  # noqa: F401
 
 
 def _wait_without_a_core() -> None:

@@ -21,9 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, subschemas, target
+from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocated, subschemas, target
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.generation.constraints import call_constraint, constraint
 
 
 def _number(value: Any) -> Any:
@@ -133,7 +132,7 @@ class CallOptions(SamplingArguments):
     def _go_together(self) -> Self:
         if "tool_choice" in self.model_fields_set:
             self.tools, self.tool_choice = choose_tools(self.tools, self.tool_choice)
-        form = constraint(self.response_format) if self.response_format is not None else None
+        form = _constraint(self.response_format) if self.response_format is not None else None
         if self.tool_choice is not None and form is not None:
             raise ConfigurationError("a reply cannot be a tool call and in a response_format at once")
         if self.tool_choice is not None and not self.tools:
@@ -146,7 +145,7 @@ class CallOptions(SamplingArguments):
                 check_schema(schema["json"])
         self._form = self._structured = form
         if self.tools:
-            self._structured = call_constraint(self.tools, several=self.parallel_tool_calls is True)
+            self._structured = _call_constraint(self.tools, several=self.parallel_tool_calls is True)
             check_schema(self._structured["json"])
         return self
 
@@ -260,3 +259,44 @@ def _named(choice: Any) -> str | None:
         case {"function": {"name": str() as name}, **rest} if "type" not in rest:
             return name
     return None
+
+
+def _constraint(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The constraint of an OpenAI `response_format`, for `Sampling.structured`; None: free text."""
+    match response_format:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"json_object": True}
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
+            return {"json": schema}
+    raise ConfigurationError(
+        'response_format is {"type": "text"}, {"type": "json_object"} or '
+        '{"type": "json_schema", "json_schema": {"name": …, "schema": …}}'
+    )
+
+
+def _call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
+    """The constraint for a reply that is a call of one of these tools, or of `several` in a list."""
+    if several:
+        return {"json": {"type": "array", "items": {"anyOf": _calls(tools, "/items/anyOf")}, "minItems": 1}}
+    return {"json": {"anyOf": _calls(tools, "/anyOf")}}
+
+
+def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
+    """The schema of a call of each tool; `at` is the place of their list, as a JSON pointer."""
+    return [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                "arguments": relocated(
+                    tool["function"].get("parameters") or {"type": "object"},
+                    f"{at}/{index}/properties/arguments",
+                ),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for index, tool in enumerate(tools)
+    ]

@@ -10,8 +10,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest
-from lookahead_agent.generation.constrained import ConstrainedGenerator
-from lookahead_agent.generation.generator import Emit, ReplyGenerator
+from lookahead_agent.generation.generator import ConstrainedGenerator, Emit, ReplyGenerator
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.models.catalogue import ModelSet

@@ -157,6 +157,20 @@ def read_json(text: str) -> Any:
     return value
 
 
+def loads(text: str) -> Any:
+    """The value of a JSON text; raises ValueError if it is none, as NaN."""
+    return json.loads(text, strict=False, parse_constant=_no_number)
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is one whole JSON value."""
+    try:
+        loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _depth(value: Any) -> int:
     """How deep a value is nested; the least depth that is too much, if it is more."""
     level, nested = 0, [value] if isinstance(value, (dict, list)) else []
@@ -285,7 +299,7 @@ def _elements(text: str, begin: int) -> Iterator[tuple[int, int]]:
 
 
 def parse_constrained(text: str, tools: Tools) -> ParsedReply:
-    """Read a reply that was written under `call_constraint`."""
+    """Read a reply that was written in which only calls may be."""
     parsed = ParsedReply("")
     begin = skip_space(text, 0)
     found = JsonCalls.read(text, begin, "")

@@ -80,7 +80,7 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
     """Sizes with packs and blocks that are whole, and that are not."""
     import torch
 
-    from lookahead_agent.cpu.int8_weights import int8_weights_product
+    from lookahead_agent.cpu.int8 import int8_weights_product
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(outputs, inputs), torch.randn(37, inputs), torch.randn(outputs)
@@ -110,8 +110,7 @@ def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> N
     """
     import torch
 
-    from lookahead_agent.cpu.int8 import int8_product
-    from lookahead_agent.cpu.matrix import rounded
+    from lookahead_agent.cpu.int8 import int8_product, rounded
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(outputs, 256), torch.randn(9, 256).bfloat16(), torch.randn(outputs)
