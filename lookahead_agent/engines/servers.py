@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import io
 import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -217,35 +218,24 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
     A line ends with a line feed, a carriage return, or both, and with no other character of `str.splitlines`. An event
     that is not ended by an empty line counts, since some servers leave out the last one.
     """
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True)
+
+    async def texts() -> AsyncIterator[str]:
+        async for chunk in chunks:
+            yield decoder.decode(chunk)
+        yield decoder.decode(b"", final=True) + "\n\n"
+
     data: list[str] = []
-    async for line in _lines(chunks):
-        if not line:
-            if data:
-                yield "\n".join(data)
-            data = []
-            continue
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            data.append(value.removeprefix(b" ").decode(errors="replace"))
-    if data:
-        yield "\n".join(data)
-
-
-async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    parts: list[bytes] = []  # of the line that is not complete, joined once
-    first, after_return = True, False
-    async for chunk in chunks:
-        if not chunk:
-            continue
-        if after_return:  # the line feed after it is of the same end
-            chunk = chunk.removeprefix(b"\n")
-        after_return = chunk.endswith(b"\r")
-        *complete, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        for line in complete:
-            whole = b"".join([*parts, line])
+    parts: list[str] = []  # of the line that is not complete, joined once
+    async for text in texts():
+        *complete, rest = text.split("\n")
+        for end in complete:
+            line = "".join([*parts, end])
             parts.clear()
-            yield whole.removeprefix(codecs.BOM_UTF8) if first else whole
-            first = False
+            field, _, value = line.partition(":")
+            if field == "data":
+                data.append(value.removeprefix(" "))
+            elif not line and data:
+                yield "\n".join(data)
+                data = []
         parts.append(rest)
-    if whole := b"".join(parts):
-        yield whole.removeprefix(codecs.BOM_UTF8) if first else whole

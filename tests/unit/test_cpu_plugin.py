@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 import lookahead_agent.cpu
 from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
-from lookahead_agent.engines.vllm_config import require_plugin
-from lookahead_agent.errors import EngineStartError
 
 CPU = Path(lookahead_agent.cpu.__file__).parent
 LOADED = f"""
@@ -40,21 +37,3 @@ def test_other_users_of_the_environment_get_nothing(value: str | None) -> None:
     environment |= {} if value is None else {VARIABLE: value}
     told = subprocess.run([sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["True", "True"]
-
-
-def test_an_installation_without_it_is_told_what_to_do() -> None:
-    with pytest.raises(EngineStartError, match=r"pip install --no-deps -e \."):
-        require_plugin(())
-    require_plugin([EntryPoint(ENTRY_POINT, "lookahead_agent.cpu.plugin:load", "vllm.general_plugins")])
-
-
-@pytest.mark.parametrize("file", sorted(CPU.glob("*.py")), ids=lambda file: file.stem)
-def test_it_imports_nothing_else_of_this_library(file: Path) -> None:
-    modules = [
-        name
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-    ]
-    own = [name for name in modules if name.split(".")[0] == "lookahead_agent"]
-    assert [name for name in own if name.split(".")[:2] != ["lookahead_agent", "cpu"]] == []
