@@ -31,15 +31,12 @@ _INDEX = "model.safetensors.index.json"
 _JSON = (
     "config.json",
     _INDEX,
-    "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "generation_config.json",
 )
-"""Files that a model is loaded from besides weights: JSON objects."""
-_READ_WHOLE = 1 << 20
-"""Bytes of a JSON file that is parsed to check it."""
+"""Small JSON objects that a model is loaded from: a vocabulary of megabytes is checked where it is read."""
 
 
 def cache_dir() -> Path:
@@ -169,15 +166,8 @@ def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "
 
 def _wrong_json(file: Path) -> str | None:
     try:
-        if file.stat().st_size <= _READ_WHOLE:
-            whole = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
-            return None if whole else f"{file.name} is no JSON object"
-        # A vocabulary's megabytes take long to parse: a file that is cut off or zeroed shows at its ends.
-        with file.open("rb") as content:
-            first = content.read(1024).lstrip()[:1]
-            content.seek(-1024, os.SEEK_END)
-            last = content.read().rstrip()[-1:]
-        return None if first + last == b"{}" else f"{file.name} is cut off"
+        whole = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
+        return None if whole else f"{file.name} is no JSON object"
     except (OSError, ValueError) as error:
         return f"{file.name} cannot be read: {error}"
 

