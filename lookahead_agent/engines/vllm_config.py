@@ -14,9 +14,6 @@ from typing import Any
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.errors import MissingExtraError
 
-_WITHOUT_WHITE_SPACE = ("guidance", "xgrammar")
-"""Backends of structured outputs that can keep a model from writing white space, which a small one does without end."""
-
 
 @dataclass(frozen=True)
 class VLLMConfig:
@@ -98,17 +95,6 @@ def _a_head_for_each_core(model: Path) -> bool:
 
 def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
     """The engine's arguments, those that the caller did not give included."""
-    defaults, given = _defaults(config), dict(config.arguments)
-    asked = given.get("structured_outputs_config")
-    if isinstance(asked, Mapping):
-        forms = {**defaults["structured_outputs_config"], **asked}
-        if forms["backend"] not in _WITHOUT_WHITE_SPACE:
-            forms["disable_any_whitespace"] = asked.get("disable_any_whitespace", False)
-        given["structured_outputs_config"] = forms
-    return defaults | given
-
-
-def _defaults(config: VLLMConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "enable_prefix_caching": True,
@@ -116,7 +102,8 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         "generation_config": "vllm",
         # One backend for all requests: "auto" would compile each by the backend that the first one chose. This one
-        # compiles a string of 1,000 letters or an enum of 10,000 in milliseconds, where xgrammar takes seconds.
+        # compiles a string of 1,000 letters or an enum of 10,000 in milliseconds, where xgrammar takes seconds. A small
+        # model writes white space without end where it may.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
     if runs_on_cpu():
@@ -136,7 +123,7 @@ def _defaults(config: VLLMConfig) -> dict[str, Any]:
             "max_num_seqs": 32,
             "max_num_batched_tokens": 2048,
         }
-    return arguments
+    return arguments | dict(config.arguments)
 
 
 def without_folders(value: Any) -> Any:

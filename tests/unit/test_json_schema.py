@@ -15,7 +15,6 @@ from llguidance import LLMatcher
 
 from lookahead_agent.engines import ScriptedEngine
 from lookahead_agent.engines.json_schema import check_schema, composes, for_llguidance, relocated, target
-from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, engine_arguments
 from lookahead_agent.errors import ConfigurationError
 from tests.unit.chat import scripted_chat
 
@@ -160,27 +159,6 @@ def test_references_are_never_put_in_place() -> None:
 )
 def test_an_object_described_in_several_places_is_known(schema: dict[str, Any], composed: bool) -> None:
     assert composes(schema) is composed
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (None, {"backend": "guidance", "disable_any_whitespace": True}),
-        ({"backend": "xgrammar"}, {"backend": "xgrammar", "disable_any_whitespace": True}),
-        ({"backend": "auto"}, {"backend": "auto", "disable_any_whitespace": False}),
-        (
-            {"reasoning_parser": "qwen3"},
-            {"backend": "guidance", "disable_any_whitespace": True, "reasoning_parser": "qwen3"},
-        ),
-        ({"disable_any_whitespace": False}, {"backend": "guidance", "disable_any_whitespace": False}),
-    ],
-)
-def test_an_engine_writes_no_white_space_unless_its_backend_cannot(
-    tmp_path: Path, given: dict[str, Any] | None, expected: dict[str, Any]
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    arguments = as_arguments({"structured_outputs_config": given} if given is not None else {})
-    assert engine_arguments(VLLMConfig(tmp_path, None, arguments))["structured_outputs_config"] == expected
 
 
 SCHEMAS = st.recursive(
