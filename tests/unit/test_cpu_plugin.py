@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -37,3 +38,15 @@ def test_other_users_of_the_environment_get_nothing(value: str | None) -> None:
     environment |= {} if value is None else {VARIABLE: value}
     told = subprocess.run([sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize("file", sorted(CPU.glob("*.py")), ids=lambda file: file.stem)
+def test_it_imports_nothing_else_of_this_library(file: Path) -> None:
+    modules = [
+        name
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    ]
+    own = [name for name in modules if name.split(".")[0] == "lookahead_agent"]
+    assert [name for name in own if name.split(".")[:2] != ["lookahead_agent", "cpu"]] == []

@@ -31,8 +31,6 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     print(pool.map_async(ask, range(4)).get(60) == ["One.\\n\\nTwo."] * 4)
 print(llm.invoke("q").text == "One.\\n\\nTwo.", flush=True)
 """
-
-
 SOCKETS = """
 import os, sys
 from pathlib import Path
