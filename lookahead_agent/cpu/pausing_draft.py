@@ -19,11 +19,7 @@ import numpy.typing as npt
 
 
 class DraftMemory:
-    """Which blocks hold tokens that the draft has not read.
-
-    Args:
-        block_size: Tokens of a block.
-    """
+    """Which blocks of so many tokens hold some that the draft has not read."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -36,10 +36,7 @@ class PromptCounts:
 
 
 class BusyClock:
-    """Measures how long at least one piece of work of a kind was under way: `with clock:` counts the time inside once.
-
-    Another clock `within` runs while this one does.
-    """
+    """Measures how long at least one piece of work was under way; the clock `within` runs while this one does."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, within: BusyClock | None = None) -> None:
         self._now = now

@@ -23,10 +23,7 @@ AHEAD = 64
 
 
 def draft_lines(request: ReplyRequest, settings: DecodingSettings, target: SupportsSharedDraft) -> DraftLines | None:
-    """The place where a target with a shared draft finds draft tokens; None if it gets none.
-
-    A seed fixes a sampled reply, and draft tokens, which come when they come, change which random numbers it takes.
-    """
+    """The place where a target with a shared draft finds draft tokens; None for a sampled reply with a seed."""
     wanted = settings.shared_draft and target.shared_draft and not request.sampling.seeded
     return target.draft_lines(request.prompt_ids) if wanted else None
 

@@ -69,10 +69,7 @@ class Verifier(Protocol):
     """Decides which draft steps are accepted, each against the target's step."""
 
     async def verify(self, pair: StepPair) -> Verdict:
-        """Judge one pair.
-
-        An exception turns speculation off for the request; it never fails the reply.
-        """
+        """Judge one pair; an exception turns speculation off for the request and never fails the reply."""
         ...
 
 
@@ -81,10 +78,7 @@ class DraftVerifier(Protocol):
     """Decides which draft steps are kept without a step of the target, which then writes only what is refused."""
 
     async def verify_draft(self, step: DraftStep) -> Verdict:
-        """Judge one draft step.
-
-        An exception turns speculation off for the request; it never fails the reply.
-        """
+        """Judge one draft step; see `Verifier.verify`."""
         ...
 
 

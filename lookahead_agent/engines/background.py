@@ -66,10 +66,7 @@ class _End:
 
 
 async def events_of(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
-    """Run `work(emit)`; yields each thing that it emits at once, and at last its result.
-
-    Closing the generator cancels the work and waits for its end.
-    """
+    """Run `work(emit)`; yields what it emits, and at last its result. Closing the generator ends the work."""
     items: asyncio.Queue[S | _End] = asyncio.Queue()
     task = asyncio.ensure_future(work(items.put_nowait))
     task.add_done_callback(lambda _: items.put_nowait(_End()))

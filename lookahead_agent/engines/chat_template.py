@@ -109,11 +109,7 @@ def _as_json(arguments: Any) -> str:
 
 
 def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:
-    """Check what a call passes to the chat template.
-
-    Raises:
-        ConfigurationError: The template reads no such variable, or a value is too long or not of JSON's types.
-    """
+    """Raise ConfigurationError if a template reads no such variable, or a value is too long or not of JSON's types."""
     if unknown := sorted(str(name)[:80] for name in arguments.keys() - variables):
         readable = ", ".join(sorted(variables)) or "none"
         raise ConfigurationError(

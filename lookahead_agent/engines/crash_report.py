@@ -63,10 +63,7 @@ def _free() -> str:
 
 
 def memory(group: Path = _GROUP) -> tuple[int, int]:
-    """Bytes of memory that this process and its children may use in all, and that are free now.
-
-    A container's limit, in the folder of its control group, counts where it is lower than the machine's memory.
-    """
+    """Bytes of memory that this process and its children may use in all, by a container's limit too, and free ones."""
     machine = psutil.virtual_memory()
     limit = _number(group / "memory.max") or _number(group / "memory" / "memory.limit_in_bytes")
     if limit is None or limit >= machine.total:

@@ -25,12 +25,7 @@ class _Entry:
 
 
 class EnginePool:
-    """Starts each configuration once.
-
-    Args:
-        start: Makes an engine from its configuration.
-        refuse_starts: Ends what is starting when the pool is closed.
-    """
+    """Starts each configuration once, by `start`; `refuse_starts` ends what is starting when the pool is closed."""
 
     def __init__(
         self,

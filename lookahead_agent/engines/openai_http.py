@@ -23,11 +23,10 @@ _DEFAULT_CONTEXT = 8192
 
 
 class OpenAIEngine:
-    """An engine over the `/completions` of an OpenAI-compatible server.
+    """An engine over the `/completions` of an OpenAI-compatible server; it is used from one event loop.
 
     Prompts are sent as token ids. vLLM's server answers in token ids too; of others, which tell only texts, the
-    tokenizer here makes token ids, and steps are exchanged with such a model as text. What a server can do is found
-    out by `connect`.
+    tokenizer here makes token ids, and steps are exchanged with such a model as text.
 
     Args:
         remote: The model there.
@@ -35,8 +34,6 @@ class OpenAIEngine:
         role: What the model is here, for messages.
         context_length: Most tokens of prompt and reply together; None: as the server says, else 8192.
         transport: Replaces the network, for tests.
-
-    It is used from one event loop.
     """
 
     def __init__(

@@ -55,13 +55,8 @@ def available_cores() -> list[int]:
 def spawning(environment: Mapping[str, str], when_spawned: Callable[[], None] | None = None) -> Iterator[list[int]]:
     """Start an engine from this thread within this context, one engine at a time; yields its processes' numbers.
 
-    vLLM takes much from the environment only, such as its CPU cores. Spawned processes import `worker_main` in place
-    of the user's script.
-
-    Args:
-        environment: Variables of this engine's processes.
-        when_spawned: Called when its process is there, and all is done here but waiting for the engine. It may leave
-            this context.
+    Spawned processes have the variables of `environment`, and import `worker_main` in place of the user's script.
+    `when_spawned` is called when all is done here but waiting for the engine; it may leave this context.
     """
     thread, numbers = threading.get_ident(), list[int]()
 

@@ -243,10 +243,7 @@ class ScriptedEngine:
 
 
 def reply_script(reply: Callable[[str], str] | str, seconds: float = 0.0) -> Script:
-    """A script that writes whole replies step by step, each step in some seconds.
-
-    A reply is given for every prompt, or by a function of the prompt, which is asked for each step.
-    """
+    """A script that writes whole replies, each step in some seconds: one for all prompts, or by a function of them."""
 
     def script(prompt: str, begun: str) -> Sequence[ScriptedStep]:
         parts = re.findall(r".*?\n\n|.+\Z", reply if isinstance(reply, str) else reply(prompt), re.DOTALL)

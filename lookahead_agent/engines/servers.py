@@ -75,12 +75,7 @@ class Server:
         )
 
     async def get(self, path: str) -> Any:
-        """Answer to a GET.
-
-        Raises:
-            EngineError: The server gave none.
-            ConfigurationError: The server refuses it.
-        """
+        """Answer to a GET; raises EngineError if there is none, and ConfigurationError if the server refuses it."""
         return await self._repeated("GET", path, None)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:

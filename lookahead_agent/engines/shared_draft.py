@@ -111,11 +111,7 @@ class BufferLines:
         self._begun: list[BufferLine] = []
 
     def begin(self, prefix_ids: Sequence[int]) -> BufferLine | None:
-        """A new line; None if the buffer is full.
-
-        Args:
-            prefix_ids: Prompt and reply up to where the draft begins to write, shape (m,), m ≥ n.
-        """
+        """A new line after prompt and reply so far, shape (m,), m ≥ n; None if the buffer is full."""
         if len(self._begun) == LINES_OF_REPLY:
             self._end(self._begun.pop(0))
         if (number := self._buffer.take()) is None:

@@ -24,11 +24,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mapping[str, Any]) -> None:
-    """Refuse, before any model loads, what cannot work.
-
-    Args:
-        method: A name of `TokenSpeculation`, or vLLM's `speculative_config`.
-        engine_args: The target's other engine arguments.
+    """Check a name of `TokenSpeculation` or vLLM's `speculative_config` before any model loads.
 
     Raises:
         ConfigurationError: No such method, or a method that needs more than its name.

@@ -98,7 +98,7 @@ class Tokenizer(Protocol):
         """
 
     def follow_up(self, question: str) -> list[int]:
-        """Token ids that end an assistant's reply, ask a further question, and begin the reply to that.
+        """Token ids that end a reply, ask a further question, and begin the reply to that.
 
         Raises:
             ConfigurationError: The template cannot.

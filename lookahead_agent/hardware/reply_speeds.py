@@ -51,13 +51,7 @@ class ReplySpeeds:
         return statistics.median(found) if found else None
 
     def add(self, configuration: str, pace: float, acceptance_rate: float | None = None) -> None:
-        """Keep the speed of a reply that was the only one in its engines.
-
-        Args:
-            configuration: `Configuration.name`.
-            pace: Seconds per token after the first.
-            acceptance_rate: Of its draft tokens; None: it had none.
-        """
+        """Keep the seconds per token of a reply that was alone in its engines, by `Configuration.name`."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self._file.with_suffix(".lock")):

@@ -53,11 +53,7 @@ def cache_dir() -> Path:
 
 
 def user_folder(find: Callable[[], str], advice: str) -> Path:
-    """A folder of this user, which `find` tells.
-
-    Raises:
-        ConfigurationError: It depends on a home folder, and there is none; `advice` says what to do.
-    """
+    """A folder that `find` tells; raises ConfigurationError with `advice` if it is in a home folder that is missing."""
     try:
         return Path(find()).expanduser()
     except RuntimeError:
@@ -184,11 +180,7 @@ def _wrong_weights(file: Path) -> str | None:
 
 @contextmanager
 def writable(file: Path) -> Iterator[None]:
-    """Write a file that a user has named within this context; its folder is made.
-
-    Raises:
-        ConfigurationError: It cannot be written.
-    """
+    """Write a file that a user has named, and make its folder; raises ConfigurationError if that cannot be done."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -63,11 +63,7 @@ def converted(model: Path, form: Form, progress: Progress) -> Path:
 
 
 def write_metadata(gguf: Path, folder: Path, name: str, progress: Progress) -> None:
-    """Write the configuration, tokenizer and chat template that are in a GGUF file into a folder.
-
-    Raises:
-        ConversionError: The file cannot be read.
-    """
+    """Write configuration and tokenizer of a GGUF file into a folder; raises ConversionError if that fails."""
     run_child([*_CHILD, "metadata", str(gguf), str(folder)], f"Reading the tokenizer of {name}", progress)
 
 
