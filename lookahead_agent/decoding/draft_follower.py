@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.step import Source
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
@@ -35,22 +34,15 @@ class DraftFollower:
     begins anew where the target writes something else, and where the draft has fallen behind.
     """
 
-    def __init__(
-        self,
-        draft: Engine,
-        buffer: DraftLines,
-        request: ReplyRequest,
-        streams: Streams,
-        report: ReplyReport,
-        clock: ReplyClock,
-    ) -> None:
+    def __init__(self, draft: Engine, buffer: DraftLines, streams: Streams) -> None:
+        request = streams.request
         self._draft = draft
         self._buffer = buffer
         self._sampling = replace(request.sampling, stop=(), structured=None)
         self._max_length = min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length)
         self._streams = streams
-        self._report = report
-        self._clock = clock
+        self._report = streams.report
+        self._clock = streams.clock
         self._stream: Stream | None = None  # of the target, which is followed
         self._tokens: list[int] = []  # the target's: prompt, and reply as far as it is written
         self._begun = 0  # where the running request began in them

@@ -115,9 +115,7 @@ class _Loop:
             buffer = draft_lines(request, settings, target)
         engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
-        self._follower: DraftFollower | None = None
-        if buffer is not None:
-            self._follower = DraftFollower(draft, buffer, request, self._streams, self._report, self._clock)
+        self._follower = DraftFollower(draft, buffer, self._streams) if buffer is not None else None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job

@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lookahead_agent.decoding.accounting import PromptCounts, ReplyClock, ReplyReport, TokenCounts
@@ -33,47 +33,38 @@ async def within(limit: float | None, who: str, work: Coroutine[Any, Any, T], wa
         raise EngineError(f"{who} gave no sign of life for {limit:g} s") from None
 
 
+@dataclass(eq=False)
 class Stream:
     """One engine request. It may write several steps, one job after another, and is closed once.
 
     A `line` shows the tokens to a target with a shared draft. The first request to an engine has its `prompt` counted.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        sampling: Sampling,
-        deltas: AsyncGenerator[Delta, None],
-        text: TextStream,
-        counts: TokenCounts,
-        line: DraftLine | None = None,
-        prompt: PromptCounts | None = None,
-    ) -> None:
-        self.source = source
-        self.sampling = sampling
-        self.text = text
-        self.counts = counts
-        self.unread: deque[int] = deque()
-        self.finish_reason: str | None = None
-        self._deltas = deltas
-        self._line = line
-        self._prompt = prompt
+    source: Source
+    sampling: Sampling
+    deltas: AsyncGenerator[Delta, None]
+    text: TextStream
+    counts: TokenCounts
+    line: DraftLine | None = None
+    prompt: PromptCounts | None = None
+    unread: deque[int] = field(default_factory=deque)
+    finish_reason: str | None = None
 
     async def read(self) -> bool:
         """Wait for more tokens; False at the end of the stream."""
-        async for delta in self._deltas:
+        async for delta in self.deltas:
             self.unread.extend(delta.token_ids)
-            if self._line is not None:
-                self._line.extend(delta.token_ids)
-            if self._prompt is not None and delta.cached_tokens is not None:
-                self._prompt.cached = delta.cached_tokens
+            if self.line is not None:
+                self.line.extend(delta.token_ids)
+            if self.prompt is not None and delta.cached_tokens is not None:
+                self.prompt.cached = delta.cached_tokens
             self.finish_reason = delta.finish_reason or self.finish_reason
             return True
         return False
 
     async def close(self) -> None:
         """Abort the request if it still runs."""
-        await self._deltas.aclose()
+        await self.deltas.aclose()
 
 
 @dataclass(eq=False)
@@ -97,29 +88,23 @@ class StepWriter:
         return len(self.segmenter.token_ids)
 
 
+@dataclass(eq=False)
 class Streams:
     """The engine requests of one reply; `buffer` is where a target with a shared draft finds the draft's tokens."""
 
-    def __init__(
-        self,
-        request: ReplyRequest,
-        settings: DecodingSettings,
-        engines: Mapping[Source, Engine],
-        prefixes: Prefixes,
-        report: ReplyReport,
-        clock: ReplyClock,
-        buffer: DraftLines | None,
-    ) -> None:
-        self.writers: dict[int, StepWriter] = {}
-        """Steps that are not decided, by job."""
-        self._request = request
-        self._settings = settings
-        self._engines = engines
-        self._rules = {source: step_rules(request, settings, each.tokenizer) for source, each in engines.items()}
-        self.prefixes = prefixes
-        self._report = report
-        self._clock = clock
-        self._buffer = buffer
+    request: ReplyRequest
+    settings: DecodingSettings
+    engines: Mapping[Source, Engine]
+    prefixes: Prefixes
+    report: ReplyReport
+    clock: ReplyClock
+    buffer: DraftLines | None
+    writers: dict[int, StepWriter] = field(default_factory=dict)
+    """Steps that are not decided, by job."""
+
+    def __post_init__(self) -> None:
+        engines = self.engines.items()
+        self._rules = {source: step_rules(self.request, self.settings, each.tokenizer) for source, each in engines}
         # The stream of a job whose step was just written, for the job that writes the step after it.
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -130,7 +115,7 @@ class Streams:
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
     ) -> StepWriter:
         """Begin the step after a node, in the stream of the step before where that goes on."""
-        budget = self._request.sampling.max_tokens - self.prefixes.reply_length(node, source)
+        budget = self.request.sampling.max_tokens - self.prefixes.reply_length(node, source)
         sampling = self._sampling(node, source, rank)
         stream = self._continuable.get(node.job)
         if stream is not None and stream.source is source and stream.sampling == sampling:
@@ -138,18 +123,18 @@ class Streams:
         else:
             stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget))
         rules = self._rules[source]
-        if awaits_thinking and self._request.regions.thinking is not None:
-            rules = replace(rules, thinking_marker=self._request.regions.thinking.open)
+        if awaits_thinking and self.request.regions.thinking is not None:
+            rules = replace(rules, thinking_marker=self.request.regions.thinking.open)
         segmenter = Segmenter(rules, stream.text, self.prefixes.context(node), budget)
-        self.writers[job] = StepWriter(job, node, stream, segmenter, live, self._clock.now())
+        self.writers[job] = StepWriter(job, node, stream, segmenter, live, self.clock.now())
         return self.writers[job]
 
     def _open(self, prompt: list[int], source: Source, sampling: Sampling, max_tokens: int) -> Stream:
-        engine, drafts = self._engines[source], source is Source.DRAFT
+        engine, drafts = self.engines[source], source is Source.DRAFT
         deltas = engine.generate(prompt, replace(sampling, max_tokens=max_tokens))
-        line = self._buffer.begin(prompt) if self._buffer is not None and drafts else None
-        counts = self._report.draft_tokens if drafts else self._report.target_tokens
-        first = self._report.first_prompt(source is Source.DRAFT, len(prompt))
+        line = self.buffer.begin(prompt) if self.buffer is not None and drafts else None
+        counts = self.report.draft_tokens if drafts else self.report.target_tokens
+        first = self.report.first_prompt(source is Source.DRAFT, len(prompt))
         return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line, first)
 
     def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
@@ -159,11 +144,11 @@ class Streams:
         numbers must not depend on which request wrote it. The draft's first candidate has the target's random numbers
         at each position, which makes the two agree more often.
         """
-        sampling = replace(self._request.sampling, stop=())
+        sampling = replace(self.request.sampling, stop=())
         if sampling.temperature == 0:
             if source is Source.TARGET or rank == 0:
                 return replace(sampling, seed=None)
-            sampling = replace(sampling, temperature=self._settings.draft_temperature, seed=sampling.seed or 0)
+            sampling = replace(sampling, temperature=self.settings.draft_temperature, seed=sampling.seed or 0)
         if sampling.seed is None:
             return sampling
         digest = hashlib.sha256(f"{sampling.seed}:{node.position}:{rank}".encode()).digest()
@@ -172,19 +157,19 @@ class Streams:
     async def read(self, stream: Stream) -> bool:
         """Wait for more tokens of a stream; False at its end."""
         if stream.source is Source.DRAFT:
-            began, waited = self._clock.now(), self._draft_waited
+            began, waited = self.clock.now(), self._draft_waited
             try:
-                more = await within(self._settings.draft_timeout, "the draft model", stream.read(), waited)
+                more = await within(self.settings.draft_timeout, "the draft model", stream.read(), waited)
             except asyncio.CancelledError:
-                self._draft_waited = max(self._draft_waited, waited + self._clock.now() - began)
+                self._draft_waited = max(self._draft_waited, waited + self.clock.now() - began)
                 raise
             self._draft_waited = 0.0
-            self._clock.draft_writes()
+            self.clock.draft_writes()
             return more
-        more = await within(self._settings.target_timeout, "the target model", stream.read())
-        if self._clock.prompt is None:
-            self._clock.prompt = self._clock.now()
-        self._report.target_forward_passes += more
+        more = await within(self.settings.target_timeout, "the target model", stream.read())
+        if self.clock.prompt is None:
+            self.clock.prompt = self.clock.now()
+        self.report.target_forward_passes += more
         return more
 
     def keep_open(self, job: int) -> None:
