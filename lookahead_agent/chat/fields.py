@@ -9,7 +9,7 @@ from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, Field, SecretStr
 
 from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.token_speculation import check_token_speculation, speculates_by_draft_model
+from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft

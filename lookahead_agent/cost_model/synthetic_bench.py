@@ -32,7 +32,7 @@ from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, Step
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.engines.token_speculation import speculative_config
+from lookahead_agent.engines.vllm_config import speculative_config
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.jsonl import RowFile
 from lookahead_agent.progress import Progress

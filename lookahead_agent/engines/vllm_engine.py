@@ -20,7 +20,6 @@ from lookahead_agent.engines.processes import collection_paused, end_processes, 
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER
-from lookahead_agent.engines.token_speculation import uses_shared_draft
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_config import (
     VLLMConfig,
@@ -28,6 +27,7 @@ from lookahead_agent.engines.vllm_config import (
     process_environment,
     require_vllm,
     runs_on_cpu,
+    uses_shared_draft,
     without_folders,
 )
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError

@@ -12,8 +12,8 @@ from typing import Any
 from lookahead_agent import __version__
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared_draft_proposer import COSTS
-from lookahead_agent.engines.token_speculation import speculates_by_draft_model, speculative_config
 from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,

@@ -15,9 +15,8 @@ from typing import ClassVar
 
 from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.engines.token_speculation import speculates_by_draft_model
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
-from lookahead_agent.engines.vllm_config import CPU_CONTEXT, require_vllm, trained_context
+from lookahead_agent.engines.vllm_config import CPU_CONTEXT, require_vllm, speculates_by_draft_model, trained_context
 from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
 from lookahead_agent.models import configured, fetch_tokenizer
 from lookahead_agent.policy import VerifierPolicy

@@ -10,8 +10,8 @@ import pytest
 
 from lookahead_agent.cpu import INT8, INT8_WEIGHTS
 from lookahead_agent.engines.shared_draft_proposer import COSTS
-from lookahead_agent.engines.token_speculation import uses_shared_draft
 from lookahead_agent.engines.tokenizer import HFTokenizer
+from lookahead_agent.engines.vllm_config import uses_shared_draft
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models import choose_models
 from lookahead_agent.models.cache import GGUF

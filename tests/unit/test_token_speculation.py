@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines import token_speculation
-from lookahead_agent.engines.token_speculation import check_token_speculation, speculative_config
+from lookahead_agent.engines import vllm_config
+from lookahead_agent.engines.vllm_config import check_token_speculation, speculative_config
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
 DRAFT = Path("draft")
@@ -59,9 +59,9 @@ def test_a_shared_draft_asks_a_class_of_ours() -> None:
     assert config["method"] == "custom_class"
     module, _, name = config["model"].rpartition(".")
     assert hasattr(import_module(module), name)
-    assert token_speculation.uses_shared_draft(config)
-    assert not token_speculation.uses_shared_draft({"method": "ngram"})
-    assert not token_speculation.uses_shared_draft(None)
+    assert vllm_config.uses_shared_draft(config)
+    assert not vllm_config.uses_shared_draft({"method": "ngram"})
+    assert not vllm_config.uses_shared_draft(None)
 
 
 def test_what_does_not_run_on_a_cpu_is_refused() -> None:
