@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lookahead_agent.engines.crash_report import SHARED
+from lookahead_agent.engines.processes import SHARED
 from lookahead_agent.errors import EngineStartError
 
 Ids = npt.NDArray[np.int32]

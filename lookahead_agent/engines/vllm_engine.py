@@ -14,9 +14,17 @@ from typing import Any
 
 import psutil
 
-from lookahead_agent.engines.crash_report import explain, explain_start, no_shared_memory
 from lookahead_agent.engines.json_schema import composes, for_llguidance
-from lookahead_agent.engines.processes import collection_paused, end_processes, end_start, families, spawning
+from lookahead_agent.engines.processes import (
+    collection_paused,
+    end_processes,
+    end_start,
+    explain,
+    explain_start,
+    families,
+    no_shared_memory,
+    spawning,
+)
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER

@@ -13,8 +13,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from lookahead_agent.engines.crash_report import memory
-from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.engines.processes import available_cores, memory
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.inventory import INSTRUCTION_SETS, gpus, processor, version_of

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
-from lookahead_agent.engines.crash_report import explain, explain_start, memory
+from lookahead_agent.engines.processes import explain, explain_start, memory
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, output_of

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.engines.crash_report import no_shared_memory
-from lookahead_agent.engines.processes import PARENT
+from lookahead_agent.engines.processes import PARENT, no_shared_memory
 from lookahead_agent.engines.shared_draft import SharedDraftBuffer
 from lookahead_agent.errors import EngineStartError
 
