@@ -24,7 +24,7 @@ from lookahead_agent.generation.call_options import CallOptions, SamplingArgumen
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
-from lookahead_agent.models.catalogue import RecommendedSampling
+from lookahead_agent.models.catalogue import GREEDY
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
 
@@ -287,9 +287,9 @@ class ChatLookahead(CallDefaults, BindingModel):
     def _tokenizer(self) -> Tokenizer:
         return self._backend.tokenizer()
 
-    def _recommended_sampling(self) -> RecommendedSampling:
+    def _recommended_sampling(self) -> Mapping[str, Any]:
         entry = self._backend.catalogue_entry
-        return entry.sampling if entry is not None else RecommendedSampling()
+        return entry.sampling if entry is not None else GREEDY
 
 
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:

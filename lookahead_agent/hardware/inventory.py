@@ -8,18 +8,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-INSTRUCTION_SETS = {
-    "amx_bf16": "AMX",
-    "amx_int8": "AMX",
-    "avx512_bf16": "AVX-512 BF16",
-    "avx512_vnni": "AVX-512 VNNI",
-    "avx_vnni": "AVX VNNI",
-    "avx512f": "AVX-512",
-    "avx2": "AVX2",
-    "i8mm": "I8MM",
-    "bf16": "BF16",
-}
-"""The CPU flags that decide which kernels a processor has, the fastest first."""
+_INSTRUCTION_SETS = ["amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "bf16"]
+"""The CPU flags that decide which kernels a processor has."""
 
 
 @cache
@@ -36,7 +26,7 @@ def processor() -> str:
             facts.setdefault(name.strip(), value.strip())
     flags = set(facts.get("flags", facts.get("Features", "")).split())
     return " ".join(
-        [facts.get("model name", platform.machine()), *(name for name in INSTRUCTION_SETS if name in flags)]
+        [facts.get("model name", platform.machine()), *(name for name in _INSTRUCTION_SETS if name in flags)]
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lookahead_agent.engines.chat_template import ThinkingTags
 
@@ -42,13 +44,7 @@ class ModelFacts:
         return folder.name if folder.is_absolute() else self.hub_id
 
 
-@dataclass(frozen=True)
-class RecommendedSampling:
-    """Sampling parameters used where the caller gives none (temperature 0 is greedy, top_k 0 is no limit)."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
+GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class ModelSet:
         judge: Which model judges step pairs; None: the target itself.
         context_length: Tokens of prompt and reply together that the target was trained for.
         thinking: The tags around the thinking, None for models that do not think apart.
-        sampling: What the model card recommends.
+        sampling: What the model card recommends, for calls that say nothing.
         note: One line for `lookahead-agent models list`.
     """
 
@@ -74,7 +70,7 @@ class ModelSet:
     judge: ModelFacts | None = None
     context_length: int = 32768
     thinking: ThinkingTags | None = None
-    sampling: RecommendedSampling = field(default_factory=RecommendedSampling)
+    sampling: Mapping[str, Any] = field(default_factory=lambda: GREEDY)
     note: str = ""
 
 
@@ -121,7 +117,7 @@ SMOLLM2_135M = ModelFacts(
 
 DEFAULT_SET = "qwen2.5-coder-1.5b"
 
-_QWEN3_SAMPLING = RecommendedSampling(temperature=0.6, top_p=0.95, top_k=20)
+_QWEN3_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
 CATALOGUE: dict[str, ModelSet] = {
     known.name: known
@@ -132,7 +128,6 @@ CATALOGUE: dict[str, ModelSet] = {
             draft=QWEN_CODER_0_5B,
             embedding=MINILM,
             # The model card samples at 0.7; a model of this size loses correct answers by it, so greedy.
-            sampling=RecommendedSampling(temperature=0.0),
             note="runs on two CPU cores; weights also come as Python packages",
         ),
         ModelSet(
@@ -140,7 +135,6 @@ CATALOGUE: dict[str, ModelSet] = {
             target=QWEN_CODER_1_5B,
             draft=SMOLLM2_135M,
             embedding=MINILM,
-            sampling=RecommendedSampling(temperature=0.0),
             note="a draft of another family, which exchanges text with the target",
         ),
         ModelSet(
@@ -168,7 +162,7 @@ CATALOGUE: dict[str, ModelSet] = {
             embedding=MINILM,
             context_length=131072,
             thinking=ThinkingTags(),
-            sampling=RecommendedSampling(temperature=0.6, top_p=0.95),
+            sampling={**GREEDY, "temperature": 0.6, "top_p": 0.95},
             note="the paper's DeepSeek pair; needs about 80 GiB of GPU memory",
         ),
     )
