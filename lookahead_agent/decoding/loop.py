@@ -32,7 +32,7 @@ from lookahead_agent.decoding.prefixes import Prefixes, encodable
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
-from lookahead_agent.decoding.streams import StepWriter, Stream, Streams, within
+from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
 from lookahead_agent.decoding.verifier import (
     DraftStep,
     DraftVerifier,
@@ -210,29 +210,35 @@ class _Loop:
     # Jobs
 
     async def _write(self, writer: StepWriter) -> Event:
+        source = writer.stream.source
+        with self._clock.draft if source is Source.DRAFT else self._clock.target:
+            async with self._streams.patience(source) as silence:
+                return await self._read_step(writer, silence)
+
+    async def _read_step(self, writer: StepWriter, silence: asyncio.Timeout) -> Event:
         stream = writer.stream
-        with self._clock.draft if stream.source is Source.DRAFT else self._clock.target:
-            while True:
-                while stream.unread:
-                    token = stream.unread.popleft()
-                    step = writer.segmenter.push(token)
-                    if writer.live:
-                        self._prefixes.committed.commit((token,))
-                    if step is not None:
-                        return self._written(writer, step)
-                    self._refute(writer)
-                if await self._streams.read(stream):
-                    if self._follower is not None:
-                        self._follower.tokens_read(writer)
-                elif stream.finish_reason is None:
-                    raise EngineError("the engine ended a reply without saying why")
-                else:
-                    return self._written(writer, writer.segmenter.close(stream.finish_reason))
+        while True:
+            while stream.unread:
+                token = stream.unread.popleft()
+                step = writer.segmenter.push(token)
+                if writer.live:
+                    self._prefixes.committed.commit((token,))
+                if step is not None:
+                    return self._written(writer, step)
+                self._refute(writer)
+            if await self._streams.read(stream, silence):
+                if self._follower is not None:
+                    self._follower.tokens_read(writer)
+            elif stream.finish_reason is None:
+                raise EngineError("the engine ended a reply without saying why")
+            else:
+                return self._written(writer, writer.segmenter.close(stream.finish_reason))
 
     def _written(self, writer: StepWriter, step: Step) -> StepWritten:
         if self._follower is not None:
             self._follower.step_ended(writer)
-        drafted = writer.stream.source is Source.DRAFT
+        if drafted := writer.stream.source is Source.DRAFT:
+            self._streams.draft_silent = None
         writer.complete = self._prefixes.from_draft(writer.job, writer.node, step) if drafted else step
         writer.ended = self._clock.now()
         self._tell("drafted" if drafted else "written", writer)
@@ -265,7 +271,8 @@ class _Loop:
     async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> Event:
         started = self._clock.now()
         with self._clock.verifier:
-            verdict = await within(self._settings.verifier_timeout, "the verifier", self._verdict(writer, target))
+            async with asyncio.timeout(self._settings.verifier_timeout):
+                verdict = await self._verdict(writer, target)
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
@@ -297,7 +304,12 @@ class _Loop:
             writer = self._streams.writers.get(job)
             if isinstance(error, ConfigurationError) and writer and writer.stream.source is Source.TARGET:
                 self._invalid_request = error
-            event = Failed(job, str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            if isinstance(error, TimeoutError):
+                limit = self._streams.limits[writer.stream.source] if writer else self._settings.verifier_timeout
+                who = f"the {writer.stream.source.value} model" if writer else "the verifier"
+                reason = f"{who} gave no sign of life for {limit or 0:g} s"
+            event = Failed(job, reason)
         self._events.put_nowait(event)
 
     def _tell(self, kind: StepEventKind, writer: StepWriter) -> None:

@@ -6,9 +6,8 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from lookahead_agent.decoding.accounting import PromptCounts, ReplyClock, ReplyReport, TokenCounts
 from lookahead_agent.decoding.prefixes import Prefixes
@@ -17,20 +16,11 @@ from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
 from lookahead_agent.engines.protocol import Delta, DraftLine, DraftLines, Engine, Sampling
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
-from lookahead_agent.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-
-async def within(limit: float | None, who: str, work: Coroutine[Any, Any, T], waited: float = 0.0) -> T:
-    """Wait for a token or a verdict, for which `who` has been waited for already."""
-    try:
-        async with asyncio.timeout(None if limit is None else limit - waited):
-            return await work
-    except TimeoutError:
-        raise EngineError(f"{who} gave no sign of life for {limit:g} s") from None
+_PRECISION = 1.0
+"""Seconds of a limit on silence: a timer that is set anew for every token takes longer than the token."""
 
 
 @dataclass(eq=False)
@@ -108,8 +98,9 @@ class Streams:
         # The stream of a job whose step was just written, for the job that writes the step after it.
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        # Seconds without a token of the draft, from one request to the next: the target may end each before it comes.
-        self._draft_waited = 0.0
+        self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}
+        self.draft_silent: float | None = None
+        """Since when the draft is waited for, from request to request: the target may end each before it writes."""
 
     def start(
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
@@ -154,19 +145,26 @@ class Streams:
         digest = hashlib.sha256(f"{sampling.seed}:{node.position}:{rank}".encode()).digest()
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
-    async def read(self, stream: Stream) -> bool:
+    def patience(self, source: Source) -> asyncio.Timeout:
+        """The context in which a step is read, for `read`; it ends in TimeoutError if no token comes for too long."""
+        now, limit = asyncio.get_running_loop().time(), self.limits[source]
+        if source is Source.DRAFT:
+            now = self.draft_silent = now if self.draft_silent is None else self.draft_silent
+        return asyncio.timeout_at(None if limit is None else now + limit)
+
+    async def read(self, stream: Stream, silence: asyncio.Timeout) -> bool:
         """Wait for more tokens of a stream; False at its end."""
+        more = await stream.read()
+        when = silence.when()
+        if when is not None and (limit := self.limits[stream.source]) is not None:
+            now = asyncio.get_running_loop().time()
+            if when < now + limit - _PRECISION:
+                silence.reschedule(now + limit)
+            if stream.source is Source.DRAFT:
+                self.draft_silent = now
         if stream.source is Source.DRAFT:
-            began, waited = self.clock.now(), self._draft_waited
-            try:
-                more = await within(self.settings.draft_timeout, "the draft model", stream.read(), waited)
-            except asyncio.CancelledError:
-                self._draft_waited = max(self._draft_waited, waited + self.clock.now() - began)
-                raise
-            self._draft_waited = 0.0
             self.clock.draft_writes()
             return more
-        more = await within(self.settings.target_timeout, "the target model", stream.read())
         if self.clock.prompt is None:
             self.clock.prompt = self.clock.now()
         self.report.target_forward_passes += more

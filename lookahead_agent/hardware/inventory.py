@@ -8,7 +8,10 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_INSTRUCTION_SETS = ["amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "bf16"]
+_INSTRUCTION_SETS = (
+    *("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx512f"),
+    *("avx2", "i8mm", "bf16"),
+)
 """The CPU flags that decide which kernels a processor has."""
 
 
