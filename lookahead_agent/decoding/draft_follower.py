@@ -11,7 +11,8 @@ from dataclasses import replace
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.step import Source
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
-from lookahead_agent.engines.protocol import DraftLines, Engine, SupportsSharedDraft
+from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
+from lookahead_agent.engines.shared_draft import BufferLines
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ AHEAD = 64
 """Tokens that one request writes: a draft that runs far ahead is wrong by then more often than not."""
 
 
-def draft_lines(request: ReplyRequest, settings: DecodingSettings, target: SupportsSharedDraft) -> DraftLines | None:
+def draft_lines(request: ReplyRequest, settings: DecodingSettings, target: SupportsSharedDraft) -> BufferLines | None:
     """The place where a target with a shared draft finds draft tokens; None for a sampled reply with a seed."""
     wanted = settings.shared_draft and target.shared_draft and not request.sampling.seeded
     return target.draft_lines(request.prompt_ids) if wanted else None
@@ -34,7 +35,7 @@ class DraftFollower:
     begins anew where the target writes something else, and where the draft has fallen behind.
     """
 
-    def __init__(self, draft: Engine, buffer: DraftLines, streams: Streams) -> None:
+    def __init__(self, draft: Engine, buffer: BufferLines, streams: Streams) -> None:
         request = streams.request
         self._draft = draft
         self._buffer = buffer

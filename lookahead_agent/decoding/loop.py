@@ -42,7 +42,8 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
-from lookahead_agent.engines.protocol import DraftLines, Engine, SupportsSharedDraft
+from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
+from lookahead_agent.engines.shared_draft import BufferLines
 from lookahead_agent.errors import ConfigurationError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class _Loop:
             draft_first=isinstance(verifier, DraftVerifier),
             awaits_thinking=self._prefixes.awaits_thinking,
         )
-        buffer: DraftLines | None = None
+        buffer: BufferLines | None = None
         if isinstance(target, SupportsSharedDraft) and draft is not target and self._prefixes.shared:
             buffer = draft_lines(request, settings, target)
         engines = {Source.TARGET: target, Source.DRAFT: draft}

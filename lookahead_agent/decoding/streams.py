@@ -14,7 +14,8 @@ from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
-from lookahead_agent.engines.protocol import Delta, DraftLine, DraftLines, Engine, Sampling
+from lookahead_agent.engines.protocol import Delta, Engine, Sampling
+from lookahead_agent.engines.shared_draft import BufferLine, BufferLines
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Stream:
     deltas: AsyncGenerator[Delta, None]
     text: TextStream
     counts: TokenCounts
-    line: DraftLine | None = None
+    line: BufferLine | None = None
     prompt: PromptCounts | None = None
     unread: deque[int] = field(default_factory=deque)
     finish_reason: str | None = None
@@ -88,7 +89,7 @@ class Streams:
     prefixes: Prefixes
     report: ReplyReport
     clock: ReplyClock
-    buffer: DraftLines | None
+    buffer: BufferLines | None
     writers: dict[int, StepWriter] = field(default_factory=dict)
     """Steps that are not decided, by job."""
 

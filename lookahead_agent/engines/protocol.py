@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from lookahead_agent.engines.shared_draft import BufferLines
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import EngineError
 
@@ -100,23 +101,6 @@ class Engine(Protocol):
         """Shut down; every running request fails. May be called again."""
 
 
-class DraftLine(Protocol):
-    """Where one request of the draft shows what it writes."""
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Show more tokens."""
-
-
-class DraftLines(Protocol):
-    """Where a reply's target finds draft tokens: what the draft has written, line by line."""
-
-    def begin(self, prefix_ids: Sequence[int]) -> DraftLine | None:
-        """A line for what the draft writes after a prefix, shape (m,); None if there is no room for it."""
-
-    def close(self) -> None:
-        """Forget the reply's lines."""
-
-
 @runtime_checkable
 class SupportsSharedDraft(Protocol):
     """An engine that can verify draft tokens that another engine writes for it, which costs no time of a model."""
@@ -125,7 +109,7 @@ class SupportsSharedDraft(Protocol):
     def shared_draft(self) -> bool:
         """Whether it was started to do so."""
 
-    def draft_lines(self, prompt_ids: Sequence[int]) -> DraftLines:
+    def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
         """Where a draft shows its tokens of one reply, by the reply's prompt in token ids, shape (n,)."""
 
 
