@@ -27,13 +27,10 @@ from lookahead_agent.runtime.modes import Mode, ModeChoice
 
 logger = logging.getLogger(__name__)
 
-_LEAST_TOKENS = 24
-"""Tokens of a reply from which its pace says something."""
-_LEAST_PASSES = 12
-"""Forward passes of a reply from which its tokens tell the acceptance rate of draft tokens."""
+_LEAST_TOKENS = 24  # of a reply whose pace says something
+_LEAST_PASSES = 12  # of a reply whose tokens tell the acceptance rate of draft tokens
 
-_FIRST_TOKENS = 16
-"""Tokens in which a reply that may be a call shows that it is one."""
+_FIRST_TOKENS = 16  # in which a reply that may be a call shows that it is one
 
 Emit = Callable[[TextDelta | StepEvent], None]
 Generated = tuple[ReadReply, list[Reply]]
@@ -75,13 +72,17 @@ class ReplyGenerator:
         if engines.engine_setup is None:
             return ModeChoice(both, "engines were given")
         modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.shared_draft else (tokens, both)
-        return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies.now))
+        return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies_at_once))
 
     async def reply(self) -> ChatReply:
         """Generate the reply; raises what `Backend.generate` raises."""
         engines = self._engines
-        with engines.replies.one() as was_alone:
-            idle = engines.target.in_flight == 0
+        # Only a reply beside which no other is written says by its pace what the engines can do.
+        alone = engines.replies_at_once == engines.target.in_flight == 0
+        engines.replies += 1
+        engines.replies_at_once += 1
+        number = engines.replies
+        try:
             prompt = await asyncio.to_thread(self._target_prompt)
             room = engines.target.context_length - len(prompt)
             sampling = replace(self._request.sampling, max_tokens=min(self._request.sampling.max_tokens, room))
@@ -90,8 +91,10 @@ class ReplyGenerator:
             for part in written:
                 report.add(part.report)
             tokens = [token for part in written for token in part.token_ids]
-            if was_alone() and idle and engines.target.in_flight == 0:
+            if alone and engines.replies == number and engines.target.in_flight == 0:
                 await self._learn(report, len(tokens))
+        finally:
+            engines.replies_at_once -= 1
         finish = written[-1].finish_reason
         return ChatReply(
             read.parsed.content,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,26 +21,6 @@ from lookahead_agent.verifiers.score import ScoreVerifier
 
 if TYPE_CHECKING:
     from lookahead_agent.runtime.engine_selection import EngineSetup
-
-
-class RepliesAtOnce:
-    """Tells whether a reply was written with nothing beside it: only then its pace says what the engines can do."""
-
-    def __init__(self) -> None:
-        self.now = 0
-        self._begun = 0
-
-    @contextmanager
-    def one(self) -> Iterator[Callable[[], bool]]:
-        """While a reply is written; what it gives says whether no other was there meanwhile."""
-        first = self.now == 0
-        self.now += 1
-        self._begun += 1
-        number = self._begun
-        try:
-            yield lambda: first and self._begun == number
-        finally:
-            self.now -= 1
 
 
 class EngineSet:
@@ -77,7 +56,8 @@ class EngineSet:
         self._certificate = lru_cache(256)(
             lambda risk, delimiter: find_certificate(risk, self.names, self.precision, delimiter)
         )
-        self.replies = RepliesAtOnce()
+        self.replies = self.replies_at_once = 0
+        """Replies that were begun, and those of them that are being written."""
         self.modes = ModeChooser()
         """Which way of writing each node's replies get, where that is free."""
         self.problems: dict[str, str] = {}
