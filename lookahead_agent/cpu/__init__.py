@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ENTRY_POINT = "lookahead_cpu"
-"""Of the plugin, in the group `vllm.general_plugins`."""
+ENTRY_POINT = "lookahead_cpu"  # of the plugin, in the group `vllm.general_plugins`
 VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"
 """Environment variable without which the plugin does nothing: "1" in the processes of this library's engines."""
-INT8 = "lookahead_int8"
-"""W8A8 with the output layer in int8 too: see `int8`."""
-INT8_WEIGHTS = "lookahead_int8_weights"
-"""Weights as integers, activations in floating point: see `int8`."""
-PROVIDER = "lookahead_cpu"
-"""Provider of the operations in `operations`, for vLLM's `ir_op_priority`."""
+INT8 = "lookahead_int8"  # W8A8 with the output layer in int8 too: see `int8`
+INT8_WEIGHTS = "lookahead_int8_weights"  # weights as integers, activations in floating point: see `int8`
+PROVIDER = "lookahead_cpu"  # Provider of the operations in `operations`, for vLLM's `ir_op_priority`
 
 
 def share_cores(cores: Sequence[int], *, with_draft: bool) -> tuple[list[int], list[int]]:

@@ -18,8 +18,7 @@ from numba.extending import intrinsic
 
 from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread, threads
 
-LANES = 8
-"""Columns that are multiplied at once; a matrix has a multiple of these."""
+LANES = 8  # columns that are multiplied at once; a matrix has a multiple of these
 _PACK = 6
 """Rows that lie beside each other in memory, LANES columns at a time, so that it is read from beginning to end."""
 _ROWS = {1: 6, 2: 6, 3: 3, 4: 3}

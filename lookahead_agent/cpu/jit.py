@@ -15,10 +15,8 @@ from numba import cfunc, types
 _openmp = ctypes.CDLL(None)
 for _name in ("omp_get_thread_num", "omp_get_num_threads"):
     llvmlite.binding.add_symbol(_name, ctypes.cast(getattr(_openmp, _name), ctypes.c_void_p).value)
-thread = types.ExternalFunction("omp_get_thread_num", types.int32())
-"""Which of the threads that share a work this is."""
-threads = types.ExternalFunction("omp_get_num_threads", types.int32())
-"""How many share it."""
+thread = types.ExternalFunction("omp_get_thread_num", types.int32())  # which of the threads that share a work this is
+threads = types.ExternalFunction("omp_get_num_threads", types.int32())  # how many share it
 _parallel = _openmp.GOMP_parallel
 _parallel.argtypes, _parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
 

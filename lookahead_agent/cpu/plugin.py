@@ -13,8 +13,7 @@ from functools import cache, partial
 
 from lookahead_agent.cpu import VARIABLE
 
-_NAP = 0.0005
-"""Seconds that vLLM's processes sleep while they wait for each other."""
+_NAP = 0.0005  # seconds that vLLM's processes sleep while they wait for each other
 
 
 @cache

@@ -15,8 +15,7 @@ import torch
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops import topk_topp_sampler
 
-_REACH = 1024
-"""So many of the likeliest tokens are looked at before all are sorted."""
+_REACH = 1024  # so many of the likeliest tokens are looked at before all are sorted
 
 Filter = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
 

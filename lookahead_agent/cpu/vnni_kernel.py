@@ -21,19 +21,13 @@ from numba.extending import intrinsic
 
 from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread, threads
 
-ROWS = 32
-"""Rows that lie beside each other in memory, COLUMNS columns of each at a time: two vectors of 16 sums."""
-COLUMNS = 4
-"""Columns whose products one instruction adds to a sum."""
-_MOST_TOKENS = 12
-"""In a tile: with two vectors of weights, as many sums as there are registers for."""
-_AHEAD = 4096
-"""Bytes of weights by which memory is asked ahead."""
-_SIGN = 128
-"""Added to what is multiplied with the weights, for the instruction wants it without a sign."""
+ROWS = 32  # rows that lie beside each other in memory, COLUMNS columns of each at a time: two vectors of 16 sums
+COLUMNS = 4  # columns whose products one instruction adds to a sum
+_MOST_TOKENS = 12  # in a tile: with two vectors of weights, as many sums as there are registers for
+_AHEAD = 4096  # bytes of weights by which memory is asked ahead
+_SIGN = 128  # added to what is multiplied with the weights, for the instruction wants it without a sign
 
-_Work = ctypes.c_int64 * 12
-"""What one multiplication works on: addresses and sizes."""
+_Work = ctypes.c_int64 * 12  # what one multiplication works on: addresses and sizes
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _WORDS, _FLOATS, _HALVES = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16), ir.VectorType(_I16, 16)

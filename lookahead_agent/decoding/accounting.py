@@ -74,8 +74,7 @@ class ReplyClock:
         self._started = now()
         self._any = BusyClock(now)
         self.draft, self.target, self.verifier = (BusyClock(now, self._any) for _ in range(3))
-        self.prompt: float | None = None
-        """When the target had read the prompt, in seconds since the reply began."""
+        self.prompt: float | None = None  # when the target had read the prompt, in seconds since the reply began
         self._draft_prompt: float | None = None
 
     def now(self) -> float:

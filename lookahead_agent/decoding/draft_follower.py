@@ -16,10 +16,8 @@ from lookahead_agent.engines.shared_draft import BufferLines
 
 logger = logging.getLogger(__name__)
 
-BEHIND = 3
-"""Tokens that the draft may be behind the target before it begins anew from the target's last token."""
-AHEAD = 64
-"""Tokens that one request writes: a draft that runs far ahead is wrong by then more often than not."""
+BEHIND = 3  # tokens that the draft may be behind the target before it begins anew from the target's last token
+AHEAD = 64  # tokens that one request writes: a draft that runs far ahead is wrong by then more often than not
 
 
 def draft_lines(request: ReplyRequest, settings: DecodingSettings, target: SupportsSharedDraft) -> BufferLines | None:

@@ -35,8 +35,7 @@ class ReplyText:
         self._waiting = ""  # committed and not passed on: a stop string would begin in it
         self._length = self._passed_on = 0
         self.token_ids: list[int] = []
-        self.text_ends: list[int] = []
-        """Length of the text after each token."""
+        self.text_ends: list[int] = []  # Length of the text after each token
 
     @property
     def text(self) -> str:
@@ -101,8 +100,7 @@ class Prefixes:
     def __init__(
         self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]
     ) -> None:
-        self.shared = target.fingerprint == draft.fingerprint
-        """Whether draft and target have the same tokens."""
+        self.shared = target.fingerprint == draft.fingerprint  # whether draft and target have the same tokens
         self._target = target
         self._draft = draft
         tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])

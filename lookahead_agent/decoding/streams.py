@@ -20,8 +20,7 @@ from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_PRECISION = 1.0
-"""Seconds of a limit on silence: a timer that is set anew for every token takes longer than the token."""
+_PRECISION = 1.0  # seconds of a limit on silence: a timer that is set anew for every token takes longer than the token
 
 
 @dataclass(eq=False)
@@ -90,8 +89,7 @@ class Streams:
     report: ReplyReport
     clock: ReplyClock
     buffer: BufferLines | None
-    writers: dict[int, StepWriter] = field(default_factory=dict)
-    """Steps that are not decided, by job."""
+    writers: dict[int, StepWriter] = field(default_factory=dict)  # steps that are not decided, by job
 
     def __post_init__(self) -> None:
         engines = self.engines.items()

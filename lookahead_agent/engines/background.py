@@ -20,8 +20,7 @@ S = TypeVar("S")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_of_parents: list[asyncio.AbstractEventLoop] = []
-"""Kept, so that nothing is closed that the parent uses."""
+_of_parents: list[asyncio.AbstractEventLoop] = []  # kept, so that nothing is closed that the parent uses
 
 
 def background_loop() -> asyncio.AbstractEventLoop:

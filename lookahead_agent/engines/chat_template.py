@@ -10,27 +10,20 @@ from typing import Any
 
 from lookahead_agent.errors import ConfigurationError
 
-Message = Mapping[str, Any]
-"""In OpenAI's format, the arguments of its tool calls as mappings."""
+Message = Mapping[str, Any]  # in OpenAI's format, the arguments of its tool calls as mappings
 FINISHED = "finished"
 """Field of an assistant's message that its model has ended, so that a reply is another turn; no template reads it."""
-_LONGEST_ARGUMENTS = 1 << 16
-"""Characters of template arguments in JSON."""
+_LONGEST_ARGUMENTS = 1 << 16  # characters of template arguments in JSON
 
 
 @dataclass(frozen=True)
 class ThinkingTags:
-    """How a model marks its thinking.
+    """How a model marks its thinking."""
 
-    Attributes:
-        open: Tag that begins the thinking; some chat templates write it, so that the reply begins inside.
-        close: Tag that ends it.
-        always: Whether the model thinks before each answer unless the prompt says otherwise: text before a closing tag
-            that nothing opened is thinking then.
-    """
-
-    open: str = "<think>"
-    close: str = "</think>"
+    open: str = "<think>"  # tag that begins the thinking; some chat templates write it, so that the reply begins inside
+    close: str = "</think>"  # tag that ends it
+    # Whether the model thinks before each answer unless the prompt says otherwise: text before a closing tag that
+    # nothing opened is thinking then.
     always: bool = True
 
     def opened_by(self, prompt: str) -> bool:
@@ -59,8 +52,7 @@ def tool_calls(message: Message) -> Sequence[Message]:
     return message.get("tool_calls") or ()
 
 
-MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")
-"""A text of `marked`."""
+MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")  # a text of `marked`
 
 
 def marked(message: Message, place: int) -> dict[str, Any]:

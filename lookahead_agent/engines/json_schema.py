@@ -43,18 +43,15 @@ _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4"
 # Chosen so that vLLM makes the grammar of the worst schema within them in about a second, in a thread of its own, and
 # finds the tokens that may come next in milliseconds.
 MOST_BYTES = 256 * 1024
-MOST_PARTS = 4_000
-"""Objects and lists."""
-DEEPEST = 64
-"""Levels of objects and lists, as vLLM bounds them."""
+MOST_PARTS = 4_000  # objects and lists
+DEEPEST = 64  # levels of objects and lists, as vLLM bounds them
 _DEEPEST_WITH_REFS = 600
 """Levels of everything that is referred to, one in another: llguidance reads them recursively, and overflows its stack
 from about 2,500."""
 MOST_ENUM = 10_000
 MOST_ITEMS = 10_000
 _MOST_ITEMS_IN_ALL = 20_000
-MOST_ALTERNATIVES = 400
-"""Of what may come next: llguidance gives up in the middle of a reply from about 500."""
+MOST_ALTERNATIVES = 400  # of what may come next: llguidance gives up in the middle of a reply from about 500
 _MOST_COMBINED = 50
 """Alternatives that are combined with each other, as by `allOf`: each is read as an object of its own."""
 _LARGEST_COUNT = 2**31 - 1

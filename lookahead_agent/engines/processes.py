@@ -49,13 +49,11 @@ ADVICE = (
 )
 
 _AT_START = re.compile(r"Failed core proc\(s\):.*(?<!\d)-9\b")
-SHARED = Path("/dev/shm")
-"""Memory that processes share by files, on Linux."""
+SHARED = Path("/dev/shm")  # memory that processes share by files, on Linux
 _SHARED_BYTES = 240 << 20  # free, or vLLM makes no queue between its processes, although it uses kilobytes of them
 _GROUP = Path("/sys/fs/cgroup")
 _staying: set[int] = set()
-_starting: set[int] = set()
-"""Numbers of processes whose engines are starting."""
+_starting: set[int] = set()  # numbers of processes whose engines are starting
 _spawning = threading.Lock()
 _refused = False
 

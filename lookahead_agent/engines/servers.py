@@ -25,21 +25,13 @@ _CONNECT_TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model behind an OpenAI-compatible server, or behind a load balancer before several.
+    """A model behind an OpenAI-compatible server, or behind a load balancer before several."""
 
-    Attributes:
-        url: Its address up to and with `/v1`.
-        model: Its name there; None: the only one that it has.
-        api_key: Sent as a bearer token; None: none.
-        timeout: Seconds without a sign of life after which a request has failed; None: never.
-        max_retries: Times a request is repeated that failed before anything was answered.
-    """
-
-    url: str
-    model: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    timeout: float | None = 600.0
-    max_retries: int = 2
+    url: str  # its address up to and with `/v1`
+    model: str | None = None  # its name there; None: the only one that it has
+    api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; None: none
+    timeout: float | None = 600.0  # seconds without a sign of life after which a request has failed; None: never
+    max_retries: int = 2  # times a request is repeated that failed before anything was answered
 
 
 class _TryAgainError(Exception):
@@ -60,8 +52,7 @@ class Server:
     """
 
     def __init__(self, remote: RemoteModel, role: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self.answers = True
-        """Whether it has answered the last time."""
+        self.answers = True  # whether it has answered the last time
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self._name = f"the {role} at {self._url}"

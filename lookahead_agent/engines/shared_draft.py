@@ -24,14 +24,10 @@ from lookahead_agent.errors import EngineStartError
 
 Ids = npt.NDArray[np.int32]
 
-LINES = 128
-"""Draft requests that a buffer has room for; more of them at once go without."""
-ROOM = 1024
-"""Tokens of one line: those after them are not shown."""
-LINES_OF_REPLY = 4
-"""Lines that are kept of one reply: what was written before a divergence may be met again after it."""
-_TAIL = 8
-"""Tokens of the prefix with which a line begins."""
+LINES = 128  # draft requests that a buffer has room for; more of them at once go without
+ROOM = 1024  # tokens of one line: those after them are not shown
+LINES_OF_REPLY = 4  # lines that are kept of one reply: what was written before a divergence may be met again after it
+_TAIL = 8  # tokens of the prefix with which a line begins
 
 _LINE = np.dtype(
     [(name, np.int32) for name in ("length", "prompt_length", "prompt_sum", "origin", "age")]
@@ -70,8 +66,7 @@ class SharedDraftBuffer:
             os.posix_fallocate(self._file.fileno(), 0, LINES * _LINE.itemsize)
         except OSError as error:
             raise EngineStartError(f"no file of shared memory can be made in {folder}: {error.strerror}") from error
-        self.path = Path(self._file.name)
-        """The file that the target's process opens."""
+        self.path = Path(self._file.name)  # the file that the target's process opens
         self.lines = open_buffer(self.path)
         self._free = list(range(LINES))
         self._begun = 0
@@ -139,8 +134,7 @@ class BufferLine:
 
     def __init__(self, line: Any, number: int) -> None:
         self.number = number
-        self.ended = False
-        """Whether another line may have taken this one's place."""
+        self.ended = False  # whether another line may have taken this one's place
         self._line = line
 
     def extend(self, token_ids: Sequence[int]) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 
 from lookahead_agent.engines.shared_draft import Ids, checksum, open_buffer
 
-BUFFER = "lookahead_shared_draft"
-"""Entry of vLLM's `additional_config`: the buffer's file."""
+BUFFER = "lookahead_shared_draft"  # entry of vLLM's `additional_config`: the buffer's file
 COSTS = "lookahead_pass_costs"
 """Entry of vLLM's `additional_config`: the cost of a pass by its number of tokens, as pairs."""
 PATH = f"{__name__}.SharedDraftProposer"
@@ -20,10 +19,8 @@ PATH = f"{__name__}.SharedDraftProposer"
 # A pass of few tokens costs about as much as one of a single token, until arithmetic takes longer than reading the
 # weights does: what is assumed of a machine that was not measured.
 UNMEASURED = {1: 1.0, 8: 1.3, 32: 2.5, 64: 4.5}
-SURE = 4
-"""Tokens that must agree with a line where it should be, or elsewhere in it, for any number of proposals."""
-LEAST = 2
-"""Tokens that must agree elsewhere in a line: one is met everywhere."""
+SURE = 4  # tokens that must agree with a line where it should be, or elsewhere in it, for any number of proposals
+LEAST = 2  # tokens that must agree elsewhere in a line: one is met everywhere
 
 
 class SharedDraftProposer:
@@ -175,10 +172,8 @@ class DraftLength:
         costs: Seconds of a pass by its number of tokens, in any unit; sizes between are read from a straight line.
     """
 
-    _MEMORY = 64.0
-    """Draft tokens that are remembered: older ones fade."""
-    _TRY_AGAIN = 24
-    """Passes without draft tokens after which one is tried again: what follows may be easier."""
+    _MEMORY = 64.0  # draft tokens that are remembered: older ones fade
+    _TRY_AGAIN = 24  # Passes without draft tokens after which one is tried again: what follows may be easier
 
     def __init__(self, most: int, costs: Mapping[int, float]) -> None:
         self._most = most

@@ -18,16 +18,11 @@ from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
 @dataclass(frozen=True)
 class VLLMConfig:
-    """What determines a vLLM engine; equal configurations share one engine.
+    """What determines a vLLM engine; equal configurations share one engine."""
 
-    Attributes:
-        model: Folder of the model.
-        cores: CPU cores to run on, in vLLM's notation ("0-2,5"); ignored on a GPU.
-        arguments: Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs.
-    """
-
-    model: Path
-    cores: str | None = None
+    model: Path  # folder of the model
+    cores: str | None = None  # CPU cores to run on, in vLLM's notation ("0-2,5"); ignored on a GPU
+    # Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs
     arguments: tuple[tuple[str, Any], ...] = field(default=())
 
     @property

@@ -22,29 +22,21 @@ class GenerateRequest:
     """A reply to generate, with everything decided."""
 
     id: str
-    sampling: Sampling
-    """`structured` constrains the reply to tool calls or a form."""
+    sampling: Sampling  # `structured` constrains the reply to tool calls or a form
     policy: VerifierPolicy
-    selection_rule: str | None = None
-    """The rule that chose the policy."""
-    node: str = ""
-    """Path of the LangGraph node that calls ("outer:inner"); "" outside a graph."""
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    """The conversation, for the chat template."""
-    question: str = ""
-    """The text that the reply answers."""
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    """Tools that the reply may call, in OpenAI's format."""
+    selection_rule: str | None = None  # the rule that chose the policy
+    node: str = ""  # path of the LangGraph node that calls ("outer:inner"); "" outside a graph
+    messages: list[dict[str, Any]] = field(default_factory=list)  # the conversation, for the chat template
+    question: str = ""  # the text that the reply answers
+    tools: list[dict[str, Any]] = field(default_factory=list)  # tools that the reply may call, in OpenAI's format
     must_call: bool = False
     parallel_tool_calls: bool | None = None
-    form: dict[str, Any] | None = None
-    """The constraint of the call's `response_format`; None: free text."""
+    form: dict[str, Any] | None = None  # the constraint of the call's `response_format`; None: free text
     template_arguments: dict[str, Any] = field(default_factory=dict)
     action_markers: tuple[str, ...] = ()
     """Texts from whose end on only the target writes, as after the opening of a tool call."""
     tool_parser: str | None = None
-    target_timeout: float | None = None
-    """Seconds without a token after which the target has failed; None: never."""
+    target_timeout: float | None = None  # seconds without a token after which the target has failed; None: never
 
 
 @dataclass(frozen=True)
@@ -62,17 +54,14 @@ class ChatReply:
     content: str
     thinking: str
     tool_calls: list[ToolCall]
-    invalid_tool_calls: list[InvalidToolCall]
-    """Calls that could not be read, with the reason."""
+    invalid_tool_calls: list[InvalidToolCall]  # Calls that could not be read, with the reason
     finish_reason: str
     """"length": the reply or the context ran out of tokens; "tool_calls": the reply ended otherwise and has calls that
     can be carried out; "stop": neither."""
     prompt_tokens: int
-    thinking_tokens: int
-    """How many of the reply's tokens are thinking, without its tags."""
+    thinking_tokens: int  # how many of the reply's tokens are thinking, without its tags
     token_ids: list[int]
-    lookahead: dict[str, Any]
-    """The metadata that `ChatLookahead` documents."""
+    lookahead: dict[str, Any]  # the metadata that `ChatLookahead` documents
 
 
 GenerateEvent = TextDelta | StepEvent | ChatReply

@@ -56,8 +56,7 @@ class ReplyGenerator:
         self._emit = emit
         self._tools = request.tools
         self._verifier = engines.verifier(policy)
-        self._kind = f"{request.node}|{policy.name}"
-        """The replies of like speed: those of one node under one policy."""
+        self._kind = f"{request.node}|{policy.name}"  # the replies of like speed: those of one node under one policy
         self._chosen = self._mode()
 
     def _mode(self) -> ModeChoice:

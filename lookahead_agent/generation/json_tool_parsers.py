@@ -20,29 +20,21 @@ from lookahead_agent.generation.tool_calls import (
 
 @dataclass(frozen=True)
 class Found:
-    """The text where a call may begin, read.
+    """The text where a call may begin, read."""
 
-    Attributes:
-        end: Where it ends.
-        calls: What was read, its `content` the text beside the calls; None: no call, but text.
-        rank: Calls of the lowest rank in a reply are its calls, the others are examples: 0 in the model's own format,
-            1 bare JSON, 2 JSON in a code fence.
-    """
-
-    end: int
-    calls: ParsedReply | None = None
+    end: int  # where it ends
+    calls: ParsedReply | None = None  # what was read, its `content` the text beside the calls; None: no call, but text
+    # Calls of the lowest rank in a reply are its calls, the others are examples: 0 in the model's own format, 1 bare
+    # JSON, 2 JSON in a code fence.
     rank: int = 0
 
 
 class ToolParser(ABC):
     """Finds the tool calls in a reply."""
 
-    markers: tuple[str, ...] | None
-    """Texts that begin a tool call; None if they are not known."""
-    begins: re.Pattern[str]
-    """Where a call may begin."""
-    may_begin: re.Pattern[str]
-    """The end of a text, from where a call may begin once more text comes."""
+    markers: tuple[str, ...] | None  # texts that begin a tool call; None if they are not known
+    begins: re.Pattern[str]  # where a call may begin
+    may_begin: re.Pattern[str]  # the end of a text, from where a call may begin once more text comes
 
     @abstractmethod
     def read(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:

@@ -70,22 +70,16 @@ class ReplyReader:
         self._tools = tools
         self._emit = emit
         self._whole = ""
-        self._text = ""
-        """What is not passed on of the thinking; or the answer from its beginning."""
-        self._at = 0
-        """Up to where the answer is passed on."""
+        self._text = ""  # what is not passed on of the thinking; or the answer from its beginning
+        self._at = 0  # up to where the answer is passed on
         self._state = "answer" if thinking is None else "thinking" if inside else "begin"
         self._passed = {"thinking": "", "answer": ""}
-        self._waiting = ""
-        """White space that is only part of the text if more follows."""
+        self._waiting = ""  # white space that is only part of the text if more follows
         self._cut = False
-        self._offset = 0
-        """Where the answer is in the reply."""
-        self._floor = 0
-        """Where the line may begin at the earliest: after a call, thinking or code in it."""
+        self._offset = 0  # where the answer is in the reply
+        self._floor = 0  # where the line may begin at the earliest: after a call, thinking or code in it
         self._spans: list[tuple[int, int]] = []
-        self._parts: list[str | _Call | None] = []
-        """The answer; None means thinking."""
+        self._parts: list[str | _Call | None] = []  # the answer; None means thinking
 
     def push(self, text: str) -> None:
         """Add text."""

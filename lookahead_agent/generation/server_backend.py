@@ -37,8 +37,7 @@ ENGINES_HEADER = "X-Lookahead-Engines"
 STATUS_PATH = "/v1/lookahead/status"
 CHAT_PATH = "/v1/chat/completions"
 _ENDED = "the server of `lookahead-agent up` ended while it generated the reply: see `lookahead-agent status`"
-_PATIENCE = 20.0
-"""Seconds: a server tells its status in milliseconds, and in a few seconds where the system swaps."""
+_PATIENCE = 20.0  # seconds: a server tells its status in milliseconds, and in a few seconds where the system swaps
 
 
 def runtime_dir() -> Path:

@@ -13,17 +13,13 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
 
-Tools = Sequence[Mapping[str, Any]]
-"""Tools in OpenAI's format."""
+Tools = Sequence[Mapping[str, Any]]  # tools in OpenAI's format
 
-_ARGUMENTS = ("arguments", "parameters", "args")
-"""Keys under which models write a call's arguments."""
-_DEEPEST = 100
-"""Levels of objects and lists in a call."""
+_ARGUMENTS = ("arguments", "parameters", "args")  # Keys under which models write a call's arguments
+_DEEPEST = 100  # levels of objects and lists in a call
 _MEANINGLESS = frozenset({"id", "type"})
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
-UNREADABLE = "(unreadable) "
-"""Precedes the text of a call that could not be read: see `as_invalid_json`."""
+UNREADABLE = "(unreadable) "  # Precedes the text of a call that could not be read: see `as_invalid_json`
 
 
 @dataclass

@@ -23,15 +23,12 @@ SpeculationMethod = Literal["none", "draft_model", "shared_draft"]
 DraftTokens = Sequence[tuple[int, int, int]]
 """vLLM's `num_speculative_tokens_per_batch_size`: ranges of requests, both ends included, with their draft tokens."""
 
-ACCEPTANCE_RATE = 0.85
-"""Of draft tokens, until something is known of a pair (0.88 was measured of the default pair)."""
-MARGIN = 0.05
-"""Share of time by which a configuration must be ahead of a simpler one."""
+ACCEPTANCE_RATE = 0.85  # of draft tokens, until something is known of a pair (0.88 was measured of the default pair)
+MARGIN = 0.05  # share of time by which a configuration must be ahead of a simpler one
 SHARED_DRAFT_MARGIN = 0.4
 """The same for a shared draft, which takes cores from its target: replies with few draft tokens are slower with one
 (measured: 0.67 of the target's speed alone), and so are four at once (0.86)."""
-LARGEST_DRAFT = 0.5
-"""Size of a draft, as a share of its target's, from which its tokens cost more than they win."""
+LARGEST_DRAFT = 0.5  # size of a draft, as a share of its target's, from which its tokens cost more than they win
 _HIGHEST_RATE = 0.99
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 _FLOAT32 = ("fp32", "int8-weights")
@@ -47,22 +44,18 @@ _OF_INT8_DRAFT: Mapping[float, DraftTokens] = {
     0.78: ((1, 1, 3), (2, 5, 2), (6, 11, 1), (12, 32, 0)),
     0.55: ((1, 1, 2), (2, 9, 1), (10, 32, 0)),
 }
-_FEWEST: DraftTokens = ((1, 1, 1), (2, 32, 0))
-"""Where the target is as fast alone, and the method is asked for."""
+_FEWEST: DraftTokens = ((1, 1, 1), (2, 32, 0))  # where the target is as fast alone, and the method is asked for
 
 
 @dataclass(frozen=True)
 class CPUDefaults:
-    """First choices for CPUs with an instruction set.
+    """First choices for CPUs with an instruction set."""
 
-    Attributes:
-        kernels: Precisions, the fastest first, without those that are emulated or lose the gain of a batch.
-        speculating: Target precisions in which a pass of a few tokens costs about as much as one of a single token.
-        pass_costs: Relative costs of passes on a share of the cores, by precision and tokens.
-    """
-
+    # Precisions, the fastest first, without those that are emulated or lose the gain of a batch
     kernels: tuple[Kernel, ...]
+    # Target precisions in which a pass of a few tokens costs about as much as one of a single token
     speculating: tuple[Kernel, ...]
+    # Relative costs of passes on a share of the cores, by precision and tokens
     pass_costs: Mapping[Kernel, Mapping[int, float]]
 
 
@@ -94,19 +87,12 @@ def multiplies_int8(instructions: str | None = None) -> bool:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Token method and precisions.
+    """Token method and precisions."""
 
-    Attributes:
-        method: Of token speculation.
-        target: The target's precision.
-        draft: The draft's; None without a draft.
-        draft_tokens: Of a draft model, by the number of requests.
-    """
-
-    method: SpeculationMethod
-    target: Kernel
-    draft: Kernel | None = None
-    draft_tokens: DraftTokens = ()
+    method: SpeculationMethod  # of token speculation
+    target: Kernel  # the target's precision
+    draft: Kernel | None = None  # the draft's; None without a draft
+    draft_tokens: DraftTokens = ()  # of a draft model, by the number of requests
 
     @property
     def name(self) -> str:

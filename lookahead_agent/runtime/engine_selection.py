@@ -35,31 +35,21 @@ _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "b
 
 @dataclass(frozen=True)
 class RuntimeSpec:
-    """What determines the engines of a chat model.
+    """What determines the engines of a chat model."""
 
-    Attributes:
-        models: Target, draft, judge and embedding model.
-        target_arguments: Arguments of the target's vLLM engine.
-        draft_arguments: Arguments of the draft's vLLM engine.
-        judge_arguments: Arguments of the judge's vLLM engine.
-        remote: The models that are behind servers, by role: "target", "draft", "judge", "embedding".
-        token_speculation: Method of token-level speculation inside the target's engine, or "auto".
-        precision: Of the target's weights.
-        draft_precision: Of the draft's.
-        cores: CPU cores as (target, draft) in vLLM's notation; None: chosen. A judge shares the draft's.
-        draft_engine: Whether the draft needs an engine of its own, since step speculation is forced.
-    """
-
-    models: ModelSet
-    target_arguments: Mapping[str, Any] = field(default_factory=dict)
-    draft_arguments: Mapping[str, Any] = field(default_factory=dict)
-    judge_arguments: Mapping[str, Any] = field(default_factory=dict)
+    models: ModelSet  # target, draft, judge and embedding model
+    target_arguments: Mapping[str, Any] = field(default_factory=dict)  # arguments of the target's vLLM engine
+    draft_arguments: Mapping[str, Any] = field(default_factory=dict)  # arguments of the draft's vLLM engine
+    judge_arguments: Mapping[str, Any] = field(default_factory=dict)  # arguments of the judge's vLLM engine
+    # The models that are behind servers, by role: "target", "draft", "judge", "embedding"
     remote: Mapping[str, RemoteModel] = field(default_factory=dict)
+    # Method of token-level speculation inside the target's engine, or "auto"
     token_speculation: str | Mapping[str, Any] = "auto"
-    precision: Precision = "auto"
-    draft_precision: Precision = "auto"
+    precision: Precision = "auto"  # of the target's weights
+    draft_precision: Precision = "auto"  # of the draft's
+    # CPU cores as (target, draft) in vLLM's notation; None: chosen. A judge shares the draft's
     cores: tuple[str, str] | None = None
-    draft_engine: bool = False
+    draft_engine: bool = False  # whether the draft needs an engine of its own, since step speculation is forced
 
     @property
     def key(self) -> str:
@@ -91,29 +81,18 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Engines to start.
+    """Engines to start."""
 
-    Attributes:
-        target: The target's weights; None: it is behind a server.
-        draft: The draft's, if its weights are used here.
-        draft_engine: Whether the draft has an engine of its own here.
-        target_arguments: Arguments of the target's engine beside those of its weights.
-        speculation_method: Of token speculation.
-        precision: Of each model's weights, by role.
-        reason: Why so, in a sentence.
-        configuration: The chosen one; None where there was no choice.
-        speeds: Where the speed of its replies is kept; None where it does not matter.
-    """
-
-    target: Weights | None = None
-    draft: Weights | None = None
-    draft_engine: bool = False
+    target: Weights | None = None  # the target's weights; None: it is behind a server
+    draft: Weights | None = None  # the draft's, if its weights are used here
+    draft_engine: bool = False  # whether the draft has an engine of its own here
+    # Arguments of the target's engine beside those of its weights
     target_arguments: Mapping[str, Any] = field(default_factory=dict)
-    speculation_method: str = "none"
-    precision: Mapping[str, Kernel] = field(default_factory=dict)
-    reason: str = ""
-    configuration: Configuration | None = None
-    speeds: ReplySpeeds | None = None
+    speculation_method: str = "none"  # of token speculation
+    precision: Mapping[str, Kernel] = field(default_factory=dict)  # of each model's weights, by role
+    reason: str = ""  # why so, in a sentence
+    configuration: Configuration | None = None  # the chosen one; None where there was no choice
+    speeds: ReplySpeeds | None = None  # where the speed of its replies is kept; None where it does not matter
 
     @property
     def draft_tokens(self) -> int:

@@ -56,10 +56,8 @@ class EngineSet:
         self._certificate = lru_cache(256)(
             lambda risk, delimiter: find_certificate(risk, self.names, self.precision, delimiter)
         )
-        self.replies = self.replies_at_once = 0
-        """Replies that were begun, and those of them that are being written."""
-        self.modes = ModeChooser()
-        """Which way of writing each node's replies get, where that is free."""
+        self.replies = self.replies_at_once = 0  # replies that were begun, and those of them that are being written
+        self.modes = ModeChooser()  # which way of writing each node's replies get, where that is free
         self.problems: dict[str, str] = {}
         """Why there is no draft, judge or embedding model although one was wanted, by role."""
 

@@ -64,8 +64,7 @@ class EngineLauncher:
         self.progress = progress
         self.loaders = loaders
         self.platform = loaders.platform or Platform.detect()
-        self.setup = EngineSetup()
-        """The engines that are started, or were last."""
+        self.setup = EngineSetup()  # the engines that are started, or were last
         self.held: list[VLLMConfig] = []
         self._connections: list[Closable] = []
         self._spec = spec

@@ -29,8 +29,7 @@ from lookahead_agent.runtime.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 _RUNTIMES: weakref.WeakSet[Runtime] = weakref.WeakSet()
-_OF_PARENTS: list[object] = []
-"""Kept, so that nothing is closed that the parent uses."""
+_OF_PARENTS: list[object] = []  # kept, so that nothing is closed that the parent uses
 
 
 class Runtime:
@@ -71,8 +70,7 @@ class Runtime:
     def _begin(self, progress: Progress, loaders: Loaders) -> None:
         self.launcher = EngineLauncher(self.spec, progress, loaders)
         self._supervisor = Supervisor(self.spec, self.launcher)
-        self.running: EngineSet | None = None
-        """The engines, if they have been started."""
+        self.running: EngineSet | None = None  # the engines, if they have been started
         self._calls = 0
         self._changed = asyncio.Condition()
 
