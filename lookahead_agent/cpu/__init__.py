@@ -18,11 +18,7 @@ PROVIDER = "lookahead_cpu"  # Provider of the operations in `operations`, for vL
 
 
 def share_cores(cores: Sequence[int], *, with_draft: bool) -> tuple[list[int], list[int]]:
-    """Divide cores between target and draft, if there is one.
-
-    The draft gets a quarter (at least one core), the target the rest: a step of the target costs about three times
-    one of the draft. With a single core both get it, there is no other way.
-    """
+    """Divide cores between target and draft, if there is one, which gets a quarter: it is about that fast."""
     if not with_draft:
         return list(cores), []
     if len(cores) < 2:

@@ -66,10 +66,7 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class RoundedOutputLayer(UnquantizedEmbeddingMethod):  # type: ignore[misc]
-    """How the output layer is kept, by the product that `rounded` makes of weights, shape (outputs, inputs).
-
-    Embeddings that are the same weights stay as they are.
-    """
+    """How the output layer is kept, by the product that `rounded` makes of it; embeddings of the same weights stay."""
 
     def __init__(self, rounded: Callable[[torch.Tensor], Product]) -> None:
         self._rounded = rounded

@@ -13,10 +13,7 @@ from lookahead_agent.errors import EngineError
 
 
 class ReplyText:
-    """Collects committed tokens and passes their text on, holding back what may yet be part of a stop string.
-
-    The text ends before the first stop string in its answer.
-    """
+    """Collects committed tokens and passes their text on, up to where a stop string of the answer may begin."""
 
     def __init__(
         self,
@@ -92,10 +89,7 @@ def encodable(text: str) -> str:
 
 
 class Prefixes:
-    """Prompt and reply up to any node that is not dropped, in the tokens of either model.
-
-    Models that share a tokenizer exchange ids, others the text of complete steps.
-    """
+    """Prompt and reply up to any node that is not dropped, as ids, or as text for models of two tokenizers."""
 
     def __init__(
         self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]

@@ -118,10 +118,7 @@ class LookaheadScheduler:
         return self._advance(actions)
 
     def nodes(self) -> Iterator[Node]:
-        """The front and what is expected to follow it, up to `depth` steps in all, nearest first.
-
-        A candidate of rank r counts as r steps farther, so that the draft's first choices are followed first.
-        """
+        """The front and what may follow it, nearest first, up to `depth` steps; rank r counts as r steps farther."""
         order = 0
         heap = [(0, order, self.front)]
         while heap:

@@ -21,10 +21,7 @@ _CLOSES = {"\\[": "\\]", "$$": "$$"}
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The rules by which a step ends.
-
-    The delimiter ends a step that has other text than white space, outside of fenced code blocks and LaTeX displays.
-    """
+    """The rules by which a step ends; its delimiter counts after other text, outside of code and LaTeX blocks."""
 
     delimiter: str | re.Pattern[str] | None = "\n\n"  # None: no text ends a step
     max_step_tokens: int = 256
@@ -48,10 +45,7 @@ class Segmentation:
 
 
 def open_block(text: str, inside: str | None = None) -> str | None:
-    """The mark that closes the block which is open at the end of a text; None outside of any.
-
-    `inside` is what would close the block that is open at its beginning.
-    """
+    """The mark that closes the block at a text's end, None outside of any; `inside` is that of its beginning."""
     for match in _MARKS.finditer(text):
         fence, display, side, name = match["fence"], match["display"], match["side"], match["name"]
         if inside is not None:

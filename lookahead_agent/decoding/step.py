@@ -38,10 +38,9 @@ def usable(draft: Step) -> bool:
 
 
 def comparable(draft: Step, target: Step) -> bool:
-    """Whether a verifier may be asked about this pair at all.
+    """Whether a verifier may be asked about this pair at all: a usable draft step, and both or neither with text.
 
-    The draft's step must be usable, and a pair of which only one side ends the reply, or only one side has text,
-    cannot replace each other. A stop string ends a reply as its own end does.
+    One that ends the reply and one that does not cannot replace each other; a stop string ends it as its own end does.
     """
     ends = {draft.end, target.end}
     alike = len(ends) == 1 or ends == {StepEnd.EOS, StepEnd.STOP}

@@ -25,10 +25,7 @@ _PRECISION = 1.0  # seconds of a limit on silence: a timer that is set anew for 
 
 @dataclass(eq=False)
 class Stream:
-    """One engine request. It may write several steps, one job after another, and is closed once.
-
-    A `line` shows the tokens to a target with a shared draft. The first request to an engine has its `prompt` counted.
-    """
+    """One engine request, which writes several steps; its `line` shows them to a target with a shared draft."""
 
     source: Source
     sampling: Sampling

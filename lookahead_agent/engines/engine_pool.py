@@ -39,13 +39,9 @@ class EnginePool:
         self._closed = False
 
     def acquire(self, config: VLLMConfig) -> VLLMEngine:
-        """Return the running engine with this configuration, or start it; every `acquire` is paired with one `release`.
+        """The running engine with this configuration, started if it is needed, which blocks; `release` gives it back.
 
-        It blocks while it starts. An engine whose process has ended is started again; who holds it finds it unhealthy.
-
-        Raises:
-            EngineStartError: It could not start.
-            EngineError: The pool is closed, or everybody has released the engine before it was there.
+        Raises EngineStartError, or EngineError once the pool is closed.
         """
         with self._lock:
             if self._closed:

@@ -121,11 +121,7 @@ def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
 
 
 def for_llguidance(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy as llguidance takes it.
-
-    The `propertyNames` of a map are the pattern of its keys. A `format` that llguidance does not know is left out, as
-    JSON Schema has it of such annotations: Pydantic writes its own for bytes, paths, secrets and others.
-    """
+    """A copy as llguidance takes it: names of properties as a pattern, and without formats that it does not know."""
     schema = copy.deepcopy(schema)
     for part in list(subschemas(schema)):
         if isinstance(part, dict) and part.get("format") not in (None, *_FORMATS):
@@ -154,11 +150,7 @@ def _pattern_of(names: Any) -> str | None:
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Check that a schema is of a size that a grammar can be made of.
-
-    Raises:
-        ConfigurationError: It is not, or is no JSON; the message has the bound.
-    """
+    """Raise ConfigurationError, with the bound, if no grammar can be made of a schema of this size."""
     try:
         size = len(json.dumps(schema, allow_nan=False))
     except RecursionError:

@@ -26,14 +26,8 @@ class OpenAIEngine:
     """An engine over the `/completions` of an OpenAI-compatible server; it is used from one event loop.
 
     Prompts are sent as token ids. vLLM's server answers in token ids too; of others, which tell only texts, the
-    tokenizer here makes token ids, and steps are exchanged with such a model as text.
-
-    Args:
-        remote: The model there.
-        tokenizer: The model's tokenizer.
-        role: What the model is here, for messages.
-        context_length: Most tokens of prompt and reply together; None: as the server says, else 8192.
-        transport: Replaces the network, for tests.
+    tokenizer here makes token ids, and steps are exchanged with such a model as text. Its context is as given in
+    tokens, else as the server says, else 8192.
     """
 
     def __init__(
@@ -70,9 +64,7 @@ class OpenAIEngine:
     async def connect(self) -> None:
         """Find out which model the server has and whether it tells token ids.
 
-        Raises:
-            EngineStartError: It cannot be reached.
-            ConfigurationError: It has another model, or another tokenizer than the one here.
+        Raises EngineStartError if it cannot be reached, ConfigurationError if it has another model or tokenizer.
         """
         if self._connected:
             return
@@ -126,13 +118,7 @@ class OpenAIEngine:
             )
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Generate from token ids; see `Engine.generate`.
-
-        Raises:
-            ContextLengthError: The prompt fills the context.
-            ConfigurationError: The server refuses the request.
-            EngineError: The server failed, or cannot be reached.
-        """
+        """Generate from token ids; see `Engine.generate`."""
         room = self.context_length - len(prompt_ids)
         if room < 1:
             raise ContextLengthError(

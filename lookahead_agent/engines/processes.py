@@ -152,11 +152,7 @@ os.register_at_fork(after_in_child=_starting.clear)  # the parent's
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause Python's garbage collector; not in two threads at once.
-
-    Importing vLLM makes a million objects, all of which stay. The collector looks through them again and again, which
-    takes a third of the time; so it does while a tokenizer is read.
-    """
+    """Pause Python's garbage collector, which takes a third of vLLM's import; not in two threads at once."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -182,11 +178,7 @@ def end_processes(processes: Iterable[psutil.Process], patience: float = 3.0) ->
 
 
 def kill_processes(processes: Iterable[psutil.Process], patience: float = 3.0) -> None:
-    """Kill processes and wait for them, up to `patience` seconds.
-
-    vLLM's processes take no other signal while they start. The oldest go first: they have started the others, and would
-    complain of their end.
-    """
+    """Kill processes, the oldest first, which have started the others, and wait up to `patience` seconds."""
     processes = sorted(processes, key=psutil.Process.create_time)
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -205,10 +197,7 @@ def families(parents: Iterable[int | None]) -> set[psutil.Process]:
 
 
 def child_processes() -> set[psutil.Process]:
-    """Processes that this one has started, and theirs, but for those that are to outlive it.
-
-    Python's resource tracker is left out, too: it ends alone after the others, and complains if it is ended before.
-    """
+    """Processes that this one and they have started, but for those that outlive it and the resource tracker."""
     found = families(child.pid for child in psutil.Process().children() if child.pid not in _staying)
     return {process for process in found if not any("resource_tracker" in word for word in _command(process))}
 

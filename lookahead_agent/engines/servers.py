@@ -43,13 +43,7 @@ class _TryAgainError(Exception):
 
 
 class Server:
-    """The server of one model.
-
-    Args:
-        remote: Which, and how it is asked.
-        role: What the model is here, for messages: "target", "draft", "judge" or "embedding model".
-        transport: Replaces the network, for tests.
-    """
+    """The server of one model, which has a `role` in messages; `transport` replaces the network, for tests."""
 
     def __init__(self, remote: RemoteModel, role: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.answers = True  # whether it has answered the last time
@@ -74,12 +68,7 @@ class Server:
         return await self._repeated("POST", path, body)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Server-sent events of a POST. Closing the generator closes the connection, so that the server stops.
-
-        Raises:
-            EngineError: The server did not answer, or stopped in the middle.
-            ConfigurationError: The server refuses it.
-        """
+        """Server-sent events of a POST; see `get`. Closing the generator closes the connection."""
         for failures in count():
             begun = False
             try:
@@ -199,10 +188,9 @@ def _message(answer: Any) -> str:
 
 
 async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
-    """The data of each event of a body that comes in chunks, wherever these are cut.
+    """The data of each event of a body that comes in chunks, also of a last one that no empty line ends.
 
-    A line ends with a line feed, a carriage return, or both, and with no other character of `str.splitlines`. An event
-    that is not ended by an empty line counts, since some servers leave out the last one.
+    A line ends with a line feed, a carriage return, or both, and with no other character of `str.splitlines`.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True)
 

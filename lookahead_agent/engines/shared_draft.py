@@ -48,14 +48,9 @@ def open_buffer(path: Path) -> Any:
 
 
 class SharedDraftBuffer:
-    """The draft's side of a buffer.
+    """The draft's side of a buffer, whose file is in a folder, or in memory where the system has one.
 
-    Args:
-        folder: Where its file is; None: in memory, where the system has such a folder. `forget_file` removes it as
-            soon as the target's process has opened it.
-
-    Raises:
-        EngineStartError: There is no room for it.
+    Raises EngineStartError if there is no room for it.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

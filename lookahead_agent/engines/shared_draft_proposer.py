@@ -24,11 +24,7 @@ LEAST = 2  # tokens that must agree elsewhere in a line: one is met everywhere
 
 
 class SharedDraftProposer:
-    """Proposes what the draft has written already, which costs no time of a model.
-
-    Args:
-        vllm_config: The target engine's configuration, with the entries `BUFFER` and possibly `COSTS`.
-    """
+    """Proposes what the draft has written already, by vLLM's configuration with `BUFFER` and possibly `COSTS`."""
 
     def __init__(self, vllm_config: Any) -> None:
         given = vllm_config.additional_config

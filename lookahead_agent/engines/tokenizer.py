@@ -146,18 +146,7 @@ class _HFStream:
 
 
 class HFTokenizer:
-    """The tokenizer of a Hugging Face model folder.
-
-    Args:
-        folder: Folder with `tokenizer.json`.
-
-    Attributes:
-        backend: The transformers tokenizer.
-        chat_template: The model's chat template; empty if it has none.
-
-    Raises:
-        ModelNotFoundError: The folder has no fast tokenizer.
-    """
+    """The tokenizer of a Hugging Face model folder; raises ModelNotFoundError if it has no fast one."""
 
     def __init__(self, folder: Path) -> None:
         # transformers is slow to import, so it is imported when a model is first used.

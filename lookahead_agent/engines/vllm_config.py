@@ -88,10 +88,7 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
 
 
 def _a_head_for_each_core(model: Path) -> bool:
-    """Whether attention can keep every core busy without dividing what a token looks back on.
-
-    By how vLLM divides it, by threads and batch, sums are rounded: undivided, a reply does not depend on either.
-    """
+    """Whether attention can keep every core busy undivided: sums that are divided depend on threads and batch."""
     stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
     heads = stated.get("num_key_value_heads") or stated.get("num_attention_heads") or 0
     return len(available_cores()) <= int(heads)
@@ -153,9 +150,7 @@ def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], 
 def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mapping[str, Any]) -> None:
     """Check a name of `TokenSpeculation` or vLLM's `speculative_config` before any model loads.
 
-    Raises:
-        ConfigurationError: No such method, or a method that needs more than its name.
-        MissingExtraError: The method's package is not installed.
+    Raises ConfigurationError if there is no such method, MissingExtraError if its package is not installed.
     """
     if method in ("none", "auto"):
         return
@@ -192,16 +187,9 @@ def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
 def speculative_config(
     method: str | Mapping[str, Any], draft: Path | None, *, on_cpu: bool, draft_quantization: str | None = None
 ) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` for a method; None for "none".
+    """vLLM's `speculative_config` for a method, with the folder of the draft model that it may need; None for "none".
 
-    Args:
-        method: As for `check_token_speculation`.
-        draft: Folder of the draft model, for "draft_model" without a model of its own.
-        on_cpu: Whether the engine runs on a CPU.
-        draft_quantization: The draft's `quantization`; None: as its folder says.
-
-    Raises:
-        ConfigurationError: "draft_model" without a draft model, or a method that does not run on a CPU.
+    Raises ConfigurationError if there is none, or if the method does not run on a CPU.
     """
     if method == "none":
         return None

@@ -51,17 +51,9 @@ _configuring = threading.Lock()
 
 
 class VLLMEngine:
-    """An engine over vLLM's `AsyncLLM`.
+    """An engine over vLLM's `AsyncLLM`. It is made in any thread and used from one event loop.
 
-    Args:
-        config: Model, cores and engine arguments.
-
-    Raises:
-        MissingExtraError: vLLM is not installed.
-        ConfigurationError: vLLM does not know an engine argument.
-        EngineStartError: vLLM could not start; no child process is left.
-
-    It is made in any thread and used from one event loop, and closed at the end.
+    Raises MissingExtraError, ConfigurationError for an unknown argument, or EngineStartError, and leaves no process.
     """
 
     def __init__(self, config: VLLMConfig) -> None:
@@ -127,13 +119,7 @@ class VLLMEngine:
         return self._shared_draft.draft_lines(prompt_ids)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Generate from token ids; see `Engine.generate`.
-
-        Raises:
-            ContextLengthError: The prompt fills the context.
-            ConfigurationError: vLLM cannot do what `sampling` asks, such as a JSON schema that it does not support.
-            EngineError: vLLM failed.
-        """
+        """Generate from token ids; see `Engine.generate`."""
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -188,11 +174,7 @@ class VLLMEngine:
             await outputs.aclose()
 
     async def check(self, sampling: Sampling) -> None:
-        """Check that vLLM takes these parameters.
-
-        Raises:
-            ConfigurationError: It does not, as where it does not support a JSON schema; with vLLM's reason.
-        """
+        """Raise ConfigurationError, with vLLM's reason, if it does not take these parameters, such as a JSON schema."""
         from vllm.exceptions import VLLMClientError
 
         if self._closed:
@@ -212,10 +194,7 @@ class VLLMEngine:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
 
     async def _first(self, outputs: AsyncGenerator[Any, None]) -> Any:
-        """The request's first output; until then vLLM may still be taking the request in and know nothing of it.
-
-        So it is a task of its own, which `close` can end: what vLLM does not know it cannot abort.
-        """
+        """The request's first output, as a task that `close` can end: until then vLLM may not know the request."""
         start = asyncio.ensure_future(anext(outputs, None))
         self._starting.add(start)
         try:
@@ -256,10 +235,7 @@ class VLLMEngine:
         self._llm.shutdown = lambda *_, **__: None  # vLLM's destructor calls it
 
     async def _stop_reading(self, llm: Any) -> None:
-        """End vLLM's reader before what it reads from, else it reports its engine's end as a crash.
-
-        Requests that run or start are ended before, or whoever reads them would wait for ever.
-        """
+        """End what runs or starts, and vLLM's reader, which would report its engine's end as a crash."""
         llm.output_processor.abort_requests(list(self._running), internal=False)
         reader: asyncio.Task[None] | None = llm.output_handler
         ending = {*self._starting, *([reader] if reader is not None else [])}

@@ -21,12 +21,7 @@ from lookahead_agent.runtime.runtime import Runtime
 
 
 class LocalBackend:
-    """Generates the replies of one chat model on engines of this process.
-
-    Args:
-        engines: Engines that are there already and are not shut down; None: the runtime's.
-        runtime: Starts engines when a reply needs them; None: engines are given.
-    """
+    """Generates the replies of one chat model on engines that are given, or that a runtime starts."""
 
     def __init__(self, engines: EngineSet | None = None, runtime: Runtime | None = None) -> None:
         self.runtime = runtime

@@ -112,11 +112,7 @@ def _listening_process() -> int | None:
 
 
 async def server_status(patience: float = _PATIENCE) -> ServerStatus | None:
-    """The status of this user's server; None if there is none.
-
-    Raises:
-        EngineError: It gives no answer in `patience` seconds; the message says how to end it.
-    """
+    """The status of this user's server, None if there is none; EngineError after `patience` seconds."""
     pid = await asyncio.to_thread(_listening_process)
     if pid is None:
         return None

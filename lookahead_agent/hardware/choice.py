@@ -111,19 +111,9 @@ def choose_configuration(
     paces: Mapping[str, float] | None = None,
     acceptance_rate: float = ACCEPTANCE_RATE,
 ) -> tuple[Configuration, str]:
-    """Choose a configuration, and say why.
+    """Choose a configuration among methods and precisions, by acceptance rate and measured paces, and say why.
 
-    Args:
-        defaults: Of this processor.
-        methods: Methods that may be chosen.
-        target: Precisions that may be chosen for the target.
-        draft: The same for the draft; none: there is no draft, or it has another tokenizer.
-        draft_size: The draft's size as a share of the target's.
-        paces: Seconds per token after the first, by `Configuration.name`, where replies were measured.
-        acceptance_rate: Of draft tokens.
-
-    Raises:
-        ConfigurationError: Nothing is left to choose from.
+    Raises ConfigurationError if nothing is left to choose from.
     """
     found = {method: one for method in methods if (one := _first(defaults, method, target, draft, acceptance_rate))}
     if not found:

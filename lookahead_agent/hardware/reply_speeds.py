@@ -31,10 +31,7 @@ class ReplySpeeds:
         self._file = cache_dir() / "hardware" / f"speeds-{digest}.json"
 
     def paces(self) -> dict[str, float]:
-        """Seconds per token after the first, by `Configuration.name`, of configurations with a few replies.
-
-        A quarter of the replies were as fast: the others may have run beside other programs.
-        """
+        """Seconds per token by `Configuration.name`, of the fastest quarter: other programs may slow replies."""
         return {
             name: sorted(paces)[len(paces) // 4]
             for name, paces in self._read().items()

@@ -40,11 +40,7 @@ _JSON = (
 
 
 def cache_dir() -> Path:
-    """Folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder.
-
-    Raises:
-        ConfigurationError: The user has no home folder, and the variable is not set.
-    """
+    """Folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return user_folder(
         lambda: chosen or platformdirs.user_cache_dir("lookahead-agent"),
@@ -61,11 +57,7 @@ def user_folder(find: Callable[[], str], advice: str) -> Path:
 
 
 def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
-    """Check that the file system of `folder` has `needed` bytes free.
-
-    Raises:
-        DiskSpaceError: It has not; the message says how much is missing and how to choose another folder.
-    """
+    """Raise DiskSpaceError if the file system of `folder` has not `needed` bytes free."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -80,16 +72,9 @@ def made_once(
     make: Callable[[Path], None],
     check: Callable[[Path], str | None] = lambda folder: damage(folder, weights="wanted"),
 ) -> Path:
-    """Return a model's folder that appears under its name by one rename, once it is complete; one process makes it.
+    """A model's folder, which `make` fills in one process and one rename; made anew if `check` says that it is damaged.
 
-    Args:
-        folder: The folder; returned at once if it is there and not damaged, else made anew.
-        make: Fills the empty folder that it is given; what it leaves when it fails is removed.
-        check: Says how a folder is damaged; None if it is whole.
-
-    Raises:
-        DiskSpaceError: The disk is full.
-        ConfigurationError: The folder's place cannot be written.
+    Raises DiskSpaceError if the disk is full, ConfigurationError if the folder's place cannot be written.
     """
     if folder.is_dir() and check(folder) is None:
         return folder
@@ -189,13 +174,7 @@ def writable(file: Path) -> Iterator[None]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a text file that is there whole or not at all, in place of the one before.
-
-    A lone surrogate is written as its escape. A device or a pipe is written to as it is.
-
-    Raises:
-        OSError: It cannot be written; the file before is still there.
-    """
+    """Write a text file that is there whole or not at all; a device or a pipe is written to as it is."""
     file = Path(os.path.realpath(file))  # a link stays one
     content = text.encode(errors="backslashreplace")
     if file.exists() and not file.is_file():

@@ -33,22 +33,14 @@ _CHILD = (sys.executable, "-m", "lookahead_agent.models.conversion")
 
 
 def converted_folder(model: Path, form: Form) -> Path:
-    """Folder in which a model's weights are, or will be, in int8 or in floating point ("bf16").
-
-    It is the model's own if its weights are quantized already, or are safetensors and "bf16" is asked for.
-    """
+    """Folder of a model's weights in int8 or in floating point ("bf16"): its own, if they are so already."""
     if is_quantized(model) or (form == "bf16" and not (model / GGUF).is_file()):
         return model
     return cache_dir() / "models" / f"{model.resolve().name}-{form}-{_state(model)}"
 
 
 def converted(model: Path, form: Form, progress: Progress) -> Path:
-    """Return the `converted_folder`, which vLLM loads, and write it if it is not in the cache.
-
-    Raises:
-        DiskSpaceError: The cache's disk is too full.
-        ConversionError: The conversion failed; the message ends with the child's last words.
-    """
+    """Return the `converted_folder`, written if it has to be; raises DiskSpaceError or ConversionError."""
     if (folder := converted_folder(model, form)) == model:
         return model
 
@@ -84,9 +76,7 @@ def _state(model: Path) -> str:
 def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
     """Run a command, with a title for its progress line and error, and show the percentages of its progress bars.
 
-    Raises:
-        DiskSpaceError: It failed because the disk is full.
-        ConversionError: It failed for another reason; the message ends with its last words.
+    Raises DiskSpaceError if the disk is full, else ConversionError with its last words.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with progress.task(title, 100) as advance:

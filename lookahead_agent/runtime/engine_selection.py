@@ -118,16 +118,9 @@ class EngineSetup:
 def select_engines(
     spec: RuntimeSpec, target: Path | None, draft: Path | None, platform: Platform | None = None
 ) -> EngineSetup:
-    """Decide which engines to start.
+    """Decide which engines to start, by settings and the folders of target and draft; no folder: it is not here.
 
-    Args:
-        spec: The user's settings.
-        target: The target's folder; None: it is behind a server.
-        draft: The draft's; None: there is none here.
-        platform: What the engines run on; None: this machine.
-
-    Raises:
-        ConfigurationError: The settings contradict each other, or cannot be had here.
+    Raises ConfigurationError if the settings contradict each other, or cannot be had here.
     """
     platform = platform or Platform.detect()
     alike = target is not None and draft is not None and same_vocabulary(target, draft)
@@ -172,11 +165,7 @@ def select_engines(
 def _methods(
     spec: RuntimeSpec, platform: Platform, draft: Path | None, *, here: bool, alike: bool
 ) -> tuple[SpeculationMethod, ...]:
-    """Token methods that may be chosen; on a GPU the last one is taken.
-
-    Raises:
-        ConfigurationError: The one that is asked for needs what is not there.
-    """
+    """Token methods that may be chosen; on a GPU the last is taken. ConfigurationError if one lacks something."""
     method = spec.token_speculation
     name = method if isinstance(method, str) else method.get("method")
     if speculates_by_draft_model(method):

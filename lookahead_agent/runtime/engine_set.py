@@ -87,10 +87,6 @@ class EngineSet:
         """A policy that states a risk with the verifier that keeps it on these models, and the certificate in words.
 
         There may be no certificate, and the words say why; of a policy without a risk they are None.
-
-        Raises:
-            ConfigurationError: The file of certificates is something else.
-            PolicyError: Something in the policy does not go with that verifier.
         """
         if policy.risk is None:
             return policy, None

@@ -55,10 +55,7 @@ class Loaders:
 
 
 class EngineLauncher:
-    """Starts engines and connections of a specification, and holds them until it releases them or is collected.
-
-    `progress` is told about downloads and starts.
-    """
+    """Starts engines and connections of a specification, tells `progress`, and holds them until it releases them."""
 
     def __init__(self, spec: RuntimeSpec, progress: Progress, loaders: Loaders) -> None:
         self.progress = progress
@@ -101,17 +98,7 @@ class EngineLauncher:
     async def start(
         self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
     ) -> Engine:
-        """Start a model's engine; engines of one configuration are shared.
-
-        Args:
-            role: The model's.
-            name: Its name, for progress.
-            weights: Its weights, converted.
-            more_arguments: Arguments of the engine, after those of the specification.
-
-        Raises:
-            EngineStartError: It could not start.
-        """
+        """Start a model's engine, with arguments after the specification's; engines of one configuration are shared."""
         closings, pool = self._closings, self.loaders.pool
 
         def acquire() -> Engine:

@@ -95,11 +95,7 @@ class Runtime:
             self.close()
 
     def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer, without its engine.
-
-        Raises:
-            ModelError: It could not be fetched.
-        """
+        """The target's tokenizer, without its engine; raises ModelError if it cannot be fetched."""
         if self.running is not None:
             return self.running.target.tokenizer
         with self._tokenizing:
@@ -127,12 +123,7 @@ class Runtime:
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
         """The engines that a policy needs, for as long as the context lasts; starts them if they are not running.
 
-        A target whose process has ended is started again before the call, a draft or a judge beside it: until they are
-        there, the target writes alone.
-
-        Raises:
-            ModelError: A model could not be fetched.
-            EngineStartError: The target could not be started.
+        A target whose process has ended is started again before the call, a draft or a judge beside it.
         """
         async with self._changed:
             if self._must_start(policy):

@@ -57,20 +57,12 @@ class Weights:
         return converted_folder(self.source, self.form) if self.form is not None else self.source
 
     def write(self, progress: Progress) -> Path:
-        """Return the folder, and convert the weights if they are not in the cache.
-
-        Raises:
-            ModelError: They could not be converted.
-        """
+        """Return the folder, and convert the weights if they are not in the cache; raises ModelError if that fails."""
         return converted(self.source, self.form, progress) if self.form is not None else self.source
 
 
 def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weights:
-    """A model's weights in a precision; without one as its folder says.
-
-    Raises:
-        ConfigurationError: The precision is for CPUs only.
-    """
+    """A model's weights in a precision, without one as its folder says; ConfigurationError if it is for CPUs only."""
     if kernel is None:
         return Weights(folder, "bf16", {})
     if kernel == "int8-weights" and not platform.on_cpu:
