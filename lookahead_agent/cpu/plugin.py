@@ -39,10 +39,8 @@ def register_names() -> None:
 def _wait_without_a_core() -> None:
     """Have vLLM's processes sleep while they wait for each other.
 
-    vLLM's engine core looks for its worker's answer without pause for up to a second, longer than a pass takes. Where
-    the worker computes on every core, that takes one of them from it. It only yields in between, to nobody where each
-    core has one busy thread; half a millisecond of sleep is little against a pass. (vLLM's way of waiting for longer
-    pauses, by a message, loses messages when it is used at once.)
+    vLLM's engine core looks for its worker's answer without pause, which takes a core from a worker that uses all. (Its
+    way of waiting for longer pauses, by a message, loses messages when it is used at once.)
     """
     from vllm.distributed.device_communicators import shm_broadcast
 

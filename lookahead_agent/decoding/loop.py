@@ -58,23 +58,14 @@ async def lookahead(
     on_text: Callable[[str], None] | None = None,
     on_step: OnStep | None = None,
 ) -> Reply:
-    """Write a reply with Lookahead Reasoning (arXiv 2506.19830, section 3.1).
+    """Write a reply with Lookahead Reasoning; without draft or verifier, the target alone.
 
-    Args:
-        request: What to reply to.
-        target: The engine whose quality the reply has.
-        draft: The engine that writes steps ahead. None: the target alone.
-        verifier: Decides which draft steps are accepted. None: only the target's steps are committed; a target with
-            a shared draft still takes draft tokens.
-        settings: How far to look ahead.
-        on_text: Called in the event loop with each piece of text as soon as it is certain.
-        on_step: Called in the event loop with what happens to each step.
+    `on_text` is called with each piece of text as soon as it is certain, `on_step` with what happens to each step, both
+    in the event loop. Cancelling the task aborts every engine request that it started before it raises.
 
     Raises:
         EngineError: The target failed. (A failed draft or verifier only ends the speculation.)
         ConfigurationError: The target's engine cannot do what `request` asks of it.
-
-    Cancelling the task aborts every engine request that it started before the cancellation is raised.
     """
     settings = settings or DecodingSettings()
     if draft is None or verifier is None or request.sampling.structured is not None:

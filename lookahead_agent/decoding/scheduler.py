@@ -1,18 +1,7 @@
 """The decisions of Lookahead Reasoning (arXiv 2506.19830, section 3.1), without I/O: events in, actions out.
 
-A *node* is a prefix of the reply: the root is what is committed (the front), and after each node the draft may write
-candidates for the next step (w of them, the tree's width) and the target its own. Every event does three things:
-
-- **decide**: a node is decided for the first candidate that the verifier accepts, and for the target's step once no
-  candidate is left: refused, not comparable, or not written when the target's step was (nothing was written after it
-  then). Later nodes may be decided before the front is; what was written after a loser is dropped at once.
-- **commit**: decided steps are committed in order, and the front moves.
-- **fill**: nearest to the front first, up to `depth` steps ahead and `depth` x `width` nodes in all, candidates and a
-  target step are started where there are none, and a verifier for each pair that is complete.
-
-Two things are added to the paper. While the verifier thinks about the front, the target goes on after its own step
-("hedge"). And where the verifier needs no target step ("draft first", as in SpecReason), the target writes a step only
-once the draft's was refused.
+A *node* is a prefix of the reply, and the root is what is committed (the front). Every event decides nodes, commits
+decided steps in order, and fills what is free; docs/explanation/decoder.md explains each, and what the paper lacks.
 """
 
 from __future__ import annotations
@@ -46,17 +35,6 @@ _Phase = Literal["drafting", "writing", "judging"]  # of a synchronous round
 @dataclass
 class LookaheadScheduler:
     """The state of one reply.
-
-    Args:
-        depth: Steps in flight at the front, γ ≥ 1; 0 for the target alone.
-        width: Candidates of the draft per position, w ≥ 1.
-        hedge: Whether the target goes on after its own step while the verifier thinks.
-        synchronous: Whether to work in rounds: γ draft steps, then all target steps at once, then all verdicts. The
-            paper's simpler variant, for study and comparison; `hedge` means nothing to it.
-        draft_first: Whether the verifier judges a draft step alone, before the target writes any; not with
-            `synchronous`.
-        awaits_thinking: Whether the reply begins outside the region that may be speculated on, up to a step that
-            ends with `StepEnd.THINKING`.
 
     Feed `start()` and then every event to `handle()`, and carry out the returned actions in their order. Events of
     jobs that were aborted meanwhile may still be fed; they are ignored.

@@ -125,11 +125,10 @@ class Streams:
         return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line, first)
 
     def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
-        """The sampling of the step after a node.
+        """The sampling of the step after a node: what is sampled alike may be written by one engine request.
 
-        Two steps that are sampled alike may be written by one engine request. Seeded ones never are: a step's random
-        numbers must not depend on which request wrote it. The draft's first candidate has the target's random numbers
-        at each position, which makes the two agree more often.
+        Seeded steps never are, since their random numbers must not depend on the request. A first candidate has the
+        target's at each position, which makes the two agree more often.
         """
         sampling = replace(self.request.sampling, stop=())
         if sampling.temperature == 0:

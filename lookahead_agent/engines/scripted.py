@@ -45,10 +45,6 @@ class ScriptedTokenizer:
     """A tokenizer that needs no model: words, single white-space characters and punctuation marks are tokens.
 
     Ids are given out as texts come, so texts made by one instance mean nothing to another.
-
-    Args:
-        thinking: The tags around the thinking of the models that use it.
-        opens_thinking: Whether its chat template opens the thinking.
     """
 
     EOS = 0

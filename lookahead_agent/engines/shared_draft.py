@@ -1,9 +1,6 @@
-"""What a draft has written, in memory that the target's process reads: the draft tokens of a *shared draft*.
+"""What a draft has written, line by line, in memory that the target's process reads: draft tokens of a *shared draft*.
 
-A buffer has lines. A line is what one draft request writes: the last tokens of the prefix that it writes after, and its
-own tokens. The draft's side (this process) writes lines; the target's side (`SharedDraftProposer`, in vLLM's process)
-reads them at every pass. Nobody waits for anybody: a line that is read while it is written gives draft tokens that the
-target does not confirm, and nothing worse.
+Nobody waits for anybody: a line that is read while it is written gives draft tokens that the target does not confirm.
 """
 
 from __future__ import annotations

@@ -157,15 +157,10 @@ def cost_at(costs: Mapping[int, float], tokens: float) -> float:
 
 
 class DraftLength:
-    """The number of draft tokens for each reply: as many as pay, by the cost of forward passes and the acceptance rate.
+    """As many draft tokens for each reply as pay, at most `most`, by costs of passes and by what is accepted.
 
     Of k draft tokens that are each accepted with probability p, a pass gains (1-p^(k+1))/(1-p) tokens and costs what a
-    batch of k+1 tokens for each reply costs. So the number falls as more replies run at once, and as fewer draft tokens
-    are accepted.
-
-    Args:
-        most: Draft tokens for one reply, at most.
-        costs: Seconds of a pass by its number of tokens, in any unit; sizes between are read from a straight line.
+    batch of k+1 tokens for each reply costs.
     """
 
     _MEMORY = 64.0  # draft tokens that are remembered: older ones fade

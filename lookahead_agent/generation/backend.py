@@ -72,14 +72,9 @@ class Backend(Protocol):
     """Generates replies: on engines of this process, or on a server."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate a reply; the last event is the `ChatReply`.
+        """Generate a reply in the background loop; the last event is the `ChatReply`. Closing the generator aborts it.
 
-        It runs in the background loop. Closing the generator aborts every engine request that it started.
-
-        Raises:
-            ContextLengthError: The prompt leaves no room for a reply.
-            ConfigurationError: The engine cannot do what the request asks.
-            EngineError: The target failed.
+        Raises ContextLengthError, ConfigurationError if the engine cannot do what is asked, or EngineError.
         """
         ...
 

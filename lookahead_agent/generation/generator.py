@@ -309,8 +309,7 @@ class ConstrainedGenerator(ReplyGenerator):
     async def _decide(self, prompt: list[int], sampling: Sampling, parts: list[Reply]) -> bool:
         """Whether a reply that may be a call or in a form is to be a call: the model's own first words decide.
 
-        Under a grammar of both, a model that has called a tool, and that no prompt tells of the form, would begin the
-        same call again and again: its calls are the only JSON that it knows of.
+        Under a grammar of both, a model that knows of no form would begin the same call again and again.
         """
         free = replace(sampling, structured=None, max_tokens=min(_FIRST_TOKENS, sampling.max_tokens))
         begun = await self._write(prompt, free, Regions(), _ignore, speculate=False)

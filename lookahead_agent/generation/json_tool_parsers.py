@@ -72,11 +72,7 @@ _FENCE_ENDS = re.compile(r"`{3,}")
 class JsonToolParser(ToolParser):
     """Calls that are JSON, after a tag or without one: the formats of Hermes and Qwen, Llama, and Mistral.
 
-    Args:
-        opens: The tag before a call.
-        closes: The tag after it; None: there is none.
-        separators: Characters that may separate two calls after one tag, beside white space.
-        named: Whether a name can be between the tag and arguments: `name{…}` or `name[ARGS]{…}`.
+    A tag `opens` a call, and another may close it. `separators` may be between two calls; `named`: a name before `{`.
     """
 
     _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")

@@ -44,14 +44,8 @@ class _Call:
 class ReplyReader:
     """Reads one reply: passes on what is certain while it is written, and reads the whole at its end.
 
-    - Thinking is the text between the tags: at the reply's beginning, which the prompt may have opened, or later.
-      Before a closing tag that nothing opened, all is thinking, if the model thinks before each answer. An opening tag
-      without a closing one, past the beginning, is a word of the answer, unless the reply was cut off there.
-    - White space around the thinking, before the answer, around calls at its ends, is nobody's.
-    - Tags in code (in fences, between backticks) are words of the answer.
-    - Calls of the lowest rank are the reply's; see `Found`.
-
-    From where a call or more thinking may begin, the answer is passed on at its end: that depends on what follows.
+    Thinking is the text between the tags, or before a closing one that nothing opened if the model always thinks. White
+    space around thinking and calls is nobody's, tags in code are words, and calls of the lowest rank are the reply's.
     """
 
     def __init__(

@@ -95,10 +95,9 @@ class ParsedReply:
 
 
 def as_invalid_json(source: str) -> str:
-    """The text of a call that could not be read, for those who would read it after all.
+    """The text of a call that could not be read, for LangChain and clients, which complete JSON that ends early.
 
-    LangChain's chunks and clients of the server complete JSON that ends early, and take an empty text for no arguments:
-    a tool would run with half a path, or with its defaults. Text that no JSON begins with stays unreadable to all.
+    A tool would run with half a path, or with its defaults. Text that no JSON begins with stays unreadable to all.
     """
     first = source.lstrip()[:1]
     return source if first and first not in '{["-0123456789tfnNI' else f"{UNREADABLE}{source}"

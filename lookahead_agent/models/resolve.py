@@ -29,19 +29,10 @@ def choose_models(
     judge: str | None = None,
     embedding: str | None = None,
 ) -> ModelSet:
-    """Work out which models the names mean, without the network, and without reading weights.
+    """Work out which models the names mean: catalogue names, folders, or Hub ids; None: as the set has it.
 
-    Args:
-        model: A catalogue name, a folder, or a Hub id.
-        draft: A folder or a Hub id (or a catalogue name, whose draft is meant); None: the draft of the set.
-        draft_wanted: False if only the target will run.
-        judge: A folder or a Hub id (or a catalogue name, whose target is meant); None: the set's.
-        embedding: A folder or a Hub id of a sentence-transformers model; None: the set's.
-
-    Raises:
-        ModelNotFoundError: A name that is none of these.
-        IntegrityError: The target's folder is damaged.
-        ConfigurationError: A target without a draft.
+    It needs no network and reads no weights. Raises ModelNotFoundError for an unknown name, IntegrityError for a
+    damaged target, and ConfigurationError for a target without a draft if one is wanted.
     """
     models = _known_set(model) or ModelSet("", _facts(model), None, MINILM)
     if (folder := Path(models.target.hub_id)).is_dir():

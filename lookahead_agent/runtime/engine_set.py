@@ -24,15 +24,9 @@ if TYPE_CHECKING:
 
 
 class EngineSet:
-    """Engines that work together.
+    """Engines that work together; without a draft the target writes, and without a judge it judges, alone.
 
-    Args:
-        target: The engine whose quality the replies have.
-        draft: The engine that thinks ahead; None: the target alone.
-        embedder: Measures similarity for policies that need it.
-        judge: Judges step pairs; None: the target does.
-        engine_setup: How the engines were chosen; None: by the caller.
-        names: The models' names by role, for certificates.
+    `engine_setup` says how they were chosen, None: by the caller; `names` are the models', by role.
     """
 
     def __init__(

@@ -33,16 +33,9 @@ _OF_PARENTS: list[object] = []  # kept, so that nothing is closed that the paren
 
 
 class Runtime:
-    """Starts engines when they are needed and keeps them until it is closed or collected.
+    """Starts engines in the background loop when they are needed, and keeps them until it is closed or collected.
 
-    Its coroutines run in the background loop. Chat models of one configuration share one: `Runtime.shared`.
-
-    Args:
-        spec: Which engines.
-        expects_draft: Whether some policy forces step speculation, which takes a draft with an engine of its own. A
-            call that forces it all the same starts the engines anew.
-        progress: Told about downloads and starts.
-        loaders: Sources of models and engines; None: the real ones.
+    A draft gets an engine of its own if a policy `expects_draft`; a call that forces steps starts them anew.
     """
 
     _registry: ClassVar[weakref.WeakValueDictionary[tuple[str, bool], Runtime]] = weakref.WeakValueDictionary()

@@ -92,16 +92,9 @@ def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform | N
 def memory_shares(
     engines: Mapping[Role, tuple[Path, Mapping[str, Any]]], total: int | None = None, usable: float = USABLE
 ) -> dict[Role, float]:
-    """The `gpu_memory_utilization` of each engine that shares a GPU.
+    """The `gpu_memory_utilization` by role of engines, each a folder and arguments, that share a GPU of `total` bytes.
 
-    Args:
-        engines: By role, the model's folder and the engine's arguments. An engine whose arguments have a share keeps
-            it.
-        total: Bytes of the GPU's memory; None: as the driver says.
-        usable: Share of it for these engines together.
-
-    Raises:
-        ConfigurationError: The weights alone do not fit.
+    A share that an engine's arguments have stays. Raises ConfigurationError if the weights alone do not fit.
     """
     if total is None:
         from vllm.platforms import current_platform
