@@ -19,7 +19,7 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.hardware.choice import Precision
-from lookahead_agent.models import DEFAULT_SET
+from lookahead_agent.models.catalogue import DEFAULT_SET
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 
 ModeName = Literal["off", "auto", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft", "specreason", "random"]

@@ -12,7 +12,8 @@ from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
-from lookahead_agent.models import DEFAULT_SET, choose_models, has_draft
+from lookahead_agent.models.catalogue import DEFAULT_SET
+from lookahead_agent.models.resolve import choose_models, has_draft
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime

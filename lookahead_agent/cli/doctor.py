@@ -11,7 +11,7 @@ from rich.text import Text
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, Terminal, as_rich
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
-from lookahead_agent.models import choose_models
+from lookahead_agent.models.resolve import choose_models
 
 _SIGNS = {"ok": Text("✓", "green"), "missing": Text("✗", "red"), "optional": Text("–", "yellow")}
 

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, echo
-from lookahead_agent.models import CATALOGUE, DEFAULT_SET, ModelFacts, choose_models, fetch, locate
 from lookahead_agent.models.cache import GGUF
+from lookahead_agent.models.catalogue import CATALOGUE, DEFAULT_SET, ModelFacts
+from lookahead_agent.models.resolve import choose_models, fetch, locate
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import default_weights
 

@@ -19,8 +19,8 @@ from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, requir
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Kernel
-from lookahead_agent.models import ModelFacts, choose_models
-from lookahead_agent.models.resolve import fetch, fetch_tokenizer
+from lookahead_agent.models.catalogue import ModelFacts
+from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
 from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.weights import Platform, kv_cache_bytes_per_token, weights_in
 

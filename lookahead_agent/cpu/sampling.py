@@ -23,7 +23,7 @@ Filter = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torc
 def for_each_token(
     of_replies: torch.Tensor, ends: torch.Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """Each reply's parameter, shape (n,), for its draft tokens, which end at `ends`, shape (n,); gives shape (tokens,)."""
+    """Each reply's parameter, shape (n,), for its draft tokens, which end at `ends`; gives shape (tokens,)."""
     values = torch.where(of_replies == replace_from, torch.full_like(of_replies, replace_to), of_replies)
     return values.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)), output_size=tokens)
 

@@ -20,21 +20,13 @@ from lookahead_agent.errors import EngineError
 
 @dataclass(frozen=True)
 class ScriptedStep:
-    """What the engine does for one step of a reply.
+    """What the engine does for one step of a reply."""
 
-    Attributes:
-        text: What it writes; with the delimiter, if the step has one.
-        seconds: How long that takes, spread evenly over its tokens.
-        error: Raised instead of the last token.
-        hangs: Whether it never ends after its tokens.
-        ids: Token ids that it writes in place of the text's, which may be in no vocabulary.
-    """
-
-    text: str
-    seconds: float = 0.0
-    error: str | None = None
-    hangs: bool = False
-    ids: tuple[int, ...] | None = None
+    text: str  # what it writes; with the delimiter, if the step has one
+    seconds: float = 0.0  # how long that takes, spread evenly over its tokens
+    error: str | None = None  # Raised instead of the last token
+    hangs: bool = False  # whether it never ends after its tokens
+    ids: tuple[int, ...] | None = None  # token ids that it writes in place of the text's, which may be in no vocabulary
 
 
 Script = Callable[[str, str], Sequence[ScriptedStep]]
@@ -148,12 +140,9 @@ class ScriptedEngine:
         self.context_length = context_length
         self.healthy = True
         self.in_flight = 0
-        self.generated = 0
-        """Tokens that were generated in all, but for answers."""
-        self.answers = 0
-        """Requests for log-probabilities that were answered, with one token each."""
-        self.requests: list[tuple[tuple[int, ...], Sampling]] = []
-        """Prompt and sampling parameters of every request."""
+        self.generated = 0  # tokens that were generated in all, but for answers
+        self.answers = 0  # requests for log-probabilities that were answered, with one token each
+        self.requests: list[tuple[tuple[int, ...], Sampling]] = []  # prompt and sampling parameters of every request
         self._script = script if callable(script) else following(script)
         self._prompt_length = prompt_length
         self._logprobs = logprobs or {}

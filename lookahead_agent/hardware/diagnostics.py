@@ -17,8 +17,9 @@ from lookahead_agent.engines.processes import available_cores, memory
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.inventory import gpus, processor, version_of
-from lookahead_agent.models import ModelFacts, ModelSet, locate
 from lookahead_agent.models.cache import GGUF, damage
+from lookahead_agent.models.catalogue import ModelFacts, ModelSet
+from lookahead_agent.models.resolve import locate
 from lookahead_agent.sandbox import choose
 
 State = Literal["ok", "missing", "optional"]

@@ -24,7 +24,7 @@ from lookahead_agent.hardware.choice import (
     choose_configuration,
 )
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
-from lookahead_agent.models import ModelSet
+from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.models.conversion import is_quantized
 from lookahead_agent.runtime.weights import Platform, Weights, weight_bytes, weights_in
 

@@ -20,8 +20,8 @@ from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.errors import EngineError
-from lookahead_agent.models import fetch, fetch_tokenizer
 from lookahead_agent.models.catalogue import ModelFacts
+from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_shares

@@ -18,7 +18,7 @@ from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_config import CPU_CONTEXT, require_vllm, speculates_by_draft_model, trained_context
 from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
-from lookahead_agent.models import configured, fetch_tokenizer
+from lookahead_agent.models.resolve import configured, fetch_tokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec

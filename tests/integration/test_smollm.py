@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.models import fetch
 from lookahead_agent.models.catalogue import SMOLLM2_135M
 from lookahead_agent.models.conversion import converted
+from lookahead_agent.models.resolve import fetch
 from lookahead_agent.progress import LogProgress
 from tests.integration.servers import TINY, free_port, kill, vllm_server
 from tests.integration.test_real_pair import NEAR_TIE, PROBLEMS

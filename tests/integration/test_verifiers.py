@@ -9,8 +9,8 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.errors import ModelError
-from lookahead_agent.models import fetch
 from lookahead_agent.models.catalogue import MINILM
+from lookahead_agent.models.resolve import fetch
 from lookahead_agent.verifiers.embedding import SentenceEmbedder
 from tests.integration.test_real_pair import PROBLEMS
 

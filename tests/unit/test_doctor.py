@@ -15,7 +15,7 @@ from lookahead_agent.engines.processes import explain, explain_start, memory
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, output_of
-from lookahead_agent.models import choose_models
+from lookahead_agent.models.resolve import choose_models
 from tests.unit.weights import weights
 
 PAIR = choose_models("qwen2.5-coder-1.5b")

@@ -13,9 +13,9 @@ from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import uses_shared_draft
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models import choose_models
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.conversion import converted_folder
+from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.runtime.engine_selection import (
     EngineSetup,
     RuntimeSpec,

@@ -25,9 +25,10 @@ from lookahead_agent.errors import (
 )
 from lookahead_agent.hardware.diagnostics import diagnose
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
-from lookahead_agent.models import ModelFacts, choose_models, fetch, fetch_tokenizer
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
+from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.conversion import run_child
+from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.testing import scripted_chat
 from tests.unit.test_cli import run

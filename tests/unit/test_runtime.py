@@ -14,7 +14,8 @@ from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
-from lookahead_agent.models import ModelFacts, choose_models
+from lookahead_agent.models.catalogue import ModelFacts
+from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
