@@ -205,7 +205,11 @@ class _Loop:
         source = writer.stream.source
         with self._clock.draft if source is Source.DRAFT else self._clock.target:
             async with self._streams.patience(source) as silence:
-                return await self._read_step(writer, silence)
+                try:
+                    return await self._read_step(writer, silence)
+                except asyncio.CancelledError:
+                    self._streams.given_up(source)
+                    raise
 
     async def _read_step(self, writer: StepWriter, silence: asyncio.Timeout) -> Event:
         stream = writer.stream
@@ -230,7 +234,7 @@ class _Loop:
         if self._follower is not None:
             self._follower.step_ended(writer)
         if drafted := writer.stream.source is Source.DRAFT:
-            self._streams.draft_silent = None
+            self._streams.draft_waited = 0.0
         writer.complete = self._prefixes.from_draft(writer.job, writer.node, step) if drafted else step
         writer.ended = self._clock.now()
         self._tell("drafted" if drafted else "written", writer)

@@ -95,8 +95,9 @@ class Streams:
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}
-        self.draft_silent: float | None = None
-        """Since when the draft is waited for, from request to request: the target may end each before it writes."""
+        self.draft_waited = 0.0
+        """Seconds for which the draft wrote nothing in steps that were aborted: the target may end each before."""
+        self._draft_since = 0.0
 
     def start(
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
@@ -144,8 +145,13 @@ class Streams:
         """The context in which a step is read, for `read`; it ends in TimeoutError if no token comes for too long."""
         now, limit = asyncio.get_running_loop().time(), self.limits[source]
         if source is Source.DRAFT:
-            now = self.draft_silent = now if self.draft_silent is None else self.draft_silent
+            now = self._draft_since = now - self.draft_waited
         return asyncio.timeout_at(None if limit is None else now + limit)
+
+    def given_up(self, source: Source) -> None:
+        """A step was aborted while it was read."""
+        if source is Source.DRAFT:
+            self.draft_waited = asyncio.get_running_loop().time() - self._draft_since
 
     async def read(self, stream: Stream, silence: asyncio.Timeout) -> bool:
         """Wait for more tokens of a stream; False at its end."""
@@ -156,7 +162,7 @@ class Streams:
             if when < now + limit - _PRECISION:
                 silence.reschedule(now + limit)
             if stream.source is Source.DRAFT:
-                self.draft_silent = now
+                self._draft_since = now
         if stream.source is Source.DRAFT:
             self.clock.draft_writes()
             return more

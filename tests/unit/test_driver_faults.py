@@ -39,6 +39,15 @@ def test_a_draft_that_waits_for_its_turn_is_not_silent() -> None:
     assert reply.report.accepted == 4
 
 
+def test_a_draft_that_was_stopped_is_not_silent_while_nobody_asks_it() -> None:
+    """The target's step takes longer than the limit, and rules the draft's out at its first token."""
+    slow = ScriptedStep("No, not so at all.\n\n", 50)
+    pair = Pair(["So it is.\n\n", *STEPS], [slow, *STEPS], target_seconds=100)
+    reply = pair.run(ExactVerifier(), DecodingSettings(draft_timeout=10, depth=1))
+    assert reply.report.refuted
+    assert reply.report.speculation_disabled is None
+
+
 def test_a_silent_target_fails_the_reply() -> None:
     pair = Pair(["First this.\n\n", ScriptedStep("Then", 1, hangs=True)], STEPS)
     with pytest.raises(EngineError, match="the target model gave no sign of life for 30 s"):
