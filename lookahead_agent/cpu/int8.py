@@ -88,15 +88,10 @@ def _give_memory_back() -> None:
 
 
 def int8_product(integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> Product:
-    """A layer's product in int8, by our own kernel where the processor is one for it (`vnni_kernel`).
+    """A layer's product in int8, by our own kernel where the processor is one for it, else by vLLM's.
 
-    What is summed are integers, so a token's outputs do not depend on what else is in the batch.
-
-    Args:
-        integers: Its weights, int8, shape (outputs, inputs).
-        scale: Of each output: float32, shape (outputs,).
-        activations: Dtype of what is multiplied.
-        out: Dtype of what comes out.
+    Weights have the shape (outputs, inputs), scales (outputs,). Integers are summed, so a token's outputs do not
+    depend on what else is in the batch.
     """
     kernel = _kernel()
     if kernel is not None and kernel.fits(*integers.shape, activations, out):

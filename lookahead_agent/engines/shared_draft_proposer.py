@@ -102,13 +102,8 @@ def _of_reply(written: Ids, lines: Sequence[ReadLine]) -> list[ReadLine]:
 def propose(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
     """The tokens that most likely follow, as far as one of the lines knows, at most `most`.
 
-    A line that goes on from just here is believed. Where the target has left every line, the place with its last words
-    is looked for: the more words agree, the more tokens are proposed.
-
-    Args:
-        written: Prompt and reply so far, shape (n,).
-        lines: The reply's.
-        most: Draft tokens, at most.
+    A line that goes on from just after prompt and reply, shape (n,), is believed. Where the target has left every line,
+    the place with its last words is looked for: the more words agree, the more tokens are proposed.
     """
     found: list[int] = []
     for line in lines:

@@ -61,11 +61,7 @@ class Tokenizer(Protocol):
         """Variables of the chat template that a call may set, such as `enable_thinking`."""
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
-        """Token ids of `text`, without special tokens around it.
-
-        Raises:
-            ContextLengthError: A text has far more tokens than `longest`. It is not encoded to its end.
-        """
+        """Token ids of `text` without special tokens; ContextLengthError if it has far more than `longest`."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special tokens left out."""
@@ -82,15 +78,10 @@ class Tokenizer(Protocol):
         *,
         whole: bool = False,
     ) -> list[int]:
-        """Token ids of a chat, ready for the assistant's reply.
+        """Token ids of a chat, ready for the reply, which may continue a last message that is not `FINISHED`.
 
-        Args:
-            messages: In OpenAI's format, arguments of calls as mappings. The reply continues a last one of the
-                assistant that is not `FINISHED` and calls no tools.
-            tools: Tools in OpenAI's format.
-            template_arguments: Values of `template_variables`, of JSON's types.
-            longest: See `encode`.
-            whole: Whether the template must show every message: its text, and the calls in it.
+        `template_arguments` are values of `template_variables`, of JSON's types. `whole`: the template must show every
+        message, its text and the calls in it.
 
         Raises:
             ConfigurationError: The template refuses the messages, leaves one out, or has no such variable.
@@ -98,11 +89,7 @@ class Tokenizer(Protocol):
         """
 
     def follow_up(self, question: str) -> list[int]:
-        """Token ids that end a reply, ask a further question, and begin the reply to that.
-
-        Raises:
-            ConfigurationError: The template cannot.
-        """
+        """Token ids that end a reply and ask a further question; ConfigurationError if the template cannot."""
 
 
 logger = logging.getLogger(__name__)

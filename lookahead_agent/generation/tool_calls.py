@@ -135,11 +135,9 @@ def _new_id() -> str:
 
 
 def read_json(text: str) -> Any:
-    """A JSON value, read strictly.
+    """A JSON value, read strictly; ValueError if it is none, or has a key twice, NaN, or half a surrogate pair.
 
-    Raises:
-        ValueError: It is none; it has what JSON cannot carry (NaN, numbers beyond a float, half a surrogate pair); an
-            object has a key twice; or it has levels or whole numbers beyond those that checkpoints can carry.
+    So it is with levels, floats and whole numbers beyond those that JSON readers and checkpoints can carry.
     """
     try:
         value = json.loads(text, strict=False, object_pairs_hook=_distinct, **STRICT_NUMBERS)
