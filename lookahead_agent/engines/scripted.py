@@ -103,6 +103,16 @@ class ScriptedTokenizer:
             lines.append("assistant: " + self._opening)
         return self.encode("\n".join(lines), longest)
 
+    def remember_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
+        prompt_ids: Sequence[int],
+        reply_ids: Sequence[int],
+    ) -> None:
+        """Nothing: a text has one encoding."""
+
     def follow_up(self, question: str) -> list[int]:
         """Token ids of a further line of the user's, and the beginning of the assistant's."""
         return self.encode(f"\nuser: {question}\nassistant: ")

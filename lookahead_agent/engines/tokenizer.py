@@ -18,12 +18,14 @@ from lookahead_agent.engines.chat_template import (
     Message,
     ThinkingTags,
     check_arguments,
+    continues,
     ending,
     marked,
     tool_calls,
     with_argument_texts,
     without_lone_results,
 )
+from lookahead_agent.engines.written_replies import WrittenReplies
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
 
 
@@ -86,6 +88,22 @@ class Tokenizer(Protocol):
         Raises:
             ConfigurationError: The template refuses the messages, leaves one out, or has no such variable.
             ContextLengthError: The chat has far more tokens than `longest`.
+        """
+
+    def remember_reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
+        prompt_ids: Sequence[int],
+        reply_ids: Sequence[int],
+    ) -> None:
+        """Have later prompts repeat a reply in its own tokens, so that an engine finds them in its prefix cache.
+
+        Args:
+            messages: The chat, with `tools` and `template_arguments` as for `chat_prompt`.
+            prompt_ids: Its token ids, shape (n,).
+            reply_ids: Token ids of the reply, shape (m,), the one that ends it included.
         """
 
     def follow_up(self, question: str) -> list[int]:
@@ -151,6 +169,7 @@ class HFTokenizer:
             for token_id, token in self.backend.added_tokens_decoder.items()
             if token.special and _PARTS_A_REPLY.search(token.content)
         }
+        self._replies = WrittenReplies()
         self._name = Path(self.backend.name_or_path).name
         self._warned_of_names = False
         template = self.backend.chat_template
@@ -227,11 +246,27 @@ class HFTokenizer:
         *,
         whole: bool = False,
     ) -> list[int]:
-        """See `Tokenizer.chat_prompt`."""
+        """See `Tokenizer.chat_prompt`; replies that are remembered have their own tokens."""
         arguments = template_arguments or {}
         if whole:
             self._check_shown(messages, tools, arguments)
-        return self.encode(self._render(messages, tools, arguments, ending(messages)), longest)
+        text = self._render(messages, tools, arguments, ending(messages))
+        known = self._replies.ids_of(text, lambda part: self.encode(part, longest))
+        return known if known is not None else self.encode(text, longest)
+
+    def remember_reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
+        prompt_ids: Sequence[int],
+        reply_ids: Sequence[int],
+    ) -> None:
+        """See `Tokenizer.remember_reply`; a reply that was cut off, or goes on with a message, is not remembered."""
+        if reply_ids and reply_ids[-1] in self.eos_ids and not continues(messages):
+            text = self._render(messages, tools, template_arguments or {}, ending(messages))
+            end = str(self._fast.decode([reply_ids[-1]], skip_special_tokens=False))
+            self._replies.add(text, prompt_ids, self.decode_all(reply_ids[:-1]), reply_ids[:-1], end)
 
     def _check_shown(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]

@@ -90,6 +90,10 @@ class ReplyGenerator:
             for part in written:
                 report.add(part.report)
             tokens = [token for part in written for token in part.token_ids]
+            remember, request = engines.target.tokenizer.remember_reply, self._request
+            await asyncio.to_thread(
+                remember, request.messages, request.tools, request.template_arguments, prompt, tokens
+            )
             if alone and engines.replies == number and engines.target.in_flight == 0:
                 await self._learn(report, len(tokens))
         finally:

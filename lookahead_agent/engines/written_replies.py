@@ -1,0 +1,75 @@
+"""The tokens of earlier replies, so that a prompt repeats a reply in the tokens that its model wrote.
+
+A text may be encoded in more than one way, and a chat template may set other white space than the model did. An engine
+would read a conversation anew from such a reply on, since its prefix cache goes by tokens. A reply to which the
+template gives another form stays as the template has it: the default target, which writes calls as Markdown, repeats
+the same call without end where its prompt has calls in that form.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_MOST_CHARACTERS = 1 << 23
+"""Characters of prompts that are remembered; each prompt of a conversation counts."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A reply: the text and the tokens of its prompt, its own without its end, and the text that ends it."""
+
+    prompt: str
+    prompt_ids: array[int]
+    reply: str
+    reply_ids: array[int]
+    end: str
+
+    def ids_of(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
+        """The tokens of a text that begins with prompt and reply; None: it does not."""
+        close = text.find(self.end, len(self.prompt)) if text.startswith(self.prompt) else -1
+        if close < 0 or _packed(text[len(self.prompt) : close]) != self.reply:
+            return None
+        return [*self.prompt_ids, *self.reply_ids, *encode(text[close:])]
+
+
+class WrittenReplies:
+    """Remembers the latest replies of a model; threads may share it."""
+
+    def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
+        self._written: OrderedDict[tuple[str, str], _Written] = OrderedDict()
+        self._most = most_characters
+        self._characters = 0
+        self._lock = threading.Lock()
+
+    def add(self, prompt: str, prompt_ids: Sequence[int], reply: str, reply_ids: Sequence[int], end: str) -> None:
+        """Remember a reply.
+
+        Args:
+            prompt: The text of its prompt.
+            prompt_ids: The prompt's tokens, shape (n,).
+            reply: Its text.
+            reply_ids: Its tokens without the one that ends it, shape (m,).
+            end: The text of that one.
+        """
+        written = _Written(prompt, array("i", prompt_ids), _packed(reply), array("i", reply_ids), end)
+        with self._lock:
+            known = self._written.pop((prompt, written.reply), None)
+            self._characters += len(prompt) if known is None else 0
+            self._written[prompt, written.reply] = written
+            while self._characters > self._most:
+                self._characters -= len(self._written.popitem(last=False)[1].prompt)
+
+    def ids_of(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
+        """The tokens of a prompt, `encode` making those after the last known reply; None: there is no such reply."""
+        with self._lock:
+            known = sorted(self._written.values(), key=lambda written: -len(written.prompt))
+        found = (written.ids_of(text, encode) for written in known)
+        return next((ids for ids in found if ids is not None), None)
+
+
+def _packed(text: str) -> str:
+    return "".join(text.split())
