@@ -77,7 +77,7 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
     def made(engine_args: Any) -> Any:
         with lock:
             config = engine_args.create_engine_config()
-            speculative = config.speculative_config
+            speculative, transfer = config.speculative_config, config.kv_transfer_config
             found.append(
                 {
                     "model": config.model_config.model,
@@ -90,6 +90,10 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
                     "data_parallel": config.parallel_config.data_parallel_size,
                     "executor": config.parallel_config.distributed_executor_backend,
                     "share": config.cache_config.gpu_memory_utilization,
+                    "cache": [config.cache_config.cache_dtype, config.cache_config.kv_cache_memory_bytes],
+                    "offloading": [transfer.kv_connector, transfer.kv_connector_extra_config.get("cpu_bytes_to_use")]
+                    if transfer is not None
+                    else None,
                     "draft_tokens": speculative.num_speculative_tokens if speculative is not None else 0,
                     "method": speculative.method if speculative is not None else None,
                 }

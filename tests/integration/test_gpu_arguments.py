@@ -30,6 +30,8 @@ CHAT_MODELS: dict[str, dict[str, Any]] = {
         }
     },
     "replicas": ALONE | {"engine_args": {"data_parallel_size": 2, "distributed_executor_backend": "mp"}},
+    "offloading": ALONE | {"engine_args": {"kv_offloading_size": 32}},
+    "prefixes": ALONE | {"engine_args": {"kv_cache_memory_bytes": 5 << 29, "kv_cache_dtype": "fp8"}},
     "given": ALONE | {"engine_args": {"gpu_memory_utilization": 0.5, "dtype": "float16"}},
 }
 
@@ -92,3 +94,9 @@ def test_methods_of_token_speculation(configured: Configured) -> None:
 def test_what_a_user_gives_goes_before(configured: Configured) -> None:
     (target,) = configured["given"]
     assert (target["share"], target["dtype"]) == (0.5, "torch.float16")
+
+
+def test_prefixes_are_kept_as_the_page_says(configured: Configured) -> None:
+    assert configured["offloading"][0]["offloading"] == ["OffloadingConnector", 32 << 30]
+    assert configured["prefixes"][0]["cache"] == ["fp8", 5 << 29]
+    assert configured["alone"][0]["offloading"] is None
