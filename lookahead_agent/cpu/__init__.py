@@ -14,6 +14,8 @@ VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"
 """Environment variable without which the plugin does nothing: "1" in the processes of this library's engines."""
 INT8 = "lookahead_int8"  # W8A8 with the output layer in int8 too: see `int8`
 INT8_WEIGHTS = "lookahead_int8_weights"  # weights as integers, activations in floating point: see `int8`
+NO_DRAFT = "lookahead_no_draft"
+"""Key of a request's `extra_args` for which a draft model in the engine neither reads nor proposes."""
 PROVIDER = "lookahead_cpu"  # Provider of the operations in `operations`, for vLLM's `ir_op_priority`
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lookahead_agent.cpu import NO_DRAFT
+
 
 class DraftMemory:
     """Which blocks of so many tokens hold some that the draft has not read."""
@@ -64,7 +66,7 @@ def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
         if (memory := getattr(runner, "lookahead_draft_memory", None)) is None:
             memory = runner.lookahead_draft_memory = DraftMemory(table.block_size)
         replies = runner.input_batch.req_ids
-        excluded = runner.lookahead_excluded = _behind(runner, memory) | _seeded(runner)
+        excluded = runner.lookahead_excluded = _behind(runner, memory) | _seeded(runner) | _without_draft(runner)
         reads = scheduled.num_spec_tokens_to_schedule > 0 and len(excluded) < len(replies)
         memory.write(table.slot_mapping.gpu[: scheduled.total_num_scheduled_tokens].numpy(), read=reads)
         if not reads:
@@ -104,3 +106,9 @@ def _seeded(runner: Any) -> set[str]:
     """The replies of a pass that are sampled with a seed of their own."""
     replies = runner.input_batch.req_ids
     return {replies[index] for index in runner.input_batch.generators if index < len(replies)}
+
+
+def _without_draft(runner: Any) -> set[str]:
+    """The replies of a pass that are to be written without the draft."""
+    asked = {reply: runner.requests[reply].sampling_params for reply in runner.input_batch.req_ids}
+    return {reply for reply, params in asked.items() if params is not None and NO_DRAFT in (params.extra_args or {})}

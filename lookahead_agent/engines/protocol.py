@@ -30,6 +30,7 @@ class Sampling:
         prompt_logprobs: Whether the first delta tells the log-probabilities of the prompt's own tokens. vLLM computes
             the whole prompt anew for that: it reads nothing from the prefix cache.
         structured: Constraint on the whole output, `{"json": schema}` or `{"json_object": True}`; None: free text.
+        drafted: Whether a draft model inside the engine that may pause reads the prompt and proposes draft tokens.
     """
 
     max_tokens: int
@@ -42,6 +43,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: bool = False
     structured: Mapping[str, Any] | None = None
+    drafted: bool = True
 
     @property
     def seeded(self) -> bool:

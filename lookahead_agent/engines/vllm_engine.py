@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from lookahead_agent.cpu import NO_DRAFT
 from lookahead_agent.engines.json_schema import composes, for_llguidance
 from lookahead_agent.engines.processes import (
     collection_paused,
@@ -286,6 +287,7 @@ def _sampling_params(sampling: Sampling, room: int) -> Any:
         structured_outputs=_structured_outputs(sampling.structured),
         # The decoder makes text itself; only vLLM's own stop strings need it there.
         detokenize=bool(sampling.stop),
+        extra_args=None if sampling.drafted else {NO_DRAFT: True},
         output_kind=RequestOutputKind.DELTA,
     )
 

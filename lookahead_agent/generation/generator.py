@@ -65,6 +65,9 @@ class ReplyGenerator:
         tokens: Mode = "sd" if engines.speculates_on_tokens else "off"
         both: Mode = "lr+sd" if engines.speculates_on_tokens else "lr"
         if self._verifier is None:
+            setup = engines.engine_setup
+            if setup is not None and setup.may_leave_out_draft and (alone := engines.modes.without_draft(self._kind)):
+                return alone
             return ModeChoice(tokens, "the policy allows no draft step" if not policy.speculates else "no draft engine")
         if policy.forces_speculation:
             return ModeChoice(both, "the policy says how steps are speculated on")
@@ -94,6 +97,8 @@ class ReplyGenerator:
             await asyncio.to_thread(
                 remember, request.messages, request.tools, request.template_arguments, prompt, tokens
             )
+            if (seen := report.target_prompt).cached is not None and tokens:
+                engines.modes.learn_tokens(self._kind, seen.total - seen.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
                 await self._learn(report, len(tokens))
         finally:
@@ -206,7 +211,13 @@ class ReplyGenerator:
             except ConfigurationError as error:  # never worse than the target alone
                 verifier, refused = None, f"the draft cannot take the prompt: {error}"
         reply = await lookahead(
-            ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt),
+            ReplyRequest(
+                tuple(prompt),
+                replace(sampling, drafted=self._chosen.mode != "off"),
+                request.question,
+                regions,
+                draft_prompt,
+            ),
             engines.target,
             engines.draft,
             verifier,

@@ -92,6 +92,9 @@ class EngineSetup:
     precision: Mapping[str, Kernel] = field(default_factory=dict)  # of each model's weights, by role
     reason: str = ""  # why so, in a sentence
     configuration: Configuration | None = None  # the chosen one; None where there was no choice
+    may_leave_out_draft: bool = (
+        False  # whether a reply may do without the draft of `draft_model`, which a user can force
+    )
     speeds: ReplySpeeds | None = None  # where the speed of its replies is kept; None where it does not matter
 
     @property
@@ -158,6 +161,7 @@ def select_engines(
         {role: kernel for role in weights if (kernel := kernels[role]) is not None},
         reason,
         configuration,
+        spec.token_speculation == "auto" and configuration is not None and bool(configuration.draft_tokens),
         speeds if configuration is not None else None,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead_agent.cpu import NO_DRAFT
 from lookahead_agent.cpu.pausing_draft import _pausing, _without_excluded
 
 BLOCK = 4
@@ -26,7 +27,8 @@ class Runner(SimpleNamespace):
         batch = SimpleNamespace(
             block_table=[table], req_ids=["a", "b"], generators={}, num_computed_tokens_cpu=np.zeros(2, dtype=np.int32)
         )
-        super().__init__(speculative_config=config, input_batch=batch, asked=0)
+        requests = {reply: SimpleNamespace(sampling_params=SimpleNamespace(extra_args=None)) for reply in batch.req_ids}
+        super().__init__(speculative_config=config, input_batch=batch, requests=requests, asked=0)
 
     def passes(self, slots: list[int], draft_tokens: int, computed: tuple[int, int] = (0, 0)) -> Any:
         """One pass that writes to these places; the draft tokens that vLLM is given."""
@@ -60,6 +62,17 @@ def test_a_reply_with_a_seed_gets_none() -> None:
     runner.input_batch.generators = {0: torch.Generator(), 1: torch.Generator()}
     assert runner.passes([1, 9], 2, (1, 1)).draft_token_ids == [[], []]
     assert runner.asked == 1, "nothing is read for nobody"
+
+
+def test_it_reads_nothing_for_a_reply_that_is_to_be_written_without_it() -> None:
+    runner = Runner([(1, 1, 2), (2, 32, 0)])
+    for reply in ("a", "b"):
+        runner.requests[reply].sampling_params.extra_args = {NO_DRAFT: True}
+    assert runner.passes([0, 1, 8, 9], 2).draft_token_ids == [[], []]
+    assert runner.asked == 0
+    runner.requests["b"].sampling_params.extra_args = None
+    assert runner.passes([2, 12], 2, (2, 0)).draft_token_ids == [[], [1, 1]]
+    assert runner.asked == 1
 
 
 def test_a_draft_that_never_pauses_is_left_alone() -> None:

@@ -52,8 +52,10 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
 
 def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
     """It guesses for one reply, nothing for four at once, and nothing on top of what it has not read then."""
-    long = [question * 12 for question in questions(7, seed=22)]  # whole blocks of a prompt are kept for later requests
-    asked = ASKED + long
+    *long, unread = [
+        question * 12 for question in questions(8, seed=22)
+    ]  # whole blocks of a prompt are kept for later requests
+    asked = [*ASKED, *long, unread]
     alone = [message.response_metadata["token_ids"] for message in tiny.batch(asked, policy="off")]
     with ChatLookahead(
         model=str(tiny_pair[0]),
@@ -70,17 +72,17 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
         return_token_ids=True,
     ) as llm:
 
-        async def deltas(question: str, max_tokens: int) -> AsyncGenerator[Delta, None]:
+        async def deltas(question: str, max_tokens: int, *, drafted: bool = True) -> AsyncGenerator[Delta, None]:
             async with llm.backend.engines(as_policy("off")) as engines:
                 prompt = engines.target.tokenizer.chat_prompt([{"role": "user", "content": question}])
-                sampling = Sampling(max_tokens=max_tokens, temperature=0)
+                sampling = Sampling(max_tokens=max_tokens, temperature=0, drafted=drafted)
                 async with aclosing(engines.target.generate(prompt, sampling)) as generated:
                     async for delta in generated:
                         yield delta
 
-        async def passes(question: str) -> float:
+        async def passes(question: str, *, drafted: bool = True) -> float:
             """Of a reply that is written alone, for each of its tokens; a slow reader is told of a few at once."""
-            told = [delta.token_ids async for delta in deltas(question, 96)]
+            told = [delta.token_ids async for delta in deltas(question, 96, drafted=drafted)]
             written = [token for ids in told for token in ids]
             assert written == alone[asked.index(question)]
             return len(told) / len(written)
@@ -102,6 +104,9 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
         for question in long[1:-1]:
             assert background.run(passes(question)) > 0.8, "the draft has not read the prompt, which is not read again"
         assert background.run(passes(long[-1])) < 0.6, "it has read this one"
+
+        assert background.run(passes(unread, drafted=False)) > 0.8, "the target is asked to write alone"
+        assert background.run(passes(unread)) > 0.8, "and the draft has not read that prompt"
 
         sampled = [{"temperature": 0.7, "seed": number} for number in range(6)]
         told = [llm.invoke(ASKED[0], **each).response_metadata for each in sampled]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
 from lookahead_agent.hardware.choice import Configuration
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
@@ -64,3 +67,26 @@ def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> 
     for _ in range(3):
         llm.invoke("?")
     assert speeds.paces()
+
+
+class Drafted(ScriptedEngine):
+    """Has read nothing of a prompt before, and notes whether its draft may read it."""
+
+    seen: list[bool]
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        self.seen.append(sampling.drafted)
+        async for delta in super().generate(prompt_ids, sampling):
+            yield replace(delta, cached_tokens=0)
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_draft_is_left_out_of_long_prompts_with_short_replies(*, forced: bool) -> None:
+    target = Drafted(ScriptedTokenizer(), reply_script(lambda _: "yes"))
+    target.seen = []
+    setup = EngineSetup(speculation_method="draft_model", may_leave_out_draft=not forced)
+    llm = ChatLookahead(engines=EngineSet(target, engine_setup=setup), policy="off")
+    modes = [llm.invoke("a long result " * 100).response_metadata["lookahead"]["mode"] for _ in range(8)]
+    assert modes == ["sd"] * 4 + (["sd"] if forced else ["off"]) * 4
+    assert target.seen == [mode == "sd" for mode in modes]
+    assert llm.invoke("a question?" * 3).response_metadata["lookahead"]["mode"] == modes[-1]

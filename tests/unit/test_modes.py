@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.runtime.modes import TRY_AFTER, Mode, ModeChooser
+from lookahead_agent.runtime.modes import READ_FOR_TOKEN, TRY_AFTER, Mode, ModeChooser
 from lookahead_agent.verifiers.exact import ExactVerifier
 from tests.virtual_time import run_in_virtual_time
 
@@ -55,6 +55,23 @@ def test_nodes_are_judged_by_themselves() -> None:
     write(chooser, {"sd": 0.1, "lr+sd": 0.4, "off": 0.2}, 60, "executor")
     assert chooser.choose("planner", MODES).mode == "lr+sd"
     assert chooser.choose("executor", MODES).mode == "sd"
+
+
+def test_a_draft_that_would_read_far_more_than_its_tokens_pay_for_is_left_out() -> None:
+    chooser = ModeChooser()
+
+    def alone(node: str, read: float, replies: int) -> bool:
+        for _ in range(replies):
+            chooser.learn_tokens(node, int(read), 10)
+        chosen = chooser.without_draft(node)
+        return chosen is not None and chosen.mode == "off"
+
+    much = 1.2 * READ_FOR_TOKEN * 10
+    assert not alone("router", much, 3), "the first replies read what a node's conversations share"
+    assert alone("router", much, 1)
+    assert not alone("writer", 0.9 * READ_FOR_TOKEN * 10, 20)
+    assert alone("router", 0.7 * READ_FOR_TOKEN * 10, 20), "a small difference changes nothing"
+    assert not alone("router", 0.4 * READ_FOR_TOKEN * 10, 20)
 
 
 def test_under_load_no_steps_run_beside_those_who_wait() -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import (
+from lookahead_agent.decoding.events import (
     Abort,
     Action,
     Commit,
@@ -20,17 +19,15 @@ from lookahead_agent.decoding.step import (
     Failed,
     Finish,
     Judged,
-    Node,
     Refuted,
     Reject,
-    Source,
     StartDraft,
     StartTarget,
-    Step,
-    StepEnd,
     StepWritten,
     Verify,
 )
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
+from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
 
 Text = tuple[str, ...]
 
