@@ -50,8 +50,8 @@ The question asks for ... I find it with ...
 Plan:
 {form}"""
 
-FINISHER = """You answer a question from the results of tool calls. Give the answer in one or two short sentences. If \
-the results do not answer the question, say what is missing."""
+FINISHER = """You answer a question from the results of tool calls. Say in one or two short sentences what the \
+results say, and what is missing, if something is. Add nothing that the results do not say."""
 
 POLICIES = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
 

@@ -65,11 +65,12 @@ Results so far:
 
 Call now, with values in place of results: {line}"""
 
-FINISHER_TASK = """Question: {question}
+# Behind results of several passages, a small model forgets a question before them.
+FINISHER_TASK = """Results:
 
-Results:
+{results}
 
-{results}"""
+Question: {question}"""
 
 
 class PlanMiddleware(AgentMiddleware[Any, Any, Any]):

@@ -10,7 +10,7 @@ from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResp
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import Runnable
 
-from lookahead_agent.agents.final_answer import FINISHER, calls_of, has_failed, named_call, turns_of
+from lookahead_agent.agents.final_answer import FINISHER, has_failed, is_repetition, named_call, turns_of
 from lookahead_agent.agents.prompts import (
     conversation_with_results,
     describe_tools,
@@ -142,7 +142,7 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
 
     Small models write code, or a call in a form of their own, where they should call a tool. Here a turn is a call that
     fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results. A model that
-    repeats a call that failed decides once more, for another tool.
+    repeats its last call, or one that failed, decides once more, for another tool or the answer.
 
     Args:
         prompt: System prompt of the decision; the agent's own follows.
@@ -199,14 +199,15 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> list[Any]:
-    """The tools that are left to a reply which repeats calls that failed before; none: it does not."""
+    """What is left to a reply that repeats its last calls, or calls that failed, READY included; none: it does not."""
     turns, reply = turns_of(request.messages), response.result[0] if response.result else None
     if not isinstance(reply, AIMessage) or not reply.tool_calls:
         return []
-    if not any(has_failed(results) and calls_of(before) == calls_of(reply) for before, results in turns):
+    if not is_repetition([*turns, (reply, [])]):
         return []
-    failed = {call["name"] for call in reply.tool_calls}
-    return [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in failed]
+    repeated = {call["name"] for call in reply.tool_calls}
+    others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
+    return [*others, READY] if others else []
 
 
 def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:

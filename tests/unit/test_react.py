@@ -182,7 +182,8 @@ async def test_the_same_call_twice_ends_the_loop(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_failed_call_that_is_repeated_gives_way_to_another_tool(way: str) -> None:
+@pytest.mark.parametrize("word", ["nothing", "tea"])
+async def test_a_call_that_is_repeated_gives_way_to_another_tool(way: str, word: str) -> None:
     asked: list[str] = []
 
     def reply(prompt: str) -> str:
@@ -193,17 +194,18 @@ async def test_a_failed_call_that_is_repeated_gives_way_to_another_tool(way: str
             return "It is noted."
         if "write_note" in prompt.rsplit("Results so far", 1)[-1]:
             return READY
-        return call("look_up", word="nothing") if READY_TOOL in prompt else call("write_note", text="tea")
+        assert READY_TOOL in prompt
+        return call("look_up", word=word) if '"look_up"' in prompt.split("user:")[0] else call("write_note", text="tea")
 
     messages = await ask(build_react(scripted_chat(reply, policy="off"), [look_up, write_note]), way=way)
-    assert made == ["look_up nothing", "write_note tea"]
-    assert [result.status for result in results(messages)] == ["error", "success"]
+    assert made == [f"look_up {word}", "write_note tea"]
+    assert [result.status for result in results(messages)] == ["error" if word == "nothing" else "success", "success"]
     assert messages[-1].text == "It is noted."
-    assert any("Why did the last call fail" in prompt for prompt in asked)
+    assert any("Why did the last call fail" in prompt for prompt in asked) == (word == "nothing")
     # Without another tool, the loop ends.
     made.clear()
-    messages = await ask(build_react(model(call("look_up", word="nothing"), "Unknown."), [look_up]), way=way)
-    assert made == ["look_up nothing"]
+    messages = await ask(build_react(model(call("look_up", word=word), "Unknown."), [look_up]), way=way)
+    assert made == [f"look_up {word}"]
     assert messages[-1].text == "Unknown."
 
 
