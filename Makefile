@@ -17,7 +17,7 @@ FETCH  := $(BIN)/lookahead-agent models fetch
 # Tests whose branches `make coverage` counts.
 DECIDES := $(patsubst %,tests/unit/test_%.py,arithmetic calibration_risk chat_model driver driver_faults driver_regions \
     driver_tokenizers driver_tree judges numbers policy policy_choice remote_engines reply_text results \
-    runtime scheduler segmenter draft_follower idle_timeout shared_draft verifiers)
+    runtime scheduler segmenter draft_follower drift_monitor idle_timeout shared_draft verifiers)
 # Many tests wait for programs that they start, so there are twice as many workers as cores.
 UNIT_TESTS := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))') --dist worksteal tests/unit
 # Tests start Python hundreds of times: what it has compiled is kept, whatever the shell says.

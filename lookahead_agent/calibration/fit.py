@@ -10,6 +10,7 @@ from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.pairs import LabelledPair
 from lookahead_agent.calibration.scores import CANDIDATES, GRID, Candidate
 from lookahead_agent.certificates.certificate import Certificate
+from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW
 from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, thresholds
 from lookahead_agent.errors import ConfigurationError
 
@@ -69,6 +70,23 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
     return min(about_as_many, key=lambda one: by_cost.index(one[0].name), default=None)
 
 
+def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold) -> int | None:
+    """The number of accepted pairs that the target disputes, asked as `DriftMonitor` asks it.
+
+    None where it was not asked about one of them.
+    """
+    known = scored(pairs, candidate)
+    count = 0
+    for problem, pair in known.items():
+        if pair.score < threshold.value or pairs[problem].row.same_text:
+            continue
+        aligned = pairs[problem].scores.get("p_swapped")
+        if aligned is None:
+            return None
+        count += aligned < DISPUTED_BELOW
+    return count
+
+
 def certificates_of(pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], data: str) -> list[Certificate]:
     """Certificates of the best verifier at each risk, learnt from the pairs of a file with this digest."""
     first = next(iter(pairs.values()))
@@ -89,6 +107,7 @@ def certificates_of(pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], data
             accepted=threshold.accepted,
             errors=threshold.errors,
             bound=threshold.bound,
+            disputed=count_disputed(pairs, candidate, threshold),
             rule=asdict(first.rule),
             data=data,
             date=datetime.date.today().isoformat(),

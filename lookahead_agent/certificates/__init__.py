@@ -1,1 +1,1 @@
-"""Certificates of the risk that a policy keeps."""
+"""Certificates of the risk that a policy keeps, and a monitor of whether they still hold."""

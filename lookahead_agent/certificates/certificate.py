@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -37,10 +37,14 @@ class Certificate(BaseModel):
     accepted: int  # pairs that the policy accepts
     errors: int  # accepted pairs whose draft step changes the outcome
     bound: float  # upper bound of the share of errors by the counts
+    disputed: int | None = None  # accepted pairs that the target, asked as a judge, disputes; None: not measured
     rule: dict[str, float]  # by which a step changes the outcome
     data: str  # name and digest of the file of pairs
     date: str  # of the calibration
     environment: dict[str, Any] = {}  # versions and hardware
+
+    def __hash__(self) -> int:
+        return hash((self.risk, self.threshold, self.data))
 
     def describe(self) -> str:
         """One line for people."""
@@ -88,21 +92,38 @@ def digest(file: Path) -> str:
     return f"{name} {hashlib.sha256(read_content(file)).hexdigest()[:16]}"
 
 
-def find_certificate(
-    risk: float, models: Mapping[str, str], precision: Mapping[str, str], delimiter: str = "\n\n"
-) -> tuple[Certificate | None, str]:
-    """The certificate of the verifier that accepts most at a stated risk with these models, by role, or why none is.
+class Found(NamedTuple):
+    """A certificate of a risk, or the reason why there is none."""
 
-    A certificate says nothing of steps with another delimiter.
+    certificate: Certificate | None  # of the verifier that accepts most
+    description: str  # of the certificate, or the reason
+    given_up: bool  # whether one that was good enough was given up
+
+
+def find_certificate(
+    risk: float,
+    models: Mapping[str, str],
+    precision: Mapping[str, str],
+    given_up: Collection[Certificate] = (),
+    delimiter: str = "\n\n",
+) -> Found:
+    """The certificate of the verifier that accepts most at a stated risk with these models, by role.
+
+    Certificates that were given up hold no longer. A certificate says nothing of steps with another delimiter.
     """
     of_pair = certificates(models)
     of_these = [each for each in of_pair if each.is_for(models, precision)]
     fitting = [each for each in of_these if each.delimiter == delimiter and each.risk <= risk]
-    if not fitting:
-        return None, _why_none(of_pair, of_these, risk, models, precision, delimiter)
+    left = [each for each in fitting if each not in given_up]
+    tightened = len(left) < len(fitting)
+    disputed = "accepted steps are disputed more often than in the calibration"
+    if not left:
+        return Found(
+            None, disputed if tightened else _why_none(of_pair, of_these, risk, models, precision, delimiter), tightened
+        )
     # Those made here come first, and the largest risk accepts most.
-    chosen = max(fitting, key=lambda each: each.risk)
-    return chosen, chosen.describe()
+    chosen = max(left, key=lambda each: each.risk)
+    return Found(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
 
 
 def _why_none(

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables.config import ensure_config
 from pydantic import Field
 
+from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.chat.fields import EngineFields
 from lookahead_agent.chat.messages import conversation
 from lookahead_agent.engines.chat_template import continues
@@ -46,6 +47,9 @@ class CallDefaults(SamplingArguments, EngineFields):
     draft steps that its policy allows or without; a number forces step speculation."""
     tool_parser: str | None = None
     """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
+    audit_rate: float = Field(AUDIT_RATE, ge=0, le=1)
+    """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again when it
+    has nothing else to do; where they are disputed more often than in the calibration, the policy is tightened."""
 
     def request(
         self,
@@ -86,6 +90,7 @@ class CallDefaults(SamplingArguments, EngineFields):
             action_markers=options.action_markers,
             tool_parser=self.tool_parser,
             target_timeout=self.timeout,
+            audit_rate=self.audit_rate,
         )
 
     def _sampling(self, options: CallOptions) -> Sampling:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
+from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import ProgressBars, Terminal
@@ -28,6 +29,7 @@ _HOSTS = (
     "end so, * for all. Repeatable."
 )
 _ORIGIN = "Origin of web pages that may call it. Repeatable."
+_AUDIT = "Share of the steps accepted by a certificate that are looked at again."
 
 
 @options.with_models
@@ -38,6 +40,7 @@ def serve(
     policy: options.Policy = options.DEFAULT_POLICY,
     node_policy: Annotated[list[str] | None, typer.Option(metavar="NODE=POLICY", help=_NODE_POLICY)] = None,
     served_model: Annotated[str | None, typer.Option(help="The model's name here. Default: as with --model.")] = None,
+    audit_rate: Annotated[float, typer.Option(min=0, max=1, help=_AUDIT)] = AUDIT_RATE,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 4096,
     max_body: Annotated[int | None, typer.Option(min=1, help=_BODY)] = None,
     concurrent: Annotated[int, typer.Option(min=1, help="Replies that are written at once.")] = 32,
@@ -63,6 +66,7 @@ def serve(
         policy=options.policy_of(policy, None),
         use_daemon=False,
         policies=dict(_pair(entry) for entry in node_policy or ()),
+        audit_rate=audit_rate,
         max_tokens=max_tokens,
     )
     settings = ServerSettings(

@@ -37,6 +37,7 @@ class GenerateRequest:
     """Texts from whose end on only the target writes, as after the opening of a tool call."""
     tool_parser: str | None = None
     target_timeout: float | None = None  # seconds without a token after which the target has failed; None: never
+    audit_rate: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class ReplyGenerator:
         parser: ToolParser,
         emit: Emit,
     ) -> None:
-        policy, self._certificate = engines.certified(request.policy)
+        policy, certificate, self._certificate = engines.certified(request.policy)
         self._request = request if policy is request.policy else replace(request, policy=policy)
         self._engines = engines
         self._thinking = thinking
@@ -56,6 +56,8 @@ class ReplyGenerator:
         self._emit = emit
         self._tools = request.tools
         self._verifier = engines.verifier(policy)
+        if certificate is not None and self._verifier is not None:
+            self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
         self._kind = f"{request.node}|{policy.name}"  # the replies of like speed: those of one node under one policy
         self._chosen = self._mode()
 
@@ -103,6 +105,8 @@ class ReplyGenerator:
                 await self._learn(report, len(tokens))
         finally:
             engines.replies_at_once -= 1
+        if engines.drift_monitor.waiting:
+            engines.drift_monitor.audit_waiting()
         finish = written[-1].finish_reason
         return ChatReply(
             read.parsed.content,
@@ -248,6 +252,7 @@ class ReplyGenerator:
             "policy": request.policy.name,
             "selection_rule": request.selection_rule,
             "certificate": self._certificate,
+            "audit": asdict(engines.drift_monitor.counts),
             "node": request.node.rpartition(":")[2] or None,
             "path": request.node or None,
             "mode": self._chosen.mode,

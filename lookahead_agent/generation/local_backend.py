@@ -122,5 +122,5 @@ class LocalBackend:
             return "the engines are not running: call start()"
         setup = engines.engine_setup
         lines = [setup.reason if setup is not None and setup.reason else "the engines are as they were given"]
-        certified = {policy.name: engines.certified(policy)[1] for policy in policies}
+        certified = {policy.name: engines.certified(policy)[2] for policy in policies}
         return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from lookahead_agent.certificates.certificate import find_certificate
+from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
+from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.policy import VerifierPolicy
@@ -21,6 +21,9 @@ from lookahead_agent.verifiers.score import ScoreVerifier
 
 if TYPE_CHECKING:
     from lookahead_agent.runtime.engine_selection import EngineSetup
+
+_MOST_CERTIFICATES = 256
+"""Searches for a certificate that are remembered: a server's clients may choose risks and delimiters."""
 
 
 class EngineSet:
@@ -46,10 +49,10 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.engine_setup = engine_setup
         self.names = dict(names or {})
-        # A server's clients may choose risks and delimiters.
-        self._certificate = lru_cache(256)(
-            lambda risk, delimiter: find_certificate(risk, self.names, self.precision, delimiter)
-        )
+        self._certificates: dict[tuple[float, str], Found] = {}
+        self._given_up: set[Certificate] = set()
+        self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._give_up)
+        """Looks again at steps that were accepted by a certificate."""
         self.replies = self.replies_at_once = 0  # replies that were begun, and those of them that are being written
         self.modes = ModeChooser()  # which way of writing each node's replies get, where that is free
         self.problems: dict[str, str] = {}
@@ -77,19 +80,31 @@ class EngineSet:
         """Whether the target takes draft tokens from a shared draft, which a reply may do without."""
         return self.draft is not None and isinstance(self.target, SupportsSharedDraft) and self.target.shared_draft
 
-    def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, str | None]:
-        """A policy that states a risk with the verifier that keeps it on these models, and the certificate in words.
+    def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, Certificate | None, str | None]:
+        """A policy that states a risk with the verifier that keeps it on these models, the certificate, and why.
 
-        There may be no certificate, and the words say why; of a policy without a risk they are None.
+        There may be no certificate, and the words say why; of a policy without a risk both are None.
         """
         if policy.risk is None:
-            return policy, None
-        certificate, described = self._certificate(policy.risk, str(policy.delimiter))
-        if certificate is not None:
-            return policy.with_verifier(certificate.policy), described
-        if policy.verifier == "certified":
-            return policy.with_verifier({"verifier": "exact"}), f"exact, since {described}"
-        return policy, f"not certified, since {described}"
+            return policy, None, None
+        asked = (policy.risk, str(policy.delimiter))
+        # Read by threads, while the event loop may forget all.
+        if (found := self._certificates.get(asked)) is None:
+            if len(self._certificates) >= _MOST_CERTIFICATES:
+                self._certificates.clear()
+            risk, delimiter = asked
+            found = find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
+            self._certificates[asked] = found
+        if found.certificate is not None:
+            return policy.with_verifier(found.certificate.policy), found.certificate, found.description
+        if policy.verifier == "certified" or found.given_up:
+            return policy.with_verifier({"verifier": "exact"}), None, f"exact, since {found.description}"
+        return policy, None, f"not certified, since {found.description}"
+
+    def _give_up(self, certificate: Certificate) -> None:
+        """Go by a certificate no longer."""
+        self._given_up.add(certificate)
+        self._certificates.clear()
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""

@@ -28,6 +28,9 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"lookahead_{name}_seconds", text, labels, buckets=_SECONDS, registry=registry)
 
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"lookahead_{name}", text, labels, registry=registry)
+
         self._replies = counter("replies", "Replies, by why they ended.", "finish_reason")
         self._steps = counter("steps", "Steps of replies, by who wrote them.", "source")
         self._tokens = counter("tokens", "Tokens that the engines generated, by fate.", "model", "fate")
@@ -39,10 +42,10 @@ class Metrics:
         self._prompt = histogram("prompt", "Time of a reply until the target's first token.")
         self._writing = histogram("writing", "Time of a reply after the target's first token.")
         self._first = histogram("first_text", "Time to the first text that is certain.")
-        running = Gauge("lookahead_running", "Replies being generated.", registry=registry)
-        running.set_function(lambda: admission.running)
-        waiting = Gauge("lookahead_waiting", "Replies that wait.", registry=registry)
-        waiting.set_function(lambda: admission.waiting)
+        self._audited = gauge("audited_steps", "Steps accepted by a certificate, judged again, by outcome.", "outcome")
+        self._tightened = gauge("tightened_policies", "Certificates given up: too many of their steps were disputed.")
+        gauge("running", "Replies being generated.").set_function(lambda: admission.running)
+        gauge("waiting", "Replies that wait.").set_function(lambda: admission.waiting)
 
     def count_reply(self, reply: ChatReply, seconds: float, first: float | None) -> None:
         """Count a reply that took so many seconds, and so many until its first text; None: it had none."""
@@ -64,6 +67,11 @@ class Metrics:
             self._prompts.labels(*labels, model, "read").inc(prompt["total"] - cached)
         self._judged.labels(*labels).inc(figures["verifier_calls"])
         self._disabled.labels(*labels).inc(figures["speculation_disabled"] is not None)
+        audit = figures["audit"]
+        outcomes = {"agreed": audit["audited"] - audit["disputed"]}
+        for outcome, count in (outcomes | {name: audit[name] for name in ("disputed", "dropped")}).items():
+            self._audited.labels(outcome).set(count)
+        self._tightened.set(audit["tightened"])
         self._seconds.labels(*labels).observe(seconds)
         self._prompt.labels(*labels).observe(figures["seconds"]["prompt"])
         self._writing.labels(*labels).observe(figures["seconds"]["writing"])

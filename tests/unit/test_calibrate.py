@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
-from lookahead_agent.calibration.fit import Fit, best, fit
+from lookahead_agent.calibration.fit import Fit, best, count_disputed, fit
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
 from lookahead_agent.calibration.scores import CANDIDATES, Measure
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
@@ -180,7 +180,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted[0]["policy"] == {"verifier": "embedding", "same_numbers": True, "similarity": fitted[0]["threshold"]}
     assert "Kept in" in call("fit", str(out))
     assert len(list((tmp_path / "cache" / "certificates").iterdir())) == 1
-    found, reason = find_certificate(fitted[0]["risk"], NAMES, {})
+    found, reason, _ = find_certificate(fitted[0]["risk"], NAMES, {})
     assert found == Certificate.model_validate(fitted[0])
     assert reason == found.describe()
     for wrong in (
@@ -328,6 +328,24 @@ def test_of_verifiers_that_accept_about_as_many_the_cheaper_is_taken(fewer: int,
     assert chosen[0].name == name
 
 
+def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
+    pairs = {f"g{n}": _pair(0.9, False) for n in range(20)} | {"same": _pair(0.9, False, text="own")}
+    pairs |= {"low": _pair(0.4, False), "agreed": _pair(0.95, False)}
+    for pair in pairs.values():
+        pair.scores["p_swapped"] = pair.scores["p_aligned"]
+    pairs["agreed"].scores["p_swapped"] = 0.9
+
+    def count(name: str, least: float) -> int | None:
+        return count_disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1))
+
+    assert count("embedding", 0.5) == 20
+    assert count("embedding", 0.92) == 0
+    assert count("judge", 0.5) == 0
+    pairs["unasked"] = _pair(0.9, False)
+    assert count("embedding", 0.5) is None
+    assert count("embedding", 0.92) == 0, "it is not accepted"
+
+
 def test_different_results_are_rejected_first_where_the_policy_says_so() -> None:
     differ = _pair(0.99, True, text="It is 3.")
     assert CANDIDATES["embedding"].score(differ) == 0.99
@@ -366,21 +384,25 @@ def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: 
     keep([certificate(precision={}, threshold=0.95)])
     assert len(certificates(NAMES)) == 3, "in place of the one before"
     for risk, similarity in ((0.02, 0.9), (0.06, 0.8)):
-        found, reason = find_certificate(risk, NAMES, precision)
+        found, reason, _ = find_certificate(risk, NAMES, precision)
         assert found is not None
         assert found.policy["similarity"] == similarity
         assert reason == found.describe()
+        next_best, reason, tightened = find_certificate(risk, NAMES, precision, {found})
+        assert tightened
+        assert next_best == (certificates(NAMES)[0] if risk > 0.02 else None)
+        assert reason.endswith("accepted steps are disputed more often than in the calibration")
     for risk, models, other, why in (
         (0.01, NAMES, precision, "no threshold keeps a risk of 0.01"),
         (0.02, NAMES | {"draft": "tiny"}, precision, "no certificate is of big with tiny"),
         (0.02, NAMES | {"embedding": "maxi"}, precision, "of this precision and verifier"),
         (0.02, NAMES, {"target": "bf16"}, "of this precision and verifier (target bf16)"),
     ):
-        found, reason = find_certificate(risk, models, other)
-        assert found is None
+        found, reason, tightened = find_certificate(risk, models, other)
+        assert (found, tightened) == (None, False)
         assert why in reason
     lines = str(re.compile(r"\n+"))
-    found, reason = find_certificate(0.02, NAMES, precision, delimiter=lines)
+    found, reason, _ = find_certificate(0.02, NAMES, precision, delimiter=lines)
     assert found is None
     assert reason.startswith(r"the certificates are of steps that end at '\n\n'")
     keep([certificate(delimiter=lines)])
@@ -425,19 +447,23 @@ def test_a_name_is_a_risk_and_has_thresholds_of_its_own_where_there_is_no_certif
     assert engines is not None
     for name in ("strict", "balanced", "fast"):
         policy = as_policy(name)
-        same, words = engines.certified(policy)
-        assert same == policy
+        same, none, words = engines.certified(policy)
+        assert (same, none) == (policy, None)
         assert words is not None
         assert words.startswith("not certified, since no certificate is of big with small")
     of_these = certificate(precision={}, risk=0.04, delimiter=";")
     keep([of_these])
-    certified, words = EngineSet(engines.target, engines.draft, names=NAMES).certified(
+    certified, by, words = EngineSet(engines.target, engines.draft, names=NAMES).certified(
         as_policy("balanced:width=2:delimiter=;")
     )
+    assert by == of_these
     assert (certified.verifier, certified.similarity) == ("embedding", 0.9)
     assert (certified.width, certified.delimiter) == (2, ";")
     assert not certified.compares_results, "nothing is left of the thresholds of its own"
-    assert words == of_these.describe()
+    assert words == by.describe()
+    # Once steps are disputed more often than they may be, thresholds that nobody has measured here are no way out.
+    engines._give_up(by)
+    assert engines.certified(as_policy("balanced:delimiter=;"))[0].verifier == "exact"
     assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "that one was asked for"
 
 

@@ -319,6 +319,8 @@ def test_figures_for_prometheus() -> None:
     for figure in ("reply", "prompt", "writing"):
         assert f'lookahead_{figure}_seconds_count{{node="planner",policy="exact"}} 1.0' in text
     assert "lookahead_running 0.0" in text
+    assert 'lookahead_audited_steps{outcome="agreed"} 0.0' in text
+    assert "lookahead_tightened_policies 0.0" in text
 
 
 def test_health_says_when_the_engines_are_gone() -> None:
