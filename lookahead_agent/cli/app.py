@@ -32,8 +32,8 @@ _INTERRUPTED = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _COMMANDS = (
-    "ask", "agent", "up", "status", "down", "serve", "new", "trace", "calibrate", "doctor", "bench",
-    "models",
+    "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "doctor",
+    "bench", "models",
 )  # fmt: skip
 _MODULES = {"up": "daemon", "status": "daemon", "down": "daemon"}
 """The modules of commands that are not in a module of their name."""

@@ -13,7 +13,7 @@ from lookahead_agent.bench.report import check_report_name
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cost_model.costs import read_costs, write_costs
-from lookahead_agent.cost_model.estimator import Acceptance, ModeName, fastest
+from lookahead_agent.cost_model.estimator import ModeName
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
 from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticSettings
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
@@ -122,12 +122,7 @@ def synthetic(
     else:
         show = Terminal(width=WIDE)
         if known is not None:
-            show.print(f"{known.describe()}.")
-            for alpha in settings.alphas:
-                acceptance = Acceptance(alpha, token_alpha, step_tokens)
-                mode, depth, speed = fastest(known, acceptance, settings.depths, draft_tokens + 1)
-                ahead = f" with {depth} steps ahead" if depth else ""
-                show.print(f"Predicted to be the fastest at α = {alpha:g}: {mode}{ahead} ({speed:.2f}).")
+            show.print(f"{known.describe()}.\n")
         show.print(as_rich(result_table(found)))
     if failure is not None:
         raise failure

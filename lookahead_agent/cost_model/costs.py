@@ -68,6 +68,8 @@ class MachineCosts(BaseModel):
     draft_alone: BatchCosts  # the draft with all cores, as it writes draft tokens for the target
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
     models: dict[str, str] = Field(default_factory=dict)  # the models' names
+    precision: dict[str, str] = Field(default_factory=dict)  # of their weights, where it was given or chosen
+    dummy_weights: bool = False  # whether the weights were made up; the costs are the same
 
     @property
     def c(self) -> float:

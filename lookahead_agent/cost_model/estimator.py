@@ -1,10 +1,11 @@
-"""Predicts the speed of a mode from measured costs and acceptance."""
+"""Predicts the fastest mode, depth, width and token speculation from costs and acceptance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Literal, get_args
 
 from lookahead_agent.cost_model.costs import MachineCosts
@@ -21,46 +22,91 @@ Speed = Callable[[int], float]
 
 
 @dataclass(frozen=True)
+class Grid:
+    """The settings that are tried."""
+
+    depths: tuple[int, ...] = (1, 2, 4, 6, 8)  # γ₁
+    widths: tuple[int, ...] = (1, 2)  # w
+    token_depths: tuple[int, ...] = (2, 3, 5, 7)  # γ₂, of token speculation in turn
+    shared_draft_depths: tuple[int, ...] = (3, 5, 9, 17)  # γ₂, with a shared draft
+
+
+EVERY = Grid()
+
+
+@dataclass(frozen=True)
 class Acceptance:
     """Acceptance rates, and the steps that they are of."""
 
     steps: float  # probability that a draft step is accepted (α), in [0, 1]
     tokens: float  # probability that a draft token is accepted (α₂), in [0, 1]
     step_tokens: float = 40.0  # tokens of a step, on average
+    verifier: float = 0.0  # seconds of a verdict
 
 
-def fastest(
-    costs: MachineCosts, acceptance: Acceptance, depths: Sequence[int], token_depth: int
-) -> tuple[ModeName, int, float]:
-    """The mode that is predicted to be the fastest, its depth (0 without step speculation), and its speed."""
-    settings = [(mode, depth) for mode in get_args(ModeName) for depth in (depths if mode in LOOKAHEAD else (0,))]
-    speeds = {setting: predicted_speed(costs, acceptance, *setting, token_depth) for setting in settings}
-    best = max(speeds, key=lambda setting: (round(speeds[setting], 3), -setting[1]))
-    return *best, speeds[best]
+@dataclass(frozen=True)
+class Setting:
+    """A setting and its predicted speed."""
+
+    mode: ModeName  # the mode
+    speedup: float  # against the target alone
+    depth: int = 0  # γ₁; 0 without lookahead, as for `width`
+    width: int = 0  # w
+    token_depth: int = 1  # γ₂: tokens of a step that one forward pass looks at; 1 without token speculation
 
 
-def predicted_speed(
-    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
-) -> float:
-    """Predicted speed of one setting with so many replies at once, against the target alone with as many.
+def best_settings(costs: MachineCosts, acceptance: Acceptance, grid: Grid = EVERY) -> list[Setting]:
+    """The best setting of each mode, the fastest mode first.
 
     The simulation runs steps on the decoder's own scheduler, with the measured cost of as many target steps at once as
     there are at each moment. With token speculation a forward pass of the target looks at γ₂ tokens of each step. It
     costs as much as a batch of so many replies, and gains (1-α₂^γ₂)/(1-α₂) tokens. With a shared draft it looks at the
     tokens that the draft, on cores of its own, has written by then.
     """
+    best = [
+        max(
+            _settings(costs, acceptance, mode, grid),
+            key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width),
+        )
+        for mode in get_args(ModeName)
+    ]
+    return sorted(best, key=lambda setting: -setting.speedup)
+
+
+def predicted_speed(
+    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
+) -> float:
+    """Predicted speed of one setting with so many replies at once, against the target alone with as many."""
     if replies > 1:
         costs = costs.shared_by(replies)
     speed = _target_speed(costs, acceptance, mode, token_depth)
-    if mode not in LOOKAHEAD:
+    return _reply_speed(costs, acceptance, speed, depth if mode in LOOKAHEAD else 0, 1)
+
+
+def _settings(costs: MachineCosts, acceptance: Acceptance, mode: ModeName, grid: Grid) -> Iterator[Setting]:
+    """Every setting of a mode."""
+    tokens = {"off": (1,), "lr": (1,), "sd": grid.token_depths, "lr+sd": grid.token_depths}
+    # A second candidate and draft tokens want the same room in a batch.
+    widths = grid.widths if mode == "lr" else (1,)
+    shapes = list(product(grid.depths, widths)) if mode in LOOKAHEAD else [(0, 0)]
+    for token_depth in tokens.get(mode, grid.shared_draft_depths):
+        speed = _target_speed(costs, acceptance, mode, token_depth)
+        for depth, width in shapes:
+            yield Setting(mode, _reply_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)
+
+
+def _reply_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, depth: int, width: int) -> float:
+    """Speed of a reply by that of its target steps; a depth of 0 is without lookahead."""
+    if depth == 0:
         return speed(1)
     alone = costs.target.at(1) * acceptance.step_tokens
     durations = Durations(
         always(alone / speed(1)),
-        always(costs.draft.at(1) * acceptance.step_tokens),
+        always(costs.draft.at(width) * acceptance.step_tokens),
+        always(acceptance.verifier),
         slowdown=lambda steps: speed(1) / speed(steps),
     )
-    found = simulate(acceptance.steps, depth, durations, steps=_STEPS)
+    found = simulate(acceptance.steps, depth, durations, steps=_STEPS, width=width)
     return found.steps * alone / found.seconds
 
 

@@ -1,28 +1,40 @@
-"""A pair of models whose engines are started one by one, and the measurement of its costs."""
+"""A pair of models whose engines are started one by one, and the measurement of its costs and acceptance rates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
-from lookahead_agent.bench.samples import environment
+from langchain_core.messages import HumanMessage
+
+from lookahead_agent.bench.problems import Problem
+from lookahead_agent.bench.recorder import CallRecorder
+from lookahead_agent.bench.samples import acceptance_of, environment
+from lookahead_agent.bench.tasks import ask
+from lookahead_agent.chat.messages import template_messages
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
+from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid
 from lookahead_agent.engines import background
 from lookahead_agent.engines.engine_pool import POOL
 from lookahead_agent.engines.processes import available_cores
-from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import Kernel
+from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models.catalogue import ModelFacts
-from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
+from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, fetch_tokenizer
+from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.runtime.weights import Platform, kv_cache_bytes_per_token, weights_in
+from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
+from lookahead_agent.runtime.weights import Platform, kv_cache_bytes_per_token, memory_shares, weights_in
 
 Role = Literal["target", "draft"]
 
@@ -33,8 +45,8 @@ class Pair:
     Args:
         dummy_weights: Make weights up from the models' configurations, so that only these need to be there.
         engine_args: Arguments of both engines.
-        precision: Of the target's weights, as `draft_precision` of the draft's; None: as vLLM has them.
-        kv_cache_tokens: Tokens for which each engine keeps a KV cache; None, as on a CPU: as vLLM chooses.
+        precision: Of the target's weights, as `draft_precision` of the draft's: see `chosen_kernels`.
+        kv_cache_tokens: Tokens for which each engine on a GPU keeps a KV cache; None: a share of the GPU's memory.
     """
 
     def __init__(
@@ -44,8 +56,8 @@ class Pair:
         *,
         dummy_weights: bool,
         engine_args: Mapping[str, Any],
-        precision: Kernel | None,
-        draft_precision: Kernel | None,
+        precision: Precision | None,
+        draft_precision: Precision | None,
         progress: Progress,
         kv_cache_tokens: int | None = None,
     ) -> None:
@@ -58,8 +70,12 @@ class Pair:
         assert models.draft is not None  # one was asked for
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
-        kernels = {"target": precision, "draft": draft_precision}
+        kernels = chosen_kernels(
+            models, {"target": precision, "draft": draft_precision}, engine_args, fetched, dummy_weights
+        )
         self.names = {str(role): each.name for role, each in facts.items()}
+        self.dummy_weights = dummy_weights
+        self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         self.divided = runs_on_cpu()  # Whether target and draft have cores of their own: a GPU is shared
         self.every_core: str | None = None
         self.shares: dict[Role, str | None] = {"target": None, "draft": None}
@@ -79,6 +95,10 @@ class Pair:
             self.arguments[role] = {**weights.arguments, **engine_args, **made_up}
         self._progress = progress
         self._kv_cache_tokens = kv_cache_tokens
+        if kv_cache_tokens is None and not self.divided:
+            engines = {role: (self._folders[role], self.arguments[role]) for role in fetched}
+            for name, share in memory_shares(engines).items():
+                self.arguments[name].setdefault("gpu_memory_utilization", share)
         self.draft_folder = self._folders["draft"]
         self.draft_quantization: str | None = self.arguments["draft"].get("quantization")
 
@@ -97,6 +117,28 @@ class Pair:
             yield started
         finally:
             POOL.release(config)
+
+
+def chosen_kernels(
+    models: ResolvedSet,
+    precisions: Mapping[Role, Precision | None],
+    engine_args: Mapping[str, Any],
+    folders: Mapping[Role, Path],
+    dummy_weights: bool,
+    select: Callable[[RuntimeSpec, Path, Path], EngineSetup] = select_engines,
+) -> dict[Role, Kernel | None]:
+    """The precision of each model's weights, None: as vLLM has them. "auto" is what a chat model would choose."""
+    chosen: Mapping[str, Kernel] = {}
+    if "auto" in precisions.values() and not dummy_weights:
+        spec = RuntimeSpec(
+            models,
+            precision=precisions["target"] or "auto",
+            draft_precision=precisions["draft"] or "auto",
+            target_arguments=engine_args,
+            draft_arguments=engine_args,
+        )
+        chosen = select(spec, folders["target"], folders["draft"]).precision
+    return {role: chosen.get(role) if each == "auto" else each for role, each in precisions.items()}
 
 
 def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
@@ -127,7 +169,42 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
         draft_alone=alone["draft"],
         environment=environment(),
         models=dict(pair.names),
+        precision=pair.precision,
+        dummy_weights=pair.dummy_weights,
     )
+
+
+def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress: Progress | None = None) -> Acceptance:
+    """Measure acceptance rates on a few problems.
+
+    A token counts as accepted if the draft gives it more than half of its probability: a lower bound, since the
+    likeliest token may have less. `llm` streams, returns token ids, and has the policy to estimate for.
+    """
+    recorder = CallRecorder()
+    likely: list[bool] = []
+    with (progress or LogProgress()).task(f"Measuring acceptance on {len(problems)} problems"):
+        for problem in problems:
+            ask(llm, problem.question, llm.seed or 0, {"callbacks": [recorder]})
+            likely += background.run(_likely_tokens(llm, problem.question, recorder.calls[-1].token_ids or []))
+    steps = sum(call.steps for call in recorder.calls)
+    if not steps or not likely:
+        raise ConfigurationError("no reply had a step to compare: give --alpha and --token-alpha")
+    verdicts = [seconds for call in recorder.calls for seconds in call.verdicts]
+    return Acceptance(
+        steps=acceptance_of(recorder.calls),
+        tokens=sum(likely) / len(likely),
+        step_tokens=sum(call.output_tokens for call in recorder.calls) / steps,
+        verifier=mean(verdicts) if verdicts else 0.0,
+    )
+
+
+async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]) -> list[bool]:
+    async with llm.backend.engines(as_policy(llm.policy)) as engines:
+        draft = engines.draft
+        if draft is None or draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint:
+            raise ConfigurationError("target and draft have different tokenizers: give --token-alpha")
+        prompt = draft.tokenizer.chat_prompt(template_messages([HumanMessage(question)]))
+        return [value > math.log(0.5) for value in await sequence_logprobs(draft, prompt, reply)]
 
 
 @dataclass(frozen=True)
@@ -136,6 +213,8 @@ class PairMeasurement:
 
     pair: Callable[..., Pair] = Pair
     costs: Callable[..., MachineCosts] = measure_pair
+    acceptance: Callable[..., Acceptance] = measure_acceptance
+    grid: Grid = EVERY  # the settings that `estimate` tries
 
 
 _DEFAULT = PairMeasurement()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from lookahead_agent.cost_model.costs import MachineCosts
-from lookahead_agent.cost_model.pair import Pair, measure_pair
+from lookahead_agent import ChatLookahead
+from lookahead_agent.cost_model.pair import Pair
 from lookahead_agent.cost_model.synthetic import SyntheticSettings
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench
 from lookahead_agent.cost_model.synthetic_report import results
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
+from lookahead_agent.engines import background
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
 
@@ -29,7 +33,14 @@ WHAT = SyntheticSettings(
 )
 
 
-def test_the_steps_that_are_drawn_are_accepted(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+async def _engines_of(llm: ChatLookahead) -> dict[str, Engine | None]:
+    async with llm.backend.engines(as_policy("exact")) as engines:
+        return {"target": engines.target, "draft": engines.draft}
+
+
+def test_the_steps_that_are_drawn_are_accepted(
+    tiny: ChatLookahead, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = Pair(
         str(tiny_pair[0]),
         str(tiny_pair[1]),
@@ -39,10 +50,11 @@ def test_the_steps_that_are_drawn_are_accepted(tiny_pair: tuple[Path, Path], tmp
         draft_precision=None,
         progress=LogProgress(),
     )
-    costs: list[MachineCosts] = []
+    # Engines that are there already: `plan` is tested with those that a pair starts.
+    engines = background.run(_engines_of(tiny))
+    monkeypatch.setattr(pair, "engine", lambda role, cores, **_: nullcontext(engines[role]))
     bench = SyntheticBench(pair, WHAT, tmp_path / "rows.jsonl")
-    assert bench.run(LogProgress(), None, lambda: costs.append(measure_pair(pair, (1, 2))))
-    assert all(seconds > 0 for seconds in costs[0].target.seconds.values())
+    assert bench.run(LogProgress())
     assert len(bench.rows()) == bench.total == 4
     for row in bench.rows():
         assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == WHAT.tokens * row.replies
@@ -52,7 +64,7 @@ def test_the_steps_that_are_drawn_are_accepted(tiny_pair: tuple[Path, Path], tmp
         drawn = [_accepted(f"{row.repeat}.{number}", row.alpha) for number in range(row.replies)]
         assert sum(map(sum, drawn)) - row.late <= row.accepted <= sum(map(sum, drawn))
         assert row.judged + row.late == row.steps == row.replies * (WHAT.steps - 1)
-    assert all(one.predicted for one in results(bench.rows(), WHAT, costs[0]))
+    assert all(one.speed > 0 for one in results(bench.rows(), WHAT, None))
     again = SyntheticSettings(**{**vars(WHAT), "modes": ("sd",)})
     with pytest.raises(ConfigurationError, match="vLLM's CPU build does not draw"):
         SyntheticBench(pair, again, tmp_path / "others.jsonl")

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
-from typing import get_args
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lookahead_agent import ChatLookahead
+from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
-from lookahead_agent.cost_model.estimator import Acceptance, ModeName, fastest, predicted_speed
-from lookahead_agent.engines import ScriptedTokenizer
+from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, Setting, best_settings
+from lookahead_agent.cost_model.pair import PairMeasurement, chosen_kernels, measure_acceptance
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models import choose_models
+from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
+from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.theory.formulas import shared_draft_speedup
+from tests.unit.chat import reply_script, scripted_engines
+from tests.unit.conftest import MeasureWith
+from tests.unit.test_cli import run
 
-DEPTHS = (1, 4, 8)
-TOKENS = 4
-"""Of a step that one forward pass looks at."""
+COARSE = Grid(*((each[0], each[-1]) for each in astuple(EVERY)))
+"""The smallest and the largest of each setting: a fifth of the work."""
 
 
-def speeds(costs: MachineCosts, acceptance: Acceptance) -> dict[str, float]:
-    """The speed of each mode, at its best depth; a shared draft writes more tokens ahead."""
-    return {
-        mode: max(
-            predicted_speed(costs, acceptance, mode, depth, 17 if "shared" in mode else TOKENS) for depth in DEPTHS
-        )
-        for mode in get_args(ModeName)
-    }
+def by_mode(costs: MachineCosts, acceptance: Acceptance, grid: Grid = COARSE) -> dict[str, Setting]:
+    return {setting.mode: setting for setting in best_settings(costs, acceptance, grid=grid)}
+
+
+def speeds(costs: MachineCosts, acceptance: Acceptance, grid: Grid = COARSE) -> dict[str, float]:
+    return {mode: setting.speedup for mode, setting in by_mode(costs, acceptance, grid).items()}
 
 
 class MeteredEngine:
@@ -115,20 +124,18 @@ SMALL = MachineCosts(
 
 
 def test_under_the_papers_assumptions_both_levels_win() -> None:
-    mode, depth, speed = fastest(FREE, Acceptance(0.8, 0.7), DEPTHS, TOKENS)
-    assert mode == "lr+sd"
-    assert depth >= 4
-    found = speeds(FREE, Acceptance(0.8, 0.7))
-    assert speed == pytest.approx(max(found.values()), abs=1e-3)
-    assert found["off"] == 1
-    assert found["lr"] > 2.5
+    assert best_settings(FREE, Acceptance(0.8, 0.7))[0].mode == "lr+sd"
+    found = by_mode(FREE, Acceptance(0.8, 0.7), EVERY)
+    assert found["off"].speedup == 1
+    assert found["lr"].speedup > 2.5
+    assert found["lr"].depth >= 4
 
 
 def test_on_two_cores_token_speculation_wins() -> None:
-    found = speeds(SMALL, Acceptance(0.6, 0.8))
+    found = speeds(SMALL, Acceptance(0.6, 0.8), grid=EVERY)
     assert found["sd"] > 1.3
     assert found["lr"] < 1
-    assert fastest(SMALL, Acceptance(0.6, 0.8), DEPTHS, TOKENS) == ("sd", 0, found["sd"])
+    assert max(found, key=lambda mode: found[mode]) == "sd"
 
 
 def test_a_shared_draft_pays_where_the_draft_costs_it_nothing() -> None:
@@ -142,8 +149,137 @@ def test_a_shared_draft_pays_where_the_draft_costs_it_nothing() -> None:
     assert paraphrased["lr+shared_draft"] > 1.5 * paraphrased["shared_draft"]
 
 
+def test_slow_verdicts_cost_speed() -> None:
+    quick, slow = (speeds(FREE, Acceptance(0.8, 0.0, 40, seconds))["lr"] for seconds in (0.0, 3.0))
+    assert slow < quick
+
+
 @pytest.mark.parametrize("token_alpha", [0.0, 0.7])
 def test_more_tokens_that_are_accepted_are_never_slower(token_alpha: float) -> None:
     less, more = (speeds(FREE, Acceptance(0.0, accepted)) for accepted in (token_alpha, token_alpha + 0.1))
     assert more["sd"] >= less["sd"] - 1e-9
     assert less["lr"] <= 1.05, "no step is accepted"
+
+
+def with_logprobs() -> EngineSet:
+    """Engines whose draft finds the first two of three steps likely."""
+    engines = scripted_engines(lambda _: "One.\n\nTwo.\n\nThree.")
+    tokenizer = engines.target.tokenizer
+    assert isinstance(tokenizer, ScriptedTokenizer)
+    sure = {"One": -0.1, "Two": -0.6, "Three": -0.8}  # the last has less than half
+    engines.draft = ScriptedEngine(tokenizer, reply_script(lambda _: "One.\n\nTwo.\n\nThree."), logprobs=sure)
+    return engines
+
+
+def test_acceptance_is_measured_on_problems() -> None:
+    llm = ChatLookahead(engines=with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
+    reply = llm.invoke("What?").response_metadata["token_ids"]
+    found = measure_acceptance(llm, [Problem("a", "What?", None), Problem("b", "Which?", None)])
+    assert found.steps == 1
+    assert found.tokens == pytest.approx(2 / len(reply))
+    assert found.step_tokens == pytest.approx(len(reply) / 3)
+    assert found.verifier >= 0
+
+
+def test_the_command_reads_costs_that_were_measured(
+    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(SMALL.model_dump_json())
+    arguments = ["estimate", "--costs", str(file), "--alpha", "0.6", "--token-alpha", "0.8"]
+    measure_with(PairMeasurement(grid=COARSE))
+    assert run(*arguments, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert run(*arguments) == 0
+    assert result["settings"][0]["mode"] == "sd"
+    assert result["c"] == pytest.approx(1 / 3)
+    printed = capsys.readouterr().out
+    assert "--token-speculation draft_model" in printed
+    assert "c = 0.33" in printed
+
+
+def test_the_command_measures_and_keeps_what_it_measured(
+    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def pair(model: str, draft: str | None, **options: Any) -> Any:
+        asked.append({"model": model, "draft": draft, **options})
+
+    file = tmp_path / "deep" / "costs.json"
+    arguments = ["estimate", "--dummy-weights", "--alpha", "0.6", "--token-alpha", "0.8", "--costs", str(file)]
+    measure_with(PairMeasurement(pair=pair, costs=lambda *_, **__: FREE, grid=COARSE))
+    for _ in range(2):
+        assert run(*arguments, "--engine-arg", "max_model_len=2048") == 0
+    assert len(asked) == 1, "the second time from the file"
+    assert asked[0]["dummy_weights"] is True
+    assert asked[0]["engine_args"] == {"max_model_len": 2048}
+    assert MachineCosts.model_validate_json(file.read_text()) == FREE
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("given", "dummy", "kernels"),
+    [
+        (("auto", "auto"), False, ["int8", "bf16"]),
+        (("fp32", "auto"), False, ["fp32", "bf16"]),
+        (("fp32", "fp32"), False, ["fp32", "fp32"]),
+        ((None, None), False, [None, None]),
+        (("auto", "auto"), True, [None, None]),
+    ],
+)
+def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
+    given: tuple[Any, Any], dummy: bool, kernels: list[str | None]
+) -> None:
+    requests: list[RuntimeSpec] = []
+
+    def select(request: RuntimeSpec, target: Path, draft: Path) -> EngineSetup:
+        requests.append(request)
+        assert (target, draft) == (Path("big"), Path("small"))
+        return EngineSetup(precision={"target": "int8", "draft": "bf16"})
+
+    found = chosen_kernels(
+        choose_models("qwen2.5-coder-1.5b"),
+        {"target": given[0], "draft": given[1]},
+        {"max_model_len": 99},
+        {"target": Path("big"), "draft": Path("small")},
+        dummy,
+        select,
+    )
+    assert list(found.values()) == kernels
+    assert len(requests) == (not dummy and "auto" in given)
+    assert all(request.target_arguments == {"max_model_len": 99} for request in requests)
+
+
+def test_acceptance_is_measured_greedily_with_an_engine_for_the_draft(
+    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def chat(**fields: Any) -> ChatLookahead:
+        asked.append(fields)
+        return ChatLookahead(engines=with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
+
+    costs = tmp_path / "costs.json"
+    costs.write_text(SMALL.model_dump_json())
+    measure_with(PairMeasurement(grid=COARSE))
+    assert run("estimate", "--costs", str(costs), chat_class=chat) == 0
+    assert [fields["temperature"] for fields in asked] == [0.0]
+    assert all(fields["policy"].forces_speculation for fields in asked), "or the draft would have no engine to be asked"
+    assert "α = 1.00, of tokens 0.22; 3 tokens a step" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dummy-weights"], "--alpha"),
+        (["--dummy-weights", "--alpha", "0.5"], "--token-alpha"),
+        (["--alpha", "2"], "--alpha"),
+        (["--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--policy", "off"], "accepts no step"),
+        (["--costs", __file__, "--alpha", "0.5", "--token-alpha", "0.5"], "no measured costs"),
+    ],
+)
+def test_estimates_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("estimate", *arguments) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")

@@ -17,6 +17,7 @@ import uvicorn
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
+from lookahead_agent.cost_model.estimator import Acceptance
 from lookahead_agent.cost_model.pair import PairMeasurement
 from lookahead_agent.hardware.diagnostics import Machine
 from lookahead_agent.jsonl import read_content
@@ -25,7 +26,7 @@ from tests.unit.conftest import MeasureWith
 from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
-from tests.unit.test_cost_model import SMALL
+from tests.unit.test_cost_model import COARSE, SMALL
 from tests.unit.test_examples import reply_to
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: Mea
     def pair(*_: Any, **__: Any) -> Any:
         return ScriptedPair(divided=False)
 
-    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL))
+    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8), COARSE))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
     monkeypatch.setattr("lookahead_agent.cli.daemon.start_daemon", lambda *_: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

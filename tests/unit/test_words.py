@@ -22,7 +22,7 @@ GONE = {
     r"right answers?|(?:more|less) often right|answers right": "accuracy, correct answers",
     r"[Tt]he page of a run": "trace page",
     r"speculation_off|tokens_right|chosen_by|judged_by|commands_steps": "the name that replaced it",
-    r"lookahead-agent (?:plan|machine|estimate)\b": "bench synthetic --costs, ChatLookahead.explain()",
+    r"lookahead-agent (?:plan|machine)\b": "lookahead-agent estimate, ChatLookahead.explain()",
 }
 """Words that are gone, with those in their place."""
 BEGINNING = re.compile(r"(?:What|Which|Whoever|Whatever|Of (?:those|these|two))\b")

@@ -1,0 +1,143 @@
+"""`lookahead-agent estimate`: the fastest mode, depth, width and token speculation for a pair of models here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
+from lookahead_agent.cli import options
+from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
+from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_costs
+from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
+from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
+
+
+def estimate(
+    model: options.Model = options.DEFAULT_MODEL,
+    draft: options.Draft = None,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", min=0, max=1, help="Acceptance rate of steps. Default: measured.")
+    ] = None,
+    token_alpha: Annotated[
+        float | None, typer.Option("--token-alpha", min=0, max=1, help="Acceptance rate of draft tokens.")
+    ] = None,
+    step_tokens: Annotated[
+        float | None, typer.Option("--step-tokens", min=1, help="Tokens of a step. Default: measured, else 40.")
+    ] = None,
+    verifier_seconds: Annotated[
+        float | None, typer.Option("--verifier-seconds", min=0, help="Seconds of a verdict. Default: measured, else 0.")
+    ] = None,
+    policy: options.Policy = options.DEFAULT_POLICY,
+    dataset: options.Dataset = OWN,
+    limit: options.Limit = 4,
+    dummy_weights: Annotated[
+        bool,
+        typer.Option(
+            "--dummy-weights", help="Make weights up from the models' configurations; needs --alpha and --token-alpha."
+        ),
+    ] = False,
+    costs: options.Costs = None,
+    precision: options.TargetPrecision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
+    engine_arg: options.EngineArgument = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure the costs of the pair on this machine, and predict the fastest setting.
+
+    Dummy weights let a pair be sized before it is downloaded: a token costs the same, whatever it says.
+    """
+    known = alpha is not None and token_alpha is not None
+    if dummy_weights and not known:
+        raise typer.BadParameter("made-up weights accept nothing: give --alpha and --token-alpha")
+    chosen = options.policy_of(policy, None)
+    if not known and not chosen.speculates:
+        raise typer.BadParameter("it accepts no step: give --alpha and --token-alpha", param_hint="--policy")
+    problems = [] if known else read_problems(dataset_file(dataset), limit)
+    arguments = options.engine_arguments(engine_arg)
+    measurement = PAIR_MEASUREMENT.get()
+    measured = read_costs(costs)
+    if measured is None:
+        pair = measurement.pair(
+            model,
+            draft,
+            dummy_weights=dummy_weights,
+            engine_args=arguments,
+            precision=precision,
+            draft_precision=draft_precision,
+            progress=ProgressBars(),
+        )
+        measured = measurement.costs(pair, progress=ProgressBars())
+        if costs is not None:
+            write_costs(costs, measured)
+    found = Acceptance(0.0, 0.0)
+    if not known:
+        fields: dict[str, Any] = {
+            # A depth forces step speculation: the draft needs an engine.
+            "policy": chosen.model_copy(update={"depth": chosen.steps_ahead}),
+            "temperature": 0.0,
+            "max_tokens": 256,
+            "precision": precision,
+            "draft_precision": draft_precision,
+            "streaming": True,
+            "return_token_ids": True,
+        }
+        with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_daemon=False, **fields) as llm:
+            llm.start(ProgressBars())
+            found = measurement.acceptance(llm, problems, ProgressBars())
+    acceptance = Acceptance(
+        found.steps if alpha is None else alpha,
+        found.tokens if token_alpha is None else token_alpha,
+        found.step_tokens if step_tokens is None else step_tokens,
+        found.verifier if verifier_seconds is None else verifier_seconds,
+    )
+    settings = best_settings(measured, acceptance, measurement.grid)
+    if as_json:
+        result = {
+            "settings": [asdict(setting) for setting in settings],
+            "acceptance": asdict(acceptance),
+            "c": measured.c,
+            "free_batch": measured.beside.free_batch(),
+            "costs": measured.model_dump(),
+        }
+        typer.echo(json.dumps(result))
+    else:
+        _show(measured, acceptance, settings)
+
+
+def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting]) -> None:
+    show = Terminal(width=WIDE)
+    show.print(as_rich(measured.table()))
+    models = [
+        name + (f" in {measured.precision[role]}" if role in measured.precision else "")
+        for role, name in measured.models.items()
+    ]
+    if models:
+        show.print(f"{' with '.join(models)}.")
+    show.print(
+        f"{measured.describe()}; α = {acceptance.steps:.2f}, of tokens {acceptance.tokens:.2f}; "
+        f"{acceptance.step_tokens:.0f} tokens a step, {acceptance.verifier:.2f} s a verdict.\n",
+    )
+    headings = ["mode", "predicted speed", "depth", "width", "tokens at once", "as options"]
+    rows = [
+        [
+            setting.mode,
+            f"{setting.speedup:.2f}",
+            str(setting.depth or ""),
+            str(setting.width or ""),
+            str(setting.token_depth) if setting.token_depth > 1 else "",
+            _options(setting),
+        ]
+        for setting in settings
+    ]
+    show.print(as_rich((headings, rows), words=("as options",)))
+
+
+def _options(setting: Setting) -> str:
+    policy = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
+    policy += f":width={setting.width}" if setting.width > 1 else ""
+    by = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else "draft_model"
+    return policy + (f" --token-speculation {by}" if setting.token_depth > 1 else "")
