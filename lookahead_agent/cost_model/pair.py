@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage
 
+from lookahead_agent.bench.config import TaskConfig
 from lookahead_agent.bench.problems import Problem
-from lookahead_agent.bench.recorder import CallRecorder
-from lookahead_agent.bench.samples import acceptance_of, environment
-from lookahead_agent.bench.tasks import ask
+from lookahead_agent.bench.runner import solve
+from lookahead_agent.bench.samples import CallRecorder, acceptance_of, environment
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
@@ -29,8 +29,8 @@ from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, requir
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Kernel, Precision
-from lookahead_agent.models.catalogue import ModelFacts
-from lookahead_agent.models.resolve import ResolvedSet, choose_models, fetch, fetch_tokenizer
+from lookahead_agent.models.catalogue import ModelFacts, ModelSet
+from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
 from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
@@ -120,7 +120,7 @@ class Pair:
 
 
 def chosen_kernels(
-    models: ResolvedSet,
+    models: ModelSet,
     precisions: Mapping[Role, Precision | None],
     engine_args: Mapping[str, Any],
     folders: Mapping[Role, Path],
@@ -184,7 +184,7 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
     likely: list[bool] = []
     with (progress or LogProgress()).task(f"Measuring acceptance on {len(problems)} problems"):
         for problem in problems:
-            ask(llm, problem.question, llm.seed or 0, {"callbacks": [recorder]})
+            solve(TaskConfig(), llm, problem.question, llm.seed or 0, {"callbacks": [recorder]})
             likely += background.run(_likely_tokens(llm, problem.question, recorder.calls[-1].token_ids or []))
     steps = sum(call.steps for call in recorder.calls)
     if not steps or not likely:
