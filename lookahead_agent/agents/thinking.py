@@ -23,7 +23,7 @@ REASONING_KEY = "reasoning_content"
 THINKER = """You think for an assistant that answers a question with tools. Say in one or two short sentences what is \
 known so far and what is to be done next. Use what tools say, make nothing up, and write no code and no calls."""
 
-FIRST_THOUGHT = "Which facts or files have to be looked up first, and with which tool? Answer in one sentence."
+FIRST_THOUGHT = "With which tool, or which ones in turn, is this done? Say in one sentence what each does."
 FAILURE_THOUGHT = "Why did the last call fail, and how can it be done in another way? Answer in one sentence."
 NEXT_THOUGHT = "What do the results say about the question, and what is to be done next? Answer in one sentence."
 
