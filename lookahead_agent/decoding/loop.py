@@ -12,7 +12,10 @@ from typing import Any
 
 from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
 from lookahead_agent.decoding.draft_follower import DraftFollower, draft_lines
-from lookahead_agent.decoding.events import (
+from lookahead_agent.decoding.prefixes import Prefixes, encodable
+from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
+from lookahead_agent.decoding.step import (
     Abort,
     Action,
     Commit,
@@ -21,17 +24,17 @@ from lookahead_agent.decoding.events import (
     Failed,
     Finish,
     Judged,
+    Node,
     Refuted,
     Reject,
+    Source,
     StartDraft,
     StartTarget,
+    Step,
+    StepEnd,
     StepWritten,
     Verify,
 )
-from lookahead_agent.decoding.prefixes import Prefixes, encodable
-from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
-from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
 from lookahead_agent.decoding.verifier import (
     DraftStep,

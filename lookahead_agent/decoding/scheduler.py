@@ -11,23 +11,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lookahead_agent.decoding.events import (
+from lookahead_agent.decoding.step import (
     Abort,
     Action,
+    Candidate,
     Commit,
     Event,
     Fail,
     Failed,
     Finish,
     Judged,
+    Node,
     Refuted,
     Reject,
+    Source,
     StartDraft,
     StartTarget,
+    StepEnd,
     StepWritten,
     Verify,
+    comparable,
+    usable,
 )
-from lookahead_agent.decoding.step import Candidate, Node, Source, StepEnd, comparable, usable
 
 _Phase = Literal["drafting", "writing", "judging"]  # of a synchronous round
 

@@ -8,20 +8,22 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lookahead_agent.decoding.events import (
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
+from lookahead_agent.decoding.step import (
     Abort,
     Action,
     Commit,
     Event,
     Finish,
     Judged,
+    Source,
     StartDraft,
     StartTarget,
+    Step,
+    StepEnd,
     StepWritten,
     Verify,
 )
-from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import Source, Step, StepEnd
 
 Draw = Callable[[random.Random], float]
 """Draws how long something takes."""

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.events import (
+from lookahead_agent.decoding.scheduler import LookaheadScheduler
+from lookahead_agent.decoding.step import (
     Abort,
     Action,
     Commit,
@@ -19,15 +20,17 @@ from lookahead_agent.decoding.events import (
     Failed,
     Finish,
     Judged,
+    Node,
     Refuted,
     Reject,
+    Source,
     StartDraft,
     StartTarget,
+    Step,
+    StepEnd,
     StepWritten,
     Verify,
 )
-from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
 
 Text = tuple[str, ...]
 
