@@ -1,0 +1,85 @@
+"""What an engine reads of conversations that grow: only what is new, also of several in turns."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from lookahead_agent import ChatLookahead
+from lookahead_agent.engines import background
+from lookahead_agent.generation.call_options import CallOptions
+from tests.integration.conftest import TINY_ENGINE
+from tests.integration.tiny_models import WORDS
+
+BLOCK = 32
+"""Tokens that vLLM keeps together on a CPU: what fills none is read again."""
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}<|user|>{{ message.content }}<eos>"
+    "{% else %}<|assistant|>{{ message.content | replace(' ', '  ') }}<eos>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The tiny pair with a template that ends its messages, and replies that end."""
+    from safetensors.torch import load_file, save_file
+
+    folders = []
+    for folder in tiny_pair:
+        own = Path(shutil.copytree(folder, tmp_path_factory.mktemp("prefixes") / folder.name))
+        (own / "chat_template.jinja").write_text(TEMPLATE)
+        configured = own / "tokenizer_config.json"
+        configured.write_text(json.dumps(json.loads(configured.read_text()) | {"chat_template": TEMPLATE}))
+        weights = load_file(own / "model.safetensors")
+        weights["lm_head.weight"][0] *= 3.0
+        save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
+        folders.append(str(own))
+    return folders
+
+
+def test_eight_conversations_in_turns_read_only_what_is_new(pair: list[str]) -> None:
+    chosen = random.Random(5)
+    conversations: list[list[BaseMessage]] = [[] for _ in range(8)]
+    known, ended = [0] * 8, [True] * 8
+    read = new = turns = 0
+    with ChatLookahead(
+        model=pair[0],
+        draft_model=pair[1],
+        policy="off",
+        token_speculation="draft_model",
+        temperature=1.0,
+        max_tokens=100,
+        engine_args=TINY_ENGINE,
+    ) as llm:
+        tokenizer = llm.backend.tokenizer()
+        # Whole letters and words: the text of a reply shows all of its tokens.
+        texts = {token: tokenizer.decode([token]) for token in range(tokenizer.size)}
+        letters = tuple(token for token, text in texts.items() if text and text.isascii())
+        for turn in range(4):
+            for number, messages in enumerate(conversations):
+                messages.append(HumanMessage("".join(chosen.choices(WORDS, k=120))))
+                request = llm.request(messages, CallOptions(seed=turn))
+                request = replace(request, sampling=replace(request.sampling, allowed_token_ids=(0, *letters)))
+                *_, reply = background.stream(llm.generate_events(request))
+                assert isinstance(reply, AIMessage)
+                usage = reply.usage_metadata
+                assert usage is not None
+                cached = usage["input_token_details"]["cache_read"]
+                if ended[number]:
+                    assert cached >= known[number] - BLOCK
+                    read += usage["input_tokens"] - cached
+                    new += usage["input_tokens"] - known[number]
+                    turns += 1
+                messages.append(reply)
+                known[number] = usage["total_tokens"] - 1  # nothing has read the last one yet
+                ended[number] &= reply.response_metadata["finish_reason"] == "stop"
+    assert turns > 12
+    assert read <= new + turns * BLOCK
