@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import HumanMessage
-
 from lookahead_agent.bench.problems import Problem, final_number, is_correct
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.pairs import (
@@ -66,7 +64,7 @@ class Collector:
         self._problems = problems
         self._how = how
         self._file = RowFile(out)
-        self._sampling = llm.request([HumanMessage("?")], CallOptions()).sampling
+        self._sampling = llm.request("", CallOptions()).sampling
         self._policy = as_policy(llm.policy)
         self._room = asyncio.Semaphore(how.at_once)
         self._settings: dict[str, Any] = {

@@ -17,7 +17,7 @@ from lookahead_agent.chat.fields import EngineFields
 from lookahead_agent.chat.messages import conversation
 from lookahead_agent.engines.chat_template import continues
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.errors import ConfigurationError, PolicyError
+from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable
 from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, CallOptions, MaxTokens, SamplingArguments
 from lookahead_agent.models.catalogue import GREEDY
@@ -53,7 +53,7 @@ class CallDefaults(SamplingArguments, EngineFields):
 
     def request(
         self,
-        messages: Sequence[BaseMessage],
+        prompt: Sequence[BaseMessage] | str | list[int],
         options: CallOptions,
         *,
         run_manager: RunManager | None = None,
@@ -61,26 +61,37 @@ class CallDefaults(SamplingArguments, EngineFields):
         """Decide everything about a call.
 
         Args:
-            messages: The conversation. The reply continues a last message of the model's own, unless that was a
-                finished reply.
+            prompt: Messages; or a prompt without a chat template, as text or as token ids. The reply continues
+                a last message of the model's own, unless that was a finished reply.
             options: What the call sets.
             run_manager: Knows which node makes the call.
         """
         policy, node = self._chosen_policy(options, run_manager)
-        said = conversation(messages)
-        asked = next((message.text for message in reversed(messages) if not isinstance(message, AIMessage)), "")
-        if continues(said) and options.structured is not None:
-            raise ConfigurationError(
-                "the last message is the model's own, which a reply would continue, but a required tool call or a "
-                "response_format begins anew: leave one of the two out"
-            )
+        messages: list[dict[str, Any]] | None = None
+        text_or_ids: str | list[int] = ""
+        asked = ""
+        if isinstance(prompt, str):
+            check_encodable(prompt, "the prompt")
+            text_or_ids = asked = prompt
+        elif prompt and isinstance(prompt[0], int):
+            text_or_ids = [part for part in prompt if isinstance(part, int)]
+        else:
+            said = [part for part in prompt if isinstance(part, BaseMessage)]
+            messages = conversation(said)
+            asked = next((message.text for message in reversed(said) if not isinstance(message, AIMessage)), "")
+            if continues(messages) and options.structured is not None:
+                raise ConfigurationError(
+                    "the last message is the model's own, which a reply would continue, but a required tool call or a "
+                    "response_format begins anew: leave one of the two out"
+                )
         return GenerateRequest(
             id=uuid.uuid4().hex,
             sampling=self._sampling(options),
             policy=policy,
             selection_rule=policy.rule,
             node=node,
-            messages=said,
+            messages=messages,
+            prompt=text_or_ids,
             question=asked,
             tools=options.tools,
             must_call=options.tool_choice is not None,

@@ -26,7 +26,8 @@ class GenerateRequest:
     policy: VerifierPolicy
     selection_rule: str | None = None  # the rule that chose the policy
     node: str = ""  # path of the LangGraph node that calls ("outer:inner"); "" outside a graph
-    messages: list[dict[str, Any]] = field(default_factory=list)  # the conversation, for the chat template
+    messages: list[dict[str, Any]] | None = None  # the conversation, for the chat template; None: `prompt` is given
+    prompt: str | list[int] = ""  # text or token ids, without a chat template
     question: str = ""  # the text that the reply answers
     tools: list[dict[str, Any]] = field(default_factory=list)  # tools that the reply may call, in OpenAI's format
     must_call: bool = False

@@ -51,7 +51,7 @@ class ReplyGenerator:
         policy, certificate, self._certificate = engines.certified(request.policy)
         self._request = request if policy is request.policy else replace(request, policy=policy)
         self._engines = engines
-        self._thinking = thinking
+        self._thinking = thinking if request.messages is not None else None
         self._parser = parser
         self._emit = emit
         self._tools = request.tools
@@ -96,9 +96,10 @@ class ReplyGenerator:
                 report.add(part.report)
             tokens = [token for part in written for token in part.token_ids]
             remember, request = engines.target.tokenizer.remember_reply, self._request
-            await asyncio.to_thread(
-                remember, request.messages, request.tools, request.template_arguments, prompt, tokens
-            )
+            if request.messages is not None:
+                await asyncio.to_thread(
+                    remember, request.messages, request.tools, request.template_arguments, prompt, tokens
+                )
             if (seen := report.target_prompt).cached is not None and tokens:
                 engines.modes.learn_tokens(self._kind, seen.total - seen.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
@@ -157,10 +158,19 @@ class ReplyGenerator:
 
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request, target = self._request, self._engines.target.tokenizer
-        arguments, whole = request.template_arguments, tokenizer is target
-        if not whole:  # its template may not have the target's variables
-            arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
-        ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest, whole=whole)
+        if request.messages is not None:
+            arguments, whole = request.template_arguments, tokenizer is target
+            if not whole:  # its template may not have the target's variables
+                arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
+            ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest, whole=whole)
+        elif isinstance(request.prompt, str):
+            ids = tokenizer.encode(request.prompt, longest)
+        else:
+            ids = list(request.prompt)
+            if any(not 0 <= token < target.size for token in ids):
+                raise ConfigurationError(f"the prompt has token ids outside of 0 … {target.size - 1}")
+            if tokenizer is not target:
+                ids = tokenizer.encode(target.decode(ids))
         if not ids:
             raise ConfigurationError("the prompt is empty")
         return ids

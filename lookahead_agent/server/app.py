@@ -26,6 +26,7 @@ from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.admission import HostCheck, check_key
 from lookahead_agent.server.body import BodyReader
 from lookahead_agent.server.errors import ErrorReplies, RefusedError
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from lookahead_agent.server.replies import Replies, ReplyResponse
 from lookahead_agent.server.writer import ReplyWriter
 
@@ -48,21 +49,31 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         finally:
             await asyncio.to_thread(llm.close)
 
-    async def chat(request: Request) -> Response:
-        if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
-            replies = Replies([writer.generate(await own_request(request))], writer.model_name, with_events=True)
-            return ReplyResponse(replies.events(errors), "text/event-stream")
-        body = await bodies.read(request, settings.body_limit(await writer.context_length()))
+    async def respond(request: Request, model: type[ChatRequestBody | CompletionRequestBody]) -> Response:
+        length = await writer.context_length()
+        body = await bodies.read(request, model, settings.body_limit(length), length)
         policy, node = (request.headers.get(f"X-Lookahead-{name}") for name in ("Policy", "Node"))
         requests = await asyncio.to_thread(writer.requests, body, policy, node)
         replies = Replies(
             [writer.generate(each) for each in requests],
+            body.n,
             writer.model_name,
+            chat=isinstance(body, ChatRequestBody),
             with_usage=body.stream_options is not None and body.stream_options.include_usage,
         )
         if body.stream:
             return ReplyResponse(replies.events(errors), "text/event-stream")
         return ReplyResponse(replies.body(), "application/json")
+
+    async def chat(request: Request) -> Response:
+        if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
+            streams = [writer.generate(await own_request(request))]
+            replies = Replies(streams, 1, writer.model_name, chat=True, with_events=True)
+            return ReplyResponse(replies.events(errors), "text/event-stream")
+        return await respond(request, ChatRequestBody)
+
+    async def text(request: Request) -> Response:
+        return await respond(request, CompletionRequestBody)
 
     async def model_entry() -> dict[str, Any]:
         entry = {"id": writer.model_name, "object": "model", "created": created, "owned_by": "lookahead-agent"}
@@ -122,6 +133,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
 
     routes = [
         Route(CHAT_PATH, with_key(chat), methods=["POST"]),
+        Route("/v1/completions", with_key(text), methods=["POST"]),
         Route("/v1/models", with_key(models)),
         Route("/v1/models/{name:path}", with_key(model)),
         Route("/health", health),

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.generation.tool_calls import STRICT_NUMBERS
 from lookahead_agent.server.errors import RefusedError
-from lookahead_agent.server.protocol import ChatRequestBody
+
+Body = TypeVar("Body", bound=BaseModel)
 
 _IN_PLACE = 1 << 14  # Bytes that are checked in the event loop: that takes less than a millisecond
 _DEEPEST = 100  # Levels of lists and objects; a schema's level takes two
 _MOST_VALUES = 100_000
+"""Values of a body beside the token ids of a prompt."""
 _MOST_CONTAINERS = 50_000
 """Lists and objects among them: "[]," takes thirty times its memory, and Python's garbage collector looks at each."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -37,8 +39,11 @@ class BodyReader:
         self._held = 0
         self._checking = asyncio.Semaphore(1)
 
-    async def read(self, request: Request, longest: int) -> ChatRequestBody:
-        """The body of a request, of at most `longest` bytes; raises RefusedError (400, 408, 413, 415, 429)."""
+    async def read(self, request: Request, model: type[Body], longest: int, token_ids: int) -> Body:
+        """The body of a request, of at most `longest` bytes, whose prompt may have `token_ids` of them.
+
+        Raises RefusedError (400, 408, 413, 415, 429).
+        """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             # A browser sends no JSON to another site without asking it.
@@ -48,10 +53,10 @@ class BodyReader:
             raise RefusedError(413, _TOO_LONG.format(longest))
         data = await self.arrived(request, longest)
         if len(data) <= _IN_PLACE:
-            return _checked(data)
+            return _checked(data, model, token_ids)
         # One at a time: what a body is read into takes several times its memory.
         async with self._checking:
-            return await asyncio.to_thread(_checked, data)
+            return await asyncio.to_thread(_checked, data, model, token_ids)
 
     async def arrived(self, request: Request, longest: int) -> bytes:
         """The bytes of a body, of at most `longest`."""
@@ -80,17 +85,17 @@ class BodyReader:
         return b"".join(pieces)
 
 
-def _checked(data: bytes) -> ChatRequestBody:
-    document = _document(data)
+def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
+    document = _document(data, _MOST_VALUES + token_ids)
     try:
-        return ChatRequestBody.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = ".".join(str(part) for part in problem["loc"])
         raise RefusedError(400, f"{name or 'body'}: {problem['msg']}", param=name or None) from None
 
 
-def _document(data: bytes) -> Any:
+def _document(data: bytes, most_values: int) -> Any:
     # Counted before they are made, exactly where that is needed; a function lets other threads come between its calls.
     if _containers(data) > _MOST_CONTAINERS and _containers(_STRING.sub(lambda _: b"", data)) > _MOST_CONTAINERS:
         raise RefusedError(400, _TOO_MANY)
@@ -103,7 +108,7 @@ def _document(data: bytes) -> Any:
         raise RefusedError(400, f"the body is not in UTF-8: byte {error.start} is wrong") from None
     except ValueError as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
-    _check_shape(document)
+    _check_shape(document, most_values)
     if "\\ud" in text or "\\uD" in text:
         try:
             check_encodable(document, "body")
@@ -116,7 +121,7 @@ def _containers(data: bytes) -> int:
     return data.count(b"{") + data.count(b"[")
 
 
-def _check_shape(document: Any) -> None:
+def _check_shape(document: Any, most_values: int) -> None:
     level: list[Any] = [[document]]
     values = 0
     for _ in range(_DEEPEST):
@@ -124,7 +129,7 @@ def _check_shape(document: Any) -> None:
         for value in level:
             inner = value.values() if isinstance(value, dict) else value
             values += len(inner)
-            if values > _MOST_VALUES:
+            if values > most_values:
                 raise RefusedError(400, _TOO_MANY)
             below.extend(each for each in inner if isinstance(each, (dict, list)))
         if not below:

@@ -113,8 +113,8 @@ class _StreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
-class ChatRequestBody(RequestModel, SamplingArguments):
-    """Body of `/v1/chat/completions`.
+class Sampled(RequestModel, SamplingArguments):
+    """Fields of both kinds of requests.
 
     `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
     Fields that this library cannot carry out (penalties, biases, log-probabilities) return an error.
@@ -131,6 +131,22 @@ class ChatRequestBody(RequestModel, SamplingArguments):
     policy: str | None = None
     node: str | None = Field(None, max_length=256)
     response_format: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _supported(self) -> Sampled:
+        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is not supported: steps are exchanged between two models")
+        if len(self.stop or ()) > _MAX_STOPS:
+            raise ValueError(f"stop is up to {_MAX_STOPS} texts")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for stream=true")
+        return self
+
+
+class ChatRequestBody(Sampled):
+    """Body of `/v1/chat/completions`."""
+
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: MaxTokens | None = None
     tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_TOOLS)
@@ -143,17 +159,45 @@ class ChatRequestBody(RequestModel, SamplingArguments):
     metadata: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _supported(self) -> ChatRequestBody:
-        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not supported: steps are exchanged between two models")
-        if len(self.stop or ()) > _MAX_STOPS:
-            raise ValueError(f"stop is up to {_MAX_STOPS} texts")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options are for stream=true")
+    def _no_logprobs(self) -> ChatRequestBody:
         if self.logprobs or self.top_logprobs:
             raise ValueError(_NO_LOGPROBS)
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice is for requests with tools")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
+
+
+class CompletionRequestBody(Sampled):
+    """Body of `/v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+    )
+    max_tokens: MaxTokens | None = 16
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> CompletionRequestBody:
+        if self.logprobs is not None:
+            raise ValueError(_NO_LOGPROBS)
+        if self.echo or self.suffix or self.best_of not in (None, 1):
+            raise ValueError("echo, suffix and best_of are not supported")
+        if not self.prompt or (isinstance(self.prompt, list) and not all(prompt != [] for prompt in self.prompt)):
+            raise ValueError("the prompt is empty")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt or several."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]

@@ -1,4 +1,4 @@
-"""The replies to one request in the form of OpenAI's API, whole or in events."""
+"""The replies to one request in the two forms of OpenAI's API, of a chat and of a text, whole or in events."""
 
 from __future__ import annotations
 
@@ -25,22 +25,28 @@ T = TypeVar("T")
 class Replies:
     """The replies to one request, whole or in chunks; a stream generates each.
 
-    With `with_usage`, a last chunk tells the tokens. With `with_events`, chunks tell steps, and the last one the whole
-    reply, in their field `lookahead`.
+    A request has `choices` replies to each of its prompts. With `chat`, their form is that of `/v1/chat/completions`,
+    else that of `/v1/completions`. With `with_usage`, a last chunk tells the tokens. With `with_events`, chunks tell
+    steps, and the last one the whole reply, in their field `lookahead`.
     """
 
     def __init__(
         self,
         streams: Sequence[AsyncGenerator[GenerateEvent, None]],
+        choices: int,
         model: str,
         *,
+        chat: bool,
         with_usage: bool = False,
         with_events: bool = False,
     ) -> None:
         self._streams = streams
+        self._choices = choices
+        self._chat = chat
         self._with_usage = with_usage
         self._with_events = with_events
-        self._base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        prefix = "chatcmpl" if chat else "cmpl"
+        self._base = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._done: dict[int, ChatReply] = {}
         self._started: set[int] = set()
 
@@ -54,12 +60,24 @@ class Replies:
         yield json.dumps(
             self._base
             | {
-                "object": "chat.completion",
-                "choices": [{"index": index, "logprobs": None} | _choice(reply) for index, reply in replies],
+                "object": "chat.completion" if self._chat else "text_completion",
+                "choices": [{"index": index, "logprobs": None} | self._choice(reply) for index, reply in replies],
                 "usage": self._usage(),
                 "lookahead": [_figures(reply) for _, reply in replies],
             }
         )
+
+    def _choice(self, reply: ChatReply) -> dict[str, Any]:
+        if not self._chat:
+            return {"text": reply.content, "finish_reason": reply.finish_reason}
+        calls = _calls(reply)
+        message = {
+            "role": "assistant",
+            "content": reply.content or (None if calls else ""),
+            "reasoning_content": reply.thinking or None,
+            "tool_calls": calls or None,
+        }
+        return {"message": message, "finish_reason": _finish_reason(reply)}
 
     async def events(self, errors: ErrorReplies) -> AsyncGenerator[str, None]:
         """Server-sent events, ended by `[DONE]`; an error after the first is the last."""
@@ -76,7 +94,7 @@ class Replies:
         yield "data: [DONE]\n\n"
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        base = self._base | {"object": "chat.completion.chunk"}
+        base = self._base | {"object": "chat.completion.chunk" if self._chat else "text_completion"}
         base |= {"usage": None} if self._with_usage else {}
         async with aclosing(merge(self._streams)) as events:
             async for index, event in events:
@@ -84,7 +102,7 @@ class Replies:
                     if self._with_events:
                         yield base | {"choices": [], "lookahead": event_to_json(event)}
                     continue
-                parts = self._parts(index, event)
+                parts = self._chat_parts(index, event) if self._chat else _text_parts(event)
                 chunks = [base | {"choices": [{"index": index, "logprobs": None} | part]} for part in parts]
                 if isinstance(event, ChatReply):
                     self._done[index] = event
@@ -94,7 +112,7 @@ class Replies:
         if self._with_usage:
             yield base | {"choices": [], "usage": self._usage()}
 
-    def _parts(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
+    def _chat_parts(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
         role = {} if index in self._started else {"role": "assistant"}
         self._started.add(index)
         if isinstance(event, TextDelta):
@@ -112,10 +130,10 @@ class Replies:
         yield {"delta": role | calls, "finish_reason": _finish_reason(event)}
 
     def _usage(self) -> dict[str, Any]:
-        """The tokens, of the prompt once."""
-        first = self._done.get(0)
-        prompt = first.prompt_tokens if first is not None else 0
-        cached = first.lookahead["prompt_tokens"]["target"]["cached"] or 0 if first is not None else 0
+        """The tokens: of each prompt once."""
+        first = [reply for index, reply in self._done.items() if index % self._choices == 0]
+        prompt = sum(reply.prompt_tokens for reply in first)
+        cached = sum(reply.lookahead["prompt_tokens"]["target"]["cached"] or 0 for reply in first)
         completion = sum(len(reply.token_ids) for reply in self._done.values())
         return {
             "prompt_tokens": prompt,
@@ -128,15 +146,9 @@ class Replies:
         }
 
 
-def _choice(reply: ChatReply) -> dict[str, Any]:
-    calls = _calls(reply)
-    message = {
-        "role": "assistant",
-        "content": reply.content or (None if calls else ""),
-        "reasoning_content": reply.thinking or None,
-        "tool_calls": calls or None,
-    }
-    return {"message": message, "finish_reason": _finish_reason(reply)}
+def _text_parts(event: TextDelta | ChatReply) -> list[dict[str, Any]]:
+    text = event.text if isinstance(event, TextDelta) else ""
+    return [{"text": text, "finish_reason": event.finish_reason if isinstance(event, ChatReply) else None}]
 
 
 def _calls(reply: ChatReply) -> list[dict[str, Any]]:

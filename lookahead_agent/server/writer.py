@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from langchain_core.messages import BaseMessage
+
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
@@ -17,7 +19,7 @@ from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
-from lookahead_agent.server.protocol import ChatRequestBody
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 
 _MAX_NODE = 256
 
@@ -47,7 +49,9 @@ class ReplyWriter:
         message = f"there is no model {name[:200]!r}; this is {self.model_name!r}"
         return RefusedError(404, message, param="model", code="model_not_found")
 
-    def requests(self, body: ChatRequestBody, policy: str | None, node: str | None) -> list[GenerateRequest]:
+    def requests(
+        self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
+    ) -> list[GenerateRequest]:
         """The requests of a body, one for each of its replies; `policy` and `node` are from the headers."""
         limits = self.settings
         max_tokens = body.max_tokens
@@ -65,13 +69,25 @@ class ReplyWriter:
             "max_tokens": min(max_tokens or self.llm.max_tokens, limits.max_tokens),
             "policy": self._policy(policy or body.policy),
             "node": node or body.node,
-            "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
-            "template_arguments": body.chat_template_kwargs or {},
         }
-        messages = [from_openai(message.model_dump(exclude_none=True)) for message in body.messages]
+        prompts: list[list[BaseMessage] | str | list[int]]
+        if isinstance(body, ChatRequestBody):
+            prompts = [[from_openai(message.model_dump(exclude_none=True)) for message in body.messages]]
+            options |= {
+                "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+                "template_arguments": body.chat_template_kwargs or {},
+            }
+        else:
+            prompts = list(body.prompts)
+            if len(prompts) * body.n > limits.max_choices:
+                raise RefusedError(400, f"a request has at most {limits.max_choices} choices here", param="prompt")
         # Replies to one request differ, and are the same for the same request.
         seeds = [None if body.seed is None else _wrapped(body.seed + choice) for choice in range(body.n)]
-        return [self.llm.request(messages, CallOptions.read({**options, "seed": seed})) for seed in seeds]
+        return [
+            self.llm.request(prompt, CallOptions.read({**options, "seed": seed}))
+            for prompt in prompts
+            for seed in seeds
+        ]
 
     def _policy(self, asked: str | None) -> PolicyLike | None:
         if asked is None:

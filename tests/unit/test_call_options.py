@@ -19,7 +19,7 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.engines import ScriptedEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, choose_tools, openai_tools
-from lookahead_agent.server.protocol import ChatRequestBody
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
 
@@ -126,7 +126,8 @@ def test_fields_calls_and_requests_have_their_bounds_from_one_place() -> None:
 
     for name in SamplingArguments.model_fields.keys() - {"max_tokens"}:
         fields = [
-            model.model_fields[name] for model in (ChatLookahead, CallOptions, ChatRequestBody, SamplingArguments)
+            model.model_fields[name]
+            for model in (ChatLookahead, CallOptions, ChatRequestBody, CompletionRequestBody, SamplingArguments)
         ]
         assert all(field.annotation == fields[-1].annotation for field in fields), name
 
@@ -143,19 +144,23 @@ def test_the_last_seed_is_one_and_several_choices_go_on_from_it() -> None:
 
 
 def test_a_server_refuses_the_same() -> None:
-    question = {"messages": [{"role": "user", "content": "q"}]}
+
     with serving(scripted_chat(TALE, policy="off")) as (url, _):
         for name, value in OUT_OF_RANGE:
             if isinstance(value, bytes):
                 continue
-            body = json.dumps({**question, name: value})
-            headers = {"content-type": "application/json"}
-            reply = httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers, timeout=60)
-            assert reply.status_code == 400, (name, value, reply.text)
-            message = reply.json()["error"]["message"]
-            assert name in message or "the body is no JSON" in message, (name, value)
-        reply = httpx.post(f"{url}/v1/chat/completions", json={**question, "stop": "END"}, timeout=60)
-        assert reply.json()["choices"][0]["message"]["content"] == BEFORE
+            for path, prompt in (
+                ("chat/completions", {"messages": [{"role": "user", "content": "q"}]}),
+                ("completions", {"prompt": "q"}),
+            ):
+                body = json.dumps({**prompt, name: value})
+                headers = {"content-type": "application/json"}
+                reply = httpx.post(f"{url}/v1/{path}", content=body, headers=headers, timeout=60)
+                assert reply.status_code == 400, (name, value, reply.text)
+                message = reply.json()["error"]["message"]
+                assert name in message or "the body is no JSON" in message, (name, value)
+        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "q", "stop": "END"}, timeout=60)
+        assert reply.json()["choices"][0]["text"] == BEFORE
 
 
 @pytest.mark.parametrize(

@@ -313,11 +313,14 @@ def test_half_a_character_is_refused_and_the_error_says_where(text: str) -> None
                 call(messages)
             assert str(error.value).encode()
     with serving(llm) as (url, _):
-        body = {"messages": [{"role": "user", "content": text}]}
-        headers = {"content-type": "application/json"}
-        reply = httpx.post(f"{url}/v1/chat/completions", content=json.dumps(body), headers=headers, timeout=60)
-        assert reply.status_code == 400
-        assert "lone surrogate" in reply.json()["error"]["message"]
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+            ("completions", {"prompt": text}),
+        ):
+            headers = {"content-type": "application/json"}
+            reply = httpx.post(f"{url}/v1/{path}", content=json.dumps(body), headers=headers, timeout=60)
+            assert reply.status_code == 400
+            assert "lone surrogate" in reply.json()["error"]["message"]
 
 
 # What clients and this library send back

@@ -119,6 +119,25 @@ def test_stop_and_length(url: str) -> None:
     assert post(url, CHAT | {"max_completion_tokens": 3}).json()["usage"]["completion_tokens"] == 3
 
 
+def test_texts_without_a_template(url: str) -> None:
+    body = {"prompt": "assistant: ", "max_tokens": 50}
+    reply = post(url, body, "/v1/completions").json()
+    assert reply["choices"][0]["text"] == REPLY
+    assert (
+        post(url, body | {"prompt": ["assistant: ", "Hello. assistant: "]}, "/v1/completions").json()["choices"][1][
+            "index"
+        ]
+        == 1
+    )
+    chunks = events(post(url, body | {"stream": True}, "/v1/completions"))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == REPLY
+    ids = post(url, body | {"prompt": [1, 2, 3]}, "/v1/completions")
+    assert ids.json()["usage"]["prompt_tokens"] == 3
+    for wrong in ([10**9], [], [[]], [-1]):
+        assert post(url, body | {"prompt": wrong}, "/v1/completions").status_code == 400
+    assert post(url, body | {"prompt": ["a", "b", "c", "d"]}, "/v1/completions").status_code == 400
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -198,8 +198,9 @@ def test_what_is_absent_and_what_is_wrong_are_the_sdks_own_errors_in_words(clien
     assert refused.value.type == "authentication_error"
 
 
-def test_openai_models_and_errors(client: openai.OpenAI, url: str) -> None:
+def test_openai_models_completions_and_errors(client: openai.OpenAI, url: str) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.completions.create(model=MODEL, prompt="assistant: ", max_tokens=50).choices[0].text == REPLY
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "?"}])
     with pytest.raises(openai.BadRequestError, match="logprobs"):

@@ -20,9 +20,10 @@ import httpx
 import psutil
 import pytest
 
-from lookahead_agent.server.protocol import ChatRequestBody, Message
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody, Message
 
 CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 JSON: dict[str, Any] = {"Content-Type": "application/json"}
 USER = {"role": "user", "content": "What is it?"}
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -246,6 +247,9 @@ def test_nulls_are_as_good_as_missing(hostile: Running) -> None:
     assert told.json()["choices"][0]["message"]["content"] == REPLY
     options = {"stream_options": {"include_usage": None, "include_obfuscation": None}, "stream": True, "tools": [tool]}
     assert httpx.post(hostile.url + CHAT, json=body | options, timeout=20).status_code == 200
+    nothing = dict.fromkeys(CompletionRequestBody.model_fields)
+    told = httpx.post(hostile.url + TEXT, json=nothing | {"prompt": "assistant: "}, timeout=20)
+    assert told.json()["usage"]["completion_tokens"] <= 16, "OpenAI's default"
 
 
 # Bodies
@@ -300,10 +304,12 @@ def sizes() -> Iterator[tuple[str, bytes]]:
     yield CHAT, f'{{"messages": [{many("[]", 340_000)}]}}'.encode()
     yield CHAT, f'{{"messages": [{many("1", 500_000)}]}}'.encode()
     yield CHAT, f'{{"messages": [{many(user, 12_000)}]}}'.encode()
-    yield CHAT, f'{{"messages": [{many("[1]", 240_000)}]}}'.encode()
-    yield CHAT, f'{{"messages": [{many("1.5", 240_000)}]}}'.encode()
-    yield CHAT, f'{{"messages": {many("", 1_000_000)}}}'.encode()
-    yield CHAT, ('{"user": "' + "a" * 5_000_000 + '"}').encode()
+    yield TEXT, f'{{"prompt": [{many("[]", 340_000)}, [1]]}}'.encode()
+    yield TEXT, f'{{"prompt": [{many("[1]", 240_000)}]}}'.encode()
+    yield TEXT, f'{{"prompt": [{many("1.5", 240_000)}]}}'.encode()
+    yield TEXT, f'{{"prompt": {many("", 1_000_000)}}}'.encode()
+    yield TEXT, ('{"prompt": "' + "a" * 4_100_000 + '"}').encode()
+    yield TEXT, ('{"prompt": "' + "a" * 5_000_000 + '"}').encode()
     yield CHAT, json.dumps({"messages": [USER, {"role": "user", "content": "a, " * 1_300_000}]}).encode()
     yield CHAT, json.dumps(dict.fromkeys(map(str, range(90_000)), 1)).encode()
     yield CHAT, json.dumps({"messages": [dict.fromkeys(map(str, range(90_000)), 1)]}).encode()
@@ -362,6 +368,9 @@ def wrong_types() -> Iterator[tuple[str, dict[str, Any]]]:
     for field in both + chat:
         for value in VALUES:
             yield CHAT, {"messages": [USER], field: value}
+    for field in [*both, "prompt", "echo", "suffix", "best_of", "logprobs"]:
+        for value in VALUES:
+            yield TEXT, {"prompt": "assistant: ", field: value}
     for field in ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content"):
         for value in VALUES:
             for role in ("user", "assistant", "tool"):
@@ -570,7 +579,7 @@ def test_no_request_of_a_hostile_client_makes_the_server_fail(tmp_path: Path) ->
         watching = threading.Thread(target=look)
         watching.start()
         try:
-            requests = [(CHAT, body, {}) for body in texts()]
+            requests = [(path, body, {}) for body in texts() for path in (CHAT, TEXT)]
             requests += [(path, json.dumps(fields).encode(), {}) for path, fields in wrong_types()]
             asked = [*(({}, fields) for fields in schemas()), *policies()]
             requests += [(CHAT, json.dumps({"messages": [USER], **fields}).encode(), named) for named, fields in asked]

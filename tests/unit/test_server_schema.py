@@ -12,11 +12,12 @@ from schemathesis.checks import not_a_server_error
 
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
-from lookahead_agent.server.protocol import ChatRequestBody
+from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from tests.unit.chat import scripted_chat
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequestBody,
+    "/v1/completions": CompletionRequestBody,
 }
 HEADERS = [
     {"name": f"X-Lookahead-{name}", "in": "header", "schema": {"type": "string", "maxLength": 300}}
