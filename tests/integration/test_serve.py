@@ -17,6 +17,7 @@ from langchain_openai import ChatOpenAI
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.vllm_engine import VLLMEngine
+from lookahead_agent.errors import EngineError
 from tests.integration.command_line import COMMAND, command
 from tests.integration.conftest import descendants
 from tests.integration.servers import free_port
@@ -110,6 +111,19 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
         assert len(children) >= 2
         chat = ChatOpenAI(base_url=url + "/v1", api_key="secret", model="tiny", max_tokens=30)  # type: ignore[arg-type, call-arg]
         assert chat.invoke("A two?").text
+        # A server that tells texts and not tokens, as many do, can be the target of another model.
+        far = ChatLookahead(
+            model="tiny",
+            base_url=url + "/v1",
+            api_key="secret",  # type: ignore[arg-type]
+            tokenizer=str(tiny_pair[0]),
+            policy="off",
+            temperature=0,
+            max_tokens=30,
+        )
+        asked = "A two and three?"
+        assert (await far.ainvoke(asked)).text == (await chat.bind(temperature=0).ainvoke(asked)).text
+        far.close()
         async with httpx.AsyncClient(timeout=60, headers={"Authorization": "Bearer secret"}) as client:
             assert (await httpx.AsyncClient().get(url + "/v1/models")).status_code == 401
             await becomes_healthy(client, url)
@@ -136,23 +150,34 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
 
 
 @pytest.mark.timeout(300)
-def test_a_server_that_is_killed_while_it_writes_leaves_no_engine(tiny_pair: tuple[Path, Path]) -> None:
+def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_no_engine(
+    tiny_pair: tuple[Path, Path],
+) -> None:
     port = free_port()
     process = serve(tiny_pair, port)
     try:
         assert process.stderr is not None
         while "Serving on" not in process.stderr.readline():
             assert process.poll() is None
-        url, key = f"http://127.0.0.1:{port}/v1/chat/completions", {"Authorization": "Bearer secret"}
-        body = {"messages": [{"role": "user", "content": "A two?"}], "max_tokens": 900, "stream": True}
-        with httpx.stream("POST", url, json=body | {"temperature": 1.0}, headers=key, timeout=60) as reply:
-            lines = reply.iter_lines()
-            next(lines)
+        with ChatLookahead(
+            model="tiny",
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key="secret",  # type: ignore[arg-type]
+            tokenizer=str(tiny_pair[0]),
+            policy="off",
+            temperature=1.0,
+            max_tokens=900,
+            max_retries=0,
+        ) as far:
+            reply = far.stream("A two and three?")
+            next(reply)
             children = descendants(process.pid)
             assert len(children) >= 2
             process.kill()
-            with pytest.raises(httpx.TransportError):
-                list(lines)
+            with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
+                list(reply)
+            with pytest.raises(EngineError, match="cannot be reached"):
+                far.invoke("A two?")
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
     finally:
