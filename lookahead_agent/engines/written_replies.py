@@ -1,6 +1,6 @@
 """The tokens of earlier replies, so that a prompt repeats a reply in the tokens that its model wrote.
 
-A text may be encoded in more than one way, and a chat template may set other white space than the model did. An engine
+A text may be encoded in more than one way, and a chat template may set other white space around it. An engine
 would read a conversation anew from such a reply on, since its prefix cache goes by tokens. A reply to which the
 template gives another form stays as the template has it: the default target, which writes calls as Markdown, repeats
 the same call without end where its prompt has calls in that form.
@@ -31,7 +31,7 @@ class _Written:
     def ids_of(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
         """The tokens of a text that begins with prompt and reply; None: it does not."""
         close = text.find(self.end, len(self.prompt)) if text.startswith(self.prompt) else -1
-        if close < 0 or _packed(text[len(self.prompt) : close]) != self.reply:
+        if close < 0 or text[len(self.prompt) : close].strip() != self.reply:
             return None
         return [*self.prompt_ids, *self.reply_ids, *encode(text[close:])]
 
@@ -55,7 +55,7 @@ class WrittenReplies:
             reply_ids: Its tokens without the one that ends it, shape (m,).
             end: The text of that one.
         """
-        written = _Written(prompt, array("i", prompt_ids), _packed(reply), array("i", reply_ids), end)
+        written = _Written(prompt, array("i", prompt_ids), reply.strip(), array("i", reply_ids), end)
         with self._lock:
             known = self._written.pop((prompt, written.reply), None)
             self._characters += len(prompt) if known is None else 0
@@ -69,7 +69,3 @@ class WrittenReplies:
             known = sorted(self._written.values(), key=lambda written: -len(written.prompt))
         found = (written.ids_of(text, encode) for written in known)
         return next((ids for ids in found if ids is not None), None)
-
-
-def _packed(text: str) -> str:
-    return "".join(text.split())

@@ -21,7 +21,7 @@ ASKED = [{"role": "user", "content": "How many?"}]
 MORE = {"role": "user", "content": "And pears?"}
 CALL = [{"type": "function", "id": "1", "function": {"name": "count", "arguments": {"of": "apples"}}}]
 RESULT = {"role": "tool", "content": "Five.", "tool_call_id": "1"}
-COMPACT = '<call>{"name":"count","arguments":{"of":"apples"}}\n'
+CALLED = '<call>{"name": "count", "arguments": {"of": "apples"}}\n'
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def remembered(tokenizer: HFTokenizer, written: str, chat: Any = None) -> list[i
 def test_a_reply_is_repeated_in_its_own_tokens(tokenizer: HFTokenizer) -> None:
     chat = [*ASKED, said("", CALL), RESULT]
     as_template = tokenizer.chat_prompt(chat)
-    before = remembered(tokenizer, COMPACT)
+    before = remembered(tokenizer, CALLED)
     after = tokenizer.chat_prompt(chat)
     assert after[: len(before)] == before
     assert after != as_template
@@ -60,12 +60,13 @@ def test_a_reply_is_repeated_in_its_own_tokens(tokenizer: HFTokenizer) -> None:
     ("written", "chat"),
     [
         ('```json\n{"name":"count","arguments":{"of":"apples"}}\n```', [*ASKED, said("", CALL), RESULT]),
-        ("<think>it  may be</think>Yes.", [*ASKED, said("Yes."), MORE]),
-        ("Yes ,  five.", [*ASKED, said("Yes, six."), MORE]),
-        ("Yes ,  five.", [{"role": "user", "content": "How much?"}, said("Yes, five."), MORE]),
-        ("Yes ,  five.", ASKED),
+        ("<think>it may be</think>Yes. ", [*ASKED, said("Yes."), MORE]),
+        ("Yes, five. ", [*ASKED, said("Yes, six."), MORE]),
+        ("Yes, five. ", [{"role": "user", "content": "How much?"}, said("Yes, five."), MORE]),
+        ("Yes, five. ", ASKED),
+        ("if a:\n    b ", [*ASKED, said("if a:\n  b"), MORE]),
     ],
-    ids=["another form", "thinking that is dropped", "another reply", "another question", "no reply"],
+    ids=["another form", "dropped thinking", "another reply", "another question", "no reply", "other white space"],
 )
 def test_all_else_is_as_the_template_has_it(tokenizer: HFTokenizer, written: str, chat: list[dict[str, Any]]) -> None:
     as_template = tokenizer.chat_prompt(chat)
@@ -74,7 +75,7 @@ def test_all_else_is_as_the_template_has_it(tokenizer: HFTokenizer, written: str
 
 
 def test_thinking_that_is_shown_is_repeated(tokenizer: HFTokenizer) -> None:
-    before = remembered(tokenizer, "<think>it  may be</think>Yes.")
+    before = remembered(tokenizer, "<think>it may be</think>Yes. ")
     asked = [*ASKED, said("Yes.", reasoning_content="it may be"), MORE]
     assert tokenizer.chat_prompt(asked)[: len(before)] == before
 
