@@ -116,7 +116,7 @@ def test_events_for_programs_of_this_user(text: str) -> None:
             yield event
 
     async def received() -> list[GenerateEvent]:
-        replies = Replies([generated()], "m", with_events=True)
+        replies = Replies([generated()], 1, "m", chat=True, with_events=True)
         body = "".join([event async for event in replies.events(ErrorReplies(lambda _: None))]).encode()
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
         return [event async for event in ServerBackend(status, transport).generate(request)]

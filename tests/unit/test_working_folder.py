@@ -76,8 +76,8 @@ os.chdir('/')
     assert (root / "b.csv").read_text() == "x\n1\n"
     assert not (root / "data" / "a.csv").exists()
     said = run("open('b.csv', 'w').write('y')", root, isolation)
-    assert said == "(wrote b.csv)"
-    assert run("open('b.csv', 'w').write('y')", root, isolation) == "", "the same bytes are no change"
+    assert said == "1\n(wrote b.csv)"
+    assert run("open('b.csv', 'w').write('y')", root, isolation) == "1\n", "the same bytes are no change"
 
 
 @pytest.mark.parametrize("isolation", COPYING)
@@ -186,7 +186,7 @@ def test_names_that_are_no_text(root: Path) -> None:
     tool = make_python_tool(isolation="none", folder=root)
     assert r"'\udcff\n.txt'" in tool.description
     code = r"open('\udcff\n.txt', 'w').write('2')"
-    assert tool.invoke({"code": code}) == r"(wrote '\udcff\n.txt')"
+    assert tool.invoke({"code": code}) == "1\n" + r"(wrote '\udcff\n.txt')"
 
 
 def test_the_tools_share_one_folder(root: Path) -> None:
@@ -205,5 +205,5 @@ def test_runs_at_once_do_not_mix(isolation: Isolation, root: Path) -> None:
         return run(f"import time\ntime.sleep(0.1)\nopen('{number}.txt', 'w').write('{number}')", root, isolation)
 
     with ThreadPoolExecutor(4) as runs:
-        assert list(runs.map(one, range(8))) == [f"(wrote {number}.txt)" for number in range(8)]
+        assert list(runs.map(one, range(8))) == [f"1\n(wrote {number}.txt)" for number in range(8)]
     assert [(root / f"{number}.txt").read_text() for number in range(8)] == list("01234567")
