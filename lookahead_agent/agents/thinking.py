@@ -10,7 +10,7 @@ from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResp
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import Runnable
 
-from lookahead_agent.agents.final_answer import FINISHER, has_failed, is_repetition, named_call, turns_of
+from lookahead_agent.agents.final_answer import FINISHER, calls_of, has_failed, is_repetition, named_call, turns_of
 from lookahead_agent.agents.prompts import (
     conversation_with_results,
     describe_tools,
@@ -142,7 +142,8 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
 
     Small models write code, or a call in a form of their own, where they should call a tool. Here a turn is a call that
     fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results. A model that
-    repeats its last call, or one that failed, decides once more, for another tool or the answer.
+    repeats its last call, or one that failed, decides once more, for another tool or the answer; where it makes an
+    earlier call again then, it answers.
 
     Args:
         prompt: System prompt of the decision; the agent's own follows.
@@ -165,6 +166,8 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         response = handler(self._decision(request))
         if others := _other_tools(request, response):
             response = handler(self._decision(request, others))
+            if _made_before(request, response):
+                return handler(self._answer(request))
         return _without_ready(response) or handler(self._answer(request))
 
     async def awrap_model_call(
@@ -176,6 +179,8 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         response = await handler(self._decision(request))
         if others := _other_tools(request, response):
             response = await handler(self._decision(request, others))
+            if _made_before(request, response):
+                return await handler(self._answer(request))
         return _without_ready(response) or await handler(self._answer(request))
 
     def _decision(self, request: ModelRequest[Any], tools: Sequence[Any] = ()) -> ModelRequest[Any]:
@@ -208,6 +213,13 @@ def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> li
     repeated = {call["name"] for call in reply.tool_calls}
     others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
     return [*others, READY] if others else []
+
+
+def _made_before(request: ModelRequest[Any], response: ModelResponse[Any]) -> bool:
+    """Whether a reply makes calls that an earlier turn made."""
+    reply = response.result[0] if response.result else None
+    calls = calls_of(reply) if isinstance(reply, AIMessage) else []
+    return bool(calls) and any(calls == calls_of(before) for before, _ in turns_of(request.messages))
 
 
 def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:

@@ -210,6 +210,27 @@ async def test_a_call_that_is_repeated_gives_way_to_another_tool(way: str, word:
 
 
 @pytest.mark.parametrize("way", WAYS)
+async def test_calls_in_turns_end_the_loop(way: str) -> None:
+    """The model would call one tool and the other in turns, each as before."""
+
+    def reply(prompt: str) -> str:
+        if "You think for" in prompt:
+            return "I try it."
+        if FINISHER in prompt:
+            return "It is noted."
+        tools, said = prompt.split("user:")[0], prompt.rsplit("Results so far", 1)[-1]
+        first, second = call("look_up", word="tea"), call("write_note", text="tea")
+        last_is_note = said.rfind("write_note") > said.rfind("look_up")
+        if '"look_up"' not in tools or (last_is_note and '"write_note"' in tools):
+            return second
+        return first
+
+    messages = await ask(build_react(scripted_chat(reply, policy="off"), [look_up, write_note]), way=way)
+    assert made == ["look_up tea", "write_note tea"]
+    assert messages[-1].text == "It is noted."
+
+
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_limit_ends_with_what_there_is(way: str) -> None:
     words = [call("look_up", word=word) for word in "abcdef"]
     messages = await ask(build_react(model(words, "A and b are drinks."), [look_up], model_calls=3), way=way)
