@@ -70,7 +70,7 @@ class PythonLimits:
         ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
     """
 
-    seconds: float = 10
+    seconds: float = 20
     memory: int = 512 << 20
     output: int = 10_000
     files: int = 64 << 20
