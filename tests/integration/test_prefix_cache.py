@@ -22,7 +22,7 @@ BLOCK = 32
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}<|user|>{{ message.content }}<eos>"
-    "{% else %}<|assistant|>{{ message.content | replace(' ', '  ') }}<eos>{% endif %}"
+    "{% else %}<|assistant|>{{ message.content | trim }} <eos>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
