@@ -29,8 +29,8 @@ class _Written:
     end: str
 
     def ids_of(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
-        """The tokens of a text that begins with prompt and reply; None: it does not."""
-        close = text.find(self.end, len(self.prompt)) if text.startswith(self.prompt) else -1
+        """The tokens of a text that begins with the prompt and this reply; None: another reply follows the prompt."""
+        close = text.find(self.end, len(self.prompt))
         if close < 0 or text[len(self.prompt) : close].strip() != self.reply:
             return None
         return [*self.prompt_ids, *self.reply_ids, *encode(text[close:])]
@@ -66,6 +66,7 @@ class WrittenReplies:
     def ids_of(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
         """The tokens of a prompt, `encode` making those after the last known reply; None: there is no such reply."""
         with self._lock:
-            known = sorted(self._written.values(), key=lambda written: -len(written.prompt))
+            known = [written for written in self._written.values() if text.startswith(written.prompt)]
+        known.sort(key=lambda written: -len(written.prompt))
         found = (written.ids_of(text, encode) for written in known)
         return next((ids for ids in found if ids is not None), None)

@@ -212,7 +212,8 @@ def start(
     Raises:
         IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
     """
-    readable = (*_readable(), *(package_files(*packages) if packages else ()))
+    of_packages = package_files(*packages) if packages else ()
+    readable = (*_readable(), *of_packages)
     home, room = {"landlock": "/"}.get(isolation, _INSIDE), limits.files + space(copied or {})
     try:
         with ExitStack() as stack:
@@ -230,7 +231,7 @@ def start(
                 "agent": os.getpid(),
                 "cgroup": cgroup,
                 "readable": readable,
-                "packages": sorted({os.path.dirname(path) for path in readable[len(_readable()) :]}),
+                "packages": sorted({os.path.dirname(path) for path in of_packages}),
                 "inside": home,
                 "seconds": limits.seconds,
                 "memory": limits.memory,

@@ -131,7 +131,7 @@ def found_columns(connection: sqlite3.Connection, said: str) -> str:
     tables = [
         name
         for (name,) in connection.execute(TABLES).fetchall()
-        if found[1].lower() in {row[1].lower() for row in table_columns(connection, name)}
+        if found[1].lower() in {row[1].lower() for row in pragma(connection, "table_xinfo", name)}
     ]
     if not tables:
         return ""
@@ -140,20 +140,19 @@ def found_columns(connection: sqlite3.Connection, said: str) -> str:
     return f" (there {'is' if len(tables) == 1 else 'are'} {named})"
 
 
-def table_columns(connection: sqlite3.Connection, table: str) -> sqlite3.Cursor:
-    """SQLite's description of each column of a table."""
-    return connection.execute("PRAGMA main.table_xinfo({})".format('"' + table.replace('"', '""') + '"'))
+def pragma(connection: sqlite3.Connection, name: str, table: str) -> sqlite3.Cursor:
+    """The rows of a pragma that tells of a table."""
+    argument = '"' + table.replace('"', '""') + '"'
+    return connection.execute(f"PRAGMA main.{name}({argument})")
 
 
 def columns(connection: sqlite3.Connection, table: str) -> list[str]:
     """Each column with its type, where that is short, and with the column of another table that it refers to."""
-    argument = '"' + table.replace('"', '""') + '"'
     referred = {
-        column.lower(): (other, key)
-        for _, _, other, column, key, *_ in connection.execute(f"PRAGMA main.foreign_key_list({argument})")
+        column.lower(): (other, key) for _, _, other, column, key, *_ in pragma(connection, "foreign_key_list", table)
     }
     found = []
-    for _, name, kind, _, _, _, hidden in table_columns(connection, table):
+    for _, name, kind, _, _, _, hidden in pragma(connection, "table_xinfo", table):
         if hidden == 1:  # a column that only statements of its virtual table name
             continue
         words = [quoted(connection, name)]
