@@ -17,7 +17,9 @@ FETCH  := $(BIN)/lookahead-agent models fetch
 # Tests whose branches `make coverage` counts.
 DECIDES := $(patsubst %,tests/unit/test_%.py,arithmetic calibration_risk chat_model driver driver_faults driver_regions \
     driver_tokenizers driver_tree judges numbers policy policy_choice remote_engines reply_text results \
-    runtime scheduler segmenter draft_follower drift_monitor idle_timeout shared_draft verifiers)
+    runtime scheduler segmenter draft_follower drift_monitor shared_draft verifiers)
+# pytest-xdist runs nothing, without a word, when one of its files does not exist.
+$(foreach FILE,$(DECIDES),$(if $(wildcard $(FILE)),,$(error $(FILE), which the Makefile measures, does not exist)))
 # Many tests wait for programs that they start, so there are twice as many workers as cores.
 UNIT_TESTS := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))') --dist worksteal tests/unit
 # Tests start Python hundreds of times: what it has compiled is kept, whatever the shell says.
