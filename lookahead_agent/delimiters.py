@@ -1,7 +1,5 @@
 """Finds what ends a reasoning step in bounded time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """Text of models, tools, files and users without what commands a terminal."""
 
-from __future__ import annotations
-
 import re
 
 _LONGEST = 4096

@@ -3,8 +3,6 @@
 Library code never prints: it is handed a `Progress` and the command line passes one that draws bars.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -8,8 +8,6 @@
 Everything but the tokens is real: steps, policies, tool calls, structured output, metadata.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A saved state names the Python types of its values, and LangGraph calls any func
 of the file could run code in the process that reads it. `checkpointer` makes only types again that cannot do harm.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

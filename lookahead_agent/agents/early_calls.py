@@ -1,7 +1,5 @@
 """Tool calls that begin while their plan is still being written (LLMCompiler, arXiv 2312.04511, section 3.2)."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """Middleware that ends an agent's run with an answer, and the turns that it reads from the messages."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics of a graph's run: the metadata of the replies, summed by node."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

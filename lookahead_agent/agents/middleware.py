@@ -1,7 +1,5 @@
 """Middleware for agents made by `langchain.agents.create_agent`: `standard_middleware`, policies, unreadable calls."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of a new project."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

@@ -1,7 +1,5 @@
 """One plan and what became of its lines, read from an agent's messages."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ the first tool calls, tool messages, further calls, and the answer. The middlewa
 behind the last question, so that a run goes on from any checkpoint and a new question begins anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 

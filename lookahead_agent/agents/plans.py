@@ -1,7 +1,5 @@
 """Plans of tool calls, `2. calculator("$1 * 1.19")` with the result of call 1 in the place of `$1`, and their lines."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The tools that a new project can have: their sources, examples to use them on, and calls for a test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources

@@ -1,7 +1,5 @@
 """Texts for models, made of tools and messages, and the names of their calls."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence

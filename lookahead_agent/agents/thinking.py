@@ -1,7 +1,5 @@
 """Middleware with which a model thinks before a turn, and decides by guided decoding between a call and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any

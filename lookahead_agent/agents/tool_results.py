@@ -1,7 +1,5 @@
 """What models get back from tools: errors with the tool's arguments, and results that fit into the context."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Tools by a short text, such as `sql:shop.db`, `python` or `my_module:my_tool`, and those of MCP servers."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Tools that fail in words a model can use: how they are made, and called with and without an event loop."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps

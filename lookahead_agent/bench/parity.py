@@ -1,7 +1,5 @@
 """Whether speculation changed what an agent did: its calls with and without it, byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest

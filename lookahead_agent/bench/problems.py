@@ -1,7 +1,5 @@
 """Problems with answers that can be checked, from a JSON Lines file or packaged."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A report of results, as tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

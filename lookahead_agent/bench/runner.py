@@ -1,7 +1,5 @@
 """Runs a benchmark: configurations take turns, each result is appended to a file, a rerun continues."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

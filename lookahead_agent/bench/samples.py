@@ -1,7 +1,5 @@
 """Rows of results: samples with every model call that they took, its recorder, and the environment."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence

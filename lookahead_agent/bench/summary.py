@@ -1,7 +1,5 @@
 """Summaries of results, by task and configuration, and by node of a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

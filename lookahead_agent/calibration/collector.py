@@ -5,8 +5,6 @@ target's, and the verifier has seen each pair of comparable steps. Of these one 
 on, several times from the draft's step and several times from its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_left
 from collections import Counter

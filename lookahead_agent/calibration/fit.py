@@ -1,7 +1,5 @@
 """The verifier and threshold that accept most at a stated risk."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

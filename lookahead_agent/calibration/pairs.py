@@ -4,8 +4,6 @@ A row tells one thing of one problem's pair: the pair itself, the outcomes of co
 problem has one pair, so that pairs are independent of each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import comb

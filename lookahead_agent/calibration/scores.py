@@ -1,7 +1,5 @@
 """Scores of pairs by the measures of verifiers, and the policies whose thresholds can be learnt from them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Certificates: for which models, on which data, with which bound a threshold keeps a risk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ q > b after any number of steps has a mean of at most 1, and so has the mean of 
 ever reaches 1/δ with a probability of at most δ: the test may be looked at after every step, for ever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

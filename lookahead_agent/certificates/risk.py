@@ -10,8 +10,6 @@ wrong with a probability of at most Σ δ'^(r/ρ) over the ladder's ρ ≤ r. δ
 docs/explanation/risk.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

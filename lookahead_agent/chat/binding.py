@@ -1,7 +1,5 @@
 """What LangChain asks of the chat model beside its replies: inputs, tools, forms, token counts, copies, its profile."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """From a reply's events to LangChain's: its message, the chunks of a stream, and callbacks for steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any

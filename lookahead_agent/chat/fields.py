@@ -1,7 +1,5 @@
 """Fields of the chat model, by what they are about; users give all of them flat."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

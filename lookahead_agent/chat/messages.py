@@ -1,7 +1,5 @@
 """LangChain messages to what chat templates take, and OpenAI's messages to LangChain's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`ChatLookahead`: LangChain in, engine out."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """`lookahead-agent agent`: a template with any tools, on a question."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """One run of a graph on the terminal: its texts as they are written, its calls and results, and what it asks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The commands, their errors and their signals."""
 
-from __future__ import annotations
-
 import atexit
 import errno
 import io

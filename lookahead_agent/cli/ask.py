@@ -1,7 +1,5 @@
 """`lookahead-agent ask`: one reply."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Annotated, Any

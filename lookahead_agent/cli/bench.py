@@ -1,7 +1,5 @@
 """`lookahead-agent bench`: tasks × modes × policies, measured on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lookahead-agent bench synthetic`: the speed of each mode against theory, with acceptance that is drawn."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lookahead-agent calibrate`: thresholds of verifiers that keep a stated risk, learnt from pairs of steps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`lookahead-agent up`, `status` and `down`: a server in the background, for this user's programs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`lookahead-agent doctor`: what is there, what is missing, and the command that mends it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

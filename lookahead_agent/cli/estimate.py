@@ -1,7 +1,5 @@
 """`lookahead-agent estimate`: the fastest mode, depth, width and token speculation for a pair of models here."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated, Any

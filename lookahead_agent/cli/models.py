@@ -1,7 +1,5 @@
 """`lookahead-agent models`: which models there are, and getting them here."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`lookahead-agent new`: a small project from a template."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

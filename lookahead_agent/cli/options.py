@@ -1,7 +1,5 @@
 """Options that several commands share, and the chat model that they describe."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -1,7 +1,5 @@
 """`lookahead-agent serve`: an OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The terminal, where texts that the library did not write are shown as text."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A run's trace: its steps in the terminal while it runs, and `lookahead-agent trace`, which writes it as a page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

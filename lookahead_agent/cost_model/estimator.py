@@ -1,7 +1,5 @@
 """Predicts the fastest mode, depth, width and token speculation from costs and acceptance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """A pair of models whose engines are started one by one, and the measurement of its costs and acceptance rates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ of each draft step, and vLLM that of draft tokens: α and α₂ are exact, and t
 replies have the same length.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Results of `bench synthetic`: measured and predicted speed, as tables and a picture."""
 
-from __future__ import annotations
-
 import io
 import statistics
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ It imports nothing else of this library. vLLM loads it in each of its processes 
 under which vLLM knows what is added, and the division of the CPU's cores between engines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 ENTRY_POINT = "lookahead_cpu"  # of the plugin, in the group `vllm.general_plugins`

@@ -4,8 +4,6 @@ What a token's outputs are does not depend on how many tokens are multiplied wit
 adds the same products in the same order.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -3,8 +3,6 @@
 It runs on the threads of PyTorch's OpenMP, which vLLM binds to the engine's cores; a pool of its own would fight them.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

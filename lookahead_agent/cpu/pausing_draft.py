@@ -9,8 +9,6 @@ has missed, and replies that rest on such a block get no draft tokens. Draft tok
 are decides which random numbers a sampled reply takes: one with a seed gets none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ vLLM calls it in each of its processes, also in those of other programs in the s
 this library set the variable without which it does nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import time

@@ -7,8 +7,6 @@
   pass of a 1.5B model on two cores. Here only the likeliest are sorted, where they hold all that may be sampled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

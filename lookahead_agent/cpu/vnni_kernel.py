@@ -4,8 +4,6 @@ vLLM's kernel for it (oneDNN) takes a fifth to a half longer for the few tokens 
 is summed are integers, so a token's outputs do not depend on how many tokens are multiplied with it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

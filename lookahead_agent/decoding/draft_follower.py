@@ -1,7 +1,5 @@
 """A draft that writes on from the target's own tokens, so that a target with a shared draft always has draft tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The loop of Lookahead Reasoning: the scheduler decides, the loop carries it out, and events tell what came of it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """The reply as far as it is written: its committed text, and the prefix that ends with any undecided step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The decoder's request, settings, reply, and the events of its steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

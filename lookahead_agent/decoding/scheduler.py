@@ -4,8 +4,6 @@ A *node* is a prefix of the reply, and the root is what is committed (the front)
 decided steps in order, and fills what is free; docs/explanation/decoder.md explains each, and what the paper lacks.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Engine requests, and the steps that they write."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

@@ -4,8 +4,6 @@ Engines belong to the loop in which they were first used, and users call from ma
 called again and again. So all decoding runs in one loop of our own, and callers wait for its results in theirs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -1,7 +1,5 @@
 """Messages as chat templates take them, the tags of thinking, and checks of what templates are given."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

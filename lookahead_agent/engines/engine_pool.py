@@ -1,7 +1,5 @@
 """Engines shared by configuration within the process, and shut down when nobody needs them or the process exits."""
 
-from __future__ import annotations
-
 import atexit
 
 # Imported for its exit handler, which waits for child processes and must be registered before ours: handlers run in

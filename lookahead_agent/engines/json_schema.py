@@ -1,7 +1,5 @@
 """JSON schemas of replies: what is in them, and how much of it a grammar can be made of while others wait."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Tokens from an OpenAI-compatible server: vLLM, SGLang, llama.cpp, LM Studio, or a load balancer before several."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """vLLM's processes: spawned each with its own environment, found, ended, and why they have ended."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import logging

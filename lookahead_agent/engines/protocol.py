@@ -1,7 +1,5 @@
 """What the decoder needs from a place where tokens come from."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass

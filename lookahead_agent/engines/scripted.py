@@ -1,7 +1,5 @@
 """An engine that follows a script: for tests and simulation, in the time of its event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Requests to an OpenAI-compatible server: what is tried again, and what an answer means."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import io

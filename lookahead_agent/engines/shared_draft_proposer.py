@@ -1,7 +1,5 @@
 """Proposes what a shared draft has written; vLLM asks for it at every forward pass (method `custom_class`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path

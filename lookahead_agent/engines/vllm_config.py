@@ -1,7 +1,5 @@
 """What a vLLM engine is started with, its token-level speculation included; without vLLM itself."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

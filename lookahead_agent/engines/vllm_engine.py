@@ -1,7 +1,5 @@
 """Tokens from vLLM, in a child process of this one."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import multiprocessing.process

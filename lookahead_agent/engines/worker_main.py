@@ -6,8 +6,6 @@ and uses the moment to keep the worker quiet, to begin and to end it quickly, an
 that ends.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import logging

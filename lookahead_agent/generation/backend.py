@@ -1,7 +1,5 @@
 """One reply: what is asked, what is told while it is generated, and the protocol of what generates it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache

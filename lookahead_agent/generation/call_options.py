@@ -1,7 +1,5 @@
 """What one call of the chat model may set: how tokens are chosen, the form of the reply, and tools it may call."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Mapping, Sequence
 from inspect import isfunction

@@ -1,7 +1,5 @@
 """Generates one reply on engines of this process: its prompt, its speculation mode, and the decoder's figures."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tool calls that models write as JSON: Hermes' format, Llama's and Mistral's, with tags or without."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Generates replies on engines of this process, which chat models of one configuration share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Reads a reply: its thinking, its text and its tool calls, for streams and whole replies alike."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

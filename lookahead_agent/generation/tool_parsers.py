@@ -1,7 +1,5 @@
 """How a model family writes its tool calls: JSON formats are read here, the others by vLLM's parsers, call by call."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import dataclass

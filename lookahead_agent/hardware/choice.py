@@ -3,8 +3,6 @@
 Nothing is measured before the first reply. The tables are measurements of two-core machines (docs/results/cpu.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

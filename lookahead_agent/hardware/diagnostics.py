@@ -1,7 +1,5 @@
 """The checks of `lookahead-agent doctor`: a pair's needs, and the command that brings what is missing."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import shutil

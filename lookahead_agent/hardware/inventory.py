@@ -1,7 +1,5 @@
 """The processor, the GPUs and the installed packages of this machine; no library is loaded to read them."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from functools import cache

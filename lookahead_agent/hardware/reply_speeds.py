@@ -1,7 +1,5 @@
 """Measured speed of a pair's replies, kept on disk: seconds per token, and how many draft tokens are accepted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

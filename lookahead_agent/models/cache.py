@@ -1,7 +1,5 @@
 """Where models are kept on disk, and the checks that a file is whole."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Which target, draft, judge and embedding models go together, and the facts a chat model needs about them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ channel, activations dynamic per token, `lm_head` and embeddings as they were. G
 int8, or to "bf16" where that is asked for.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

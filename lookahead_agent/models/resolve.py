@@ -1,7 +1,5 @@
 """From a name to a folder on disk: local directory, then the Hub (its cache first), then packages."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Fetches models, and starts engines on the cores or the share of a GPU that they have."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import weakref

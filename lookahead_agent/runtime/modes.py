@@ -1,7 +1,5 @@
 """How each reply is written where that is free: whatever was fastest in its node, tried again now and then."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Keeps the models beside a target: started when a policy needs them, and again when their process has ended."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

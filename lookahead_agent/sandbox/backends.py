@@ -1,7 +1,5 @@
 """Runs a stranger's Python code behind one of the sandbox backends that work here."""
 
-from __future__ import annotations
-
 import base64
 import importlib.metadata
 import json

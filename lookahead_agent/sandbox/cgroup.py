@@ -3,8 +3,6 @@
 Such is what the kernel itself needs for a process: page tables alone can take 512 MiB.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A program in a process of its own, which ends in time, with what it has written."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import os

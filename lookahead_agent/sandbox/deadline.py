@@ -1,7 +1,5 @@
 """HTTP with one deadline over everything: a transport for httpx, on a network backend of httpcore."""
 
-from __future__ import annotations
-
 import ssl
 import time
 from typing import Any

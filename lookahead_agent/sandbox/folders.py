@@ -1,7 +1,5 @@
 """Opens what a stranger fills: regular files, and folders without links."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -5,8 +5,6 @@ writes a result for each page, `{"page": its number from 1, "text": ...}`, and a
 has to stop, or None.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import resource

@@ -12,8 +12,6 @@ Four kinds of calls are left out on purpose:
   without a file).
 """
 
-from __future__ import annotations
-
 import errno
 import platform
 import struct

@@ -5,8 +5,6 @@ reads a JSON object from its standard input and writes a line of JSON, {"text": 
 that its argument names.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import resource

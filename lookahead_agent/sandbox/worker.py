@@ -4,8 +4,6 @@ The text of this file is handed to another interpreter (`python -I -S -c`), so i
 argument is a JSON object, see `_run` in `backends.py`; the code comes by standard input.
 """
 
-from __future__ import annotations
-
 import base64
 import ctypes
 import hashlib

@@ -5,8 +5,6 @@ link meanwhile changes nothing. A file is written beside the old one and put in 
 not at all, and another name of the old one keeps what it had.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """An OpenAI-compatible server in front of `ChatLookahead`."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 

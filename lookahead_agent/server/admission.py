@@ -1,7 +1,5 @@
 """Admits requests: by the name of the server in them, by their key, and so many at once."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import math

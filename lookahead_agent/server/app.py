@@ -1,7 +1,5 @@
 """The application: which address answers what."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Bodies of requests: read in time, bounded in every dimension, and checked without holding up other requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

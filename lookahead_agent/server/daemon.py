@@ -1,7 +1,5 @@
 """The server that `lookahead-agent up` starts: on a Unix socket in a folder that only this user can enter."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -1,7 +1,5 @@
 """Errors in the form of OpenAI's API, without paths and addresses of this machine."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Figures for Prometheus."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lookahead_agent.generation.backend import ChatReply

@@ -1,7 +1,5 @@
 """The replies to one request in the two forms of OpenAI's API, of a chat and of a text, whole or in events."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Runs the application by uvicorn, with bounds on connections: how many, and how long each may take to ask."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """Generates the replies of requests: in turn, counted, and within the server's limits."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

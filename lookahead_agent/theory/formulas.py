@@ -12,8 +12,6 @@ time, the target alone making 1. The functions take
 and raise ConfigurationError for a value out of its range.
 """
 
-from __future__ import annotations
-
 import math
 
 from lookahead_agent.errors import ConfigurationError

@@ -1,7 +1,5 @@
 """How the time of a run divides by node, and what each lever would win of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

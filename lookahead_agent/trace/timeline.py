@@ -1,7 +1,5 @@
 """From recorded rows to calls with bars on lanes, and to one HTML page that works offline and on a phone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Arithmetic that a step writes out, checked exactly: "9 * 2 = 19" is false whatever is meant by it."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

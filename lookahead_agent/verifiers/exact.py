@@ -1,7 +1,5 @@
 """The verifier that changes nothing."""
 
-from __future__ import annotations
-
 from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict
 
 

@@ -1,7 +1,5 @@
 """Language models as judges: an answer is read from log-probabilities, so that strictness is a threshold."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The likelihood of the draft's step under the target: one prefill, no decoding."""
 
-from __future__ import annotations
-
 from lookahead_agent.decoding.verifier import DraftStep, Verdict
 from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 

@@ -1,7 +1,5 @@
 """Checks before any model is asked: the same text means the same, different results and false arithmetic do not."""
 
-from __future__ import annotations
-
 from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict, Verifier
 from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.results import different_results, numbers, numbers_so_far

@@ -1,7 +1,5 @@
 """The control: accepts by chance, whatever the steps are."""
 
-from __future__ import annotations
-
 import hashlib
 
 from lookahead_agent.decoding.verifier import StepPair, Verdict

@@ -1,7 +1,5 @@
 """The results of a step: steps with other numbers, units or equations never mean the same."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from fractions import Fraction

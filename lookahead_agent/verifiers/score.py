@@ -1,7 +1,5 @@
 """SpecReason's verifier: the target gives the draft's step a mark (arXiv 2504.07891)."""
 
-from __future__ import annotations
-
 import math
 
 from lookahead_agent.decoding.verifier import DraftStep, Verdict
