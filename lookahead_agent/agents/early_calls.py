@@ -9,7 +9,7 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from langchain.agents.middleware import ModelRequest, ModelResponse, ToolCallRequest
-from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, ToolCall, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, BaseMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
@@ -18,6 +18,7 @@ from lookahead_agent.agents.planning import PlanMiddleware
 from lookahead_agent.agents.plans import read_plan
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
+from lookahead_agent.agents.turns import Asked
 
 MOST_CALLS = 8
 """Early calls that run at the same time."""
@@ -36,22 +37,17 @@ class EarlyCallMiddleware(PlanMiddleware):
 
     def __init__(self, tools: Sequence[BaseTool], *, later: Collection[str] = (), **more: Any) -> None:
         super().__init__(tools, **more)
-        self._early = {
+        self.early = {
             name: tool
             for name, tool in self.by_name.items()
             if name not in later and (tool.metadata or {}).get("readOnlyHint") is not False and not _is_injected(tool)
         }
 
-    def ask(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
-        plan: int | None,
-    ) -> list[AnyMessage]:
+    def ask(self, asked: Asked, handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> ModelResponse[Any]:
         """Ask the model; a plan's calls run meanwhile, and their messages follow the plan."""
-        if plan is None:
-            return super().ask(request, handler, plan)
-        early, running, results = _EarlyCalls(self, request, plan), set[Future[None]](), self._results(request)
+        if asked.plan is None:
+            return super().ask(asked, handler)
+        early, running, results = _EarlyCalls(self, asked), set[Future[None]](), _results(asked.request)
 
         def start(*, complete: bool = False) -> None:
             for one in early.ready(complete=complete):
@@ -63,7 +59,7 @@ class EarlyCallMiddleware(PlanMiddleware):
                 early.record(one, results.wrap_tool_call(one.request, lambda made: _called(made).invoke(one.call)))
             start()
 
-        stream: Any = request.model.stream(_prompt(request), **request.model_settings)
+        stream: Any = asked.request.model.stream(_prompt(asked.request), **asked.request.model_settings)
         with ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="early-call") as threads, closing(stream) as chunks:
             for chunk in chunks:
                 early.read(chunk)
@@ -72,18 +68,15 @@ class EarlyCallMiddleware(PlanMiddleware):
             start(complete=True)
             while any(not future.done() for future in list(running)):
                 wait(list(running))
-        return early.messages()
+        return ModelResponse(result=early.messages())
 
     async def aask(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
-        plan: int | None,
-    ) -> list[AnyMessage]:
+        self, asked: Asked, handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
         """`ask` in an event loop."""
-        if plan is None:
-            return await super().aask(request, handler, plan)
-        early, running, results = _EarlyCalls(self, request, plan), set[asyncio.Task[None]](), self._results(request)
+        if asked.plan is None:
+            return await super().aask(asked, handler)
+        early, running, results = _EarlyCalls(self, asked), set[asyncio.Task[None]](), _results(asked.request)
 
         def start(*, complete: bool = False) -> None:
             for one in early.ready(complete=complete):
@@ -97,7 +90,7 @@ class EarlyCallMiddleware(PlanMiddleware):
                 early.record(one, await results.awrap_tool_call(one.request, call))
             start()
 
-        stream: Any = request.model.astream(_prompt(request), **request.model_settings)
+        stream: Any = asked.request.model.astream(_prompt(asked.request), **asked.request.model_settings)
         try:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
@@ -111,14 +104,7 @@ class EarlyCallMiddleware(PlanMiddleware):
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return early.messages()
-
-    def early_tool(self, name: str | None) -> BaseTool | None:
-        """The tool, if its calls may start early."""
-        return self._early.get(name or "")
-
-    def _results(self, request: ModelRequest[Any]) -> ToolResultMiddleware:
-        return ToolResultMiddleware(request.model, exact=bool(lookahead_settings(request.model, node="planner")))
+        return ModelResponse(result=early.messages())
 
 
 class _Ready(NamedTuple):
@@ -132,17 +118,16 @@ class _Ready(NamedTuple):
 class _EarlyCalls:
     """Which calls of a plan can start, and the results of those that went well."""
 
-    def __init__(self, middleware: EarlyCallMiddleware, request: ModelRequest[Any], plan: int) -> None:
+    def __init__(self, middleware: EarlyCallMiddleware, asked: Asked) -> None:
+        assert asked.plan is not None
         self._middleware = middleware
-        self._plan = plan
-        self._request = request
+        self._plan, self._request = asked.plan, asked.request
         self._reply = AIMessageChunk(content="")
         self._calls: dict[int, ToolCall] = {}
         self._results: dict[int, ToolMessage] = {}
         self._lock = threading.Lock()
 
     def read(self, chunk: AIMessageChunk) -> None:
-        """Take in a piece of the reply."""
         with self._lock:
             self._reply += chunk
 
@@ -152,7 +137,7 @@ class _EarlyCalls:
             with self._lock:
                 self._results[one.number] = result
 
-    def messages(self) -> list[AnyMessage]:
+    def messages(self) -> list[BaseMessage]:
         """The reply, and the calls that went well with their results."""
         reply = AIMessage(**self._reply.model_dump(exclude={"type", "tool_call_chunks", "chunk_position"}))
         made = sorted(self._results)
@@ -162,18 +147,14 @@ class _EarlyCalls:
         return [reply, calls, *(self._results[number] for number in made)]
 
     def ready(self, *, complete: bool) -> list[_Ready]:
-        """The calls that can start now, each once.
-
-        Args:
-            complete: Whether the reply is; its last line may go on otherwise.
-        """
+        """The calls that can start now, each once; the last line of a reply that is not complete may go on."""
         with self._lock:
             text = str(self._reply.text)
             lines = read_plan(text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name)
             results = {number: message.text for number, message in self._results.items()}
             found: list[_Ready] = []
             for line in lines:
-                tool = self._middleware.early_tool(line.tool)
+                tool = self._middleware.early.get(line.tool or "")
                 if tool is None:
                     break  # what stands behind a line that may write waits for it
                 if line.number in self._calls or not line.references <= results.keys():
@@ -184,6 +165,10 @@ class _EarlyCalls:
                     given = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
                     found.append(_Ready(line.number, call, given))
             return found
+
+
+def _results(request: ModelRequest[Any]) -> ToolResultMiddleware:
+    return ToolResultMiddleware(request.model, exact=bool(lookahead_settings(request.model, node="planner")))
 
 
 def _called(request: ToolCallRequest) -> BaseTool:

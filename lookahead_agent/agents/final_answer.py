@@ -1,11 +1,10 @@
-"""Middleware that ends an agent's run with an answer, and the turns that it reads from the messages."""
+"""Middleware that ends an agent's run with an answer."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
-from langchain_core.runnables import Runnable
+from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, hook_config
+from langchain_core.messages import AIMessage, AnyMessage, SystemMessage, ToolMessage
 
 from lookahead_agent.agents.prompts import (
     REPEATED,
@@ -14,6 +13,7 @@ from lookahead_agent.agents.prompts import (
     result_blocks,
     this_question,
 )
+from lookahead_agent.agents.turns import Asked, Turn, TurnMiddleware, has_failed, is_repetition, named_call, turns_of
 
 MODEL_CALLS = 12
 """Turns of the model on one question."""
@@ -25,7 +25,7 @@ FINISHER = """You answer a question from the results of tools that were called. 
 the results say, and what is missing, if something is. Add nothing that the results do not say."""
 
 
-class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
+class FinalAnswerMiddleware(TurnMiddleware):
     """Ends a run with an answer in place of a loop, a limit or nothing.
 
     The model gets a last turn, without tools, in which it says what the results say and what is missing, if
@@ -66,21 +66,16 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         self._finisher = finisher
         self._prompt = prompt
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
+    def turn(self, request: ModelRequest[Any]) -> Turn:
         """Let the model take its turn, or its last one."""
         if not self._is_last(request.state["messages"]):
-            return handler(self._with_name(request))
-        return self._answered(request, named_call(request, self._finisher).invoke(self._last_messages(request)))
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
-        """`wrap_model_call` for agents that run in an event loop."""
-        if not self._is_last(request.state["messages"]):
-            return await handler(self._with_name(request))
-        return self._answered(request, await named_call(request, self._finisher).ainvoke(self._last_messages(request)))
+            return (yield Asked(self._with_name(request)))
+        asked = [SystemMessage(self._prompt), *conversation_with_results(request.messages, "Results")]
+        reply = (yield Asked(request, named_call(request, self._finisher), asked)).result[0]
+        if not reply.text.strip():
+            results = result_blocks(this_question(request.messages))
+            reply = reply.model_copy(update={"content": f"The model wrote no answer. Results:\n\n{results}"})
+        return ModelResponse(result=[reply.model_copy(update={"tool_calls": [], "invalid_tool_calls": []})])
 
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
@@ -99,14 +94,7 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
                 for call in reply.tool_calls
             ]
             return {"messages": told, "jump_to": "model"}
-        if not reply.tool_calls and not reply.invalid_tool_calls and not reply.text.strip():
-            return {"jump_to": "model"}
-        return None
-
-    @hook_config(can_jump_to=["model"])
-    async def aafter_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
-        """`after_model` for agents that run in an event loop."""
-        return self.after_model(state, runtime)
+        return {"jump_to": "model"} if _is_empty(reply) else None
 
     def _with_name(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         if self._node is None:
@@ -116,60 +104,13 @@ class FinalAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _is_last(self, messages: Sequence[AnyMessage]) -> bool:
         turns = turns_of(messages)
-        if not turns:
-            return self._model_calls == 1
-        if len(turns) >= self._model_calls - 1:
-            return True
-        reply = turns[-1][0]
-        if not reply.tool_calls and not reply.invalid_tool_calls and not reply.text.strip():
-            return True
-        if is_repetition(turns):
+        if len(turns) >= self._model_calls - 1 or not turns:
+            return len(turns) >= self._model_calls - 1
+        if _is_empty(turns[-1][0]) or is_repetition(turns):
             return True
         failed = [has_failed(results) for _, results in turns]
         return len(failed) > self._retries and all(failed[-self._retries - 1 :])
 
-    def _last_messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
-        return [SystemMessage(self._prompt), *conversation_with_results(request.messages, "Results")]
 
-    def _answered(self, request: ModelRequest[Any], reply: AIMessage) -> ModelResponse[Any]:
-        if not reply.text.strip():
-            results = result_blocks(this_question(request.messages))
-            reply = reply.model_copy(update={"content": f"The model wrote no answer. Results:\n\n{results}"})
-        return ModelResponse(result=[reply.model_copy(update={"tool_calls": [], "invalid_tool_calls": []})])
-
-
-def turns_of(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolMessage]]]:
-    """The model's replies since the last question, each with what its tools said."""
-    turns: list[tuple[AIMessage, list[ToolMessage]]] = []
-    for message in this_question(messages):
-        if isinstance(message, AIMessage):
-            turns.append((message, []))
-        elif isinstance(message, ToolMessage) and turns:
-            turns[-1][1].append(message)
-    return turns
-
-
-def has_failed(results: Sequence[ToolMessage]) -> bool:
-    """Whether there were calls, and none of them went well."""
-    return bool(results) and all(result.status == "error" for result in results)
-
-
-def is_repetition(turns: Sequence[tuple[AIMessage, list[ToolMessage]]]) -> bool:
-    """Whether the last turn makes the calls of the turn before, or those of an earlier turn in which all failed."""
-    if not turns or not (calls := calls_of(turns[-1][0])):
-        return False
-    before = turns[:-1]
-    return any(
-        calls == calls_of(reply) and (turn == len(before) or has_failed(results))
-        for turn, (reply, results) in enumerate(before, 1)
-    )
-
-
-def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of a reply's calls."""
-    return [(call["name"], call["args"]) for call in reply.tool_calls]
-
-
-def named_call(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
-    """The request's model, whose call has that name."""
-    return request.model.bind(**{**request.model_settings, **lookahead_settings(request.model, node=node)})
+def _is_empty(reply: AIMessage) -> bool:
+    return not (reply.tool_calls or reply.invalid_tool_calls or reply.text.strip())

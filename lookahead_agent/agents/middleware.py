@@ -1,6 +1,6 @@
 """Middleware for agents made by `langchain.agents.create_agent`: `standard_middleware`, policies, unreadable calls."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from langchain.agents.middleware import (
@@ -8,7 +8,6 @@ from langchain.agents.middleware import (
     AgentState,
     HumanInTheLoopMiddleware,
     ModelRequest,
-    ModelResponse,
     ToolErrorMiddleware,
     ToolRetryMiddleware,
     hook_config,
@@ -21,6 +20,7 @@ from lookahead_agent.agents.final_answer import FINISHER, MODEL_CALLS, FinalAnsw
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
 from lookahead_agent.agents.tool_use import error_text
+from lookahead_agent.agents.turns import Asked, Turn, TurnMiddleware
 from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
 
@@ -88,7 +88,7 @@ def standard_middleware(
     return [one for one in made if one in middleware or one.name not in theirs]
 
 
-class LookaheadPolicyMiddleware(AgentMiddleware[Any, Any, Any]):
+class LookaheadPolicyMiddleware(TurnMiddleware):
     """Chooses the verifier policy of each model call of an agent.
 
     In such an agent every call comes from one node, "model", so `policies` cannot tell planning from acting; this can:
@@ -130,23 +130,11 @@ class LookaheadPolicyMiddleware(AgentMiddleware[Any, Any, Any]):
         has_acted = any(isinstance(message, ToolMessage) for message in request.messages)
         return self._acting if has_acted else self._planning
 
-    def _with_policy(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        policy = self._choose(request)
-        if policy is None:
-            return request
-        return request.override(model_settings={**request.model_settings, "policy": as_policy(policy)})
-
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
+    def turn(self, request: ModelRequest[Any]) -> Turn:
         """Ask the model under the chosen policy."""
-        return handler(self._with_policy(request))
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
-        """`wrap_model_call` for agents that run in an event loop."""
-        return await handler(self._with_policy(request))
+        policy = self._choose(request)
+        settings = {**request.model_settings, **({} if policy is None else {"policy": as_policy(policy)})}
+        return (yield Asked(request.override(model_settings=settings)))
 
 
 class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -188,11 +176,6 @@ class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
             return {"messages": told, "jump_to": "model"}
         told.append(AIMessage(f"{failures} replies in a row had tool calls that could not be read; {told[-1].text}"))
         return {"messages": told, "jump_to": "end"}
-
-    @hook_config(can_jump_to=["model", "end"])
-    async def aafter_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
-        """`after_model` for agents that run in an event loop."""
-        return self.after_model(state, runtime)
 
 
 def _failures(messages: Sequence[AnyMessage]) -> int:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.plans import PlanLine, read_plan
@@ -73,7 +81,7 @@ class PlanRun:
 class Conversation:
     """What the messages say: the last question, what was said before it, and the plans behind it."""
 
-    messages: Sequence[AnyMessage]
+    messages: Sequence[BaseMessage]
     tools: Mapping[str, BaseTool]
 
     @cached_property

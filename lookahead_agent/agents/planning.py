@@ -5,10 +5,10 @@ the first tool calls, tool messages, further calls, and the answer. The middlewa
 behind the last question, so that a run goes on from any checkpoint and a new question begins anew.
 """
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.messages import (
     AIMessage,
     AnyMessage,
@@ -23,10 +23,7 @@ from langchain_core.tools import BaseTool
 from lookahead_agent.agents.plan_run import Conversation, PlanRun, plan_call
 from lookahead_agent.agents.plans import MARKER, PlanLine, plan_form
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings
-
-Turn = Generator[tuple[ModelRequest[Any], int | None], Any, list[AnyMessage]]
-"""Requests to the model, each with the number of the plan that it is for, or None; it is sent the messages of the
-replies, and returns those of the turn."""
+from lookahead_agent.agents.turns import Asked, Turn, TurnMiddleware
 
 PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
 
@@ -71,7 +68,7 @@ FINISHER_TASK = """Results:
 Question: {question}"""
 
 
-class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
+class PlanMiddleware(TurnMiddleware):
     """Plans tool calls, has them carried out, and answers from their results.
 
     The planner writes thoughts, which its policy may speculate on, and behind "Plan:" one call per line, which only the
@@ -115,67 +112,27 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
         self._finisher = finisher
         self._max_plans, self._max_retries, self._ordered = max_plans, max_retries, ordered
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
+    def turn(self, request: ModelRequest[Any]) -> Turn:
         """Take the next turn: plan, calls, or answer."""
-        turn, replies = self._turn(request), None
-        while True:
-            try:
-                asked, plan = turn.send(replies)
-            except StopIteration as end:
-                return ModelResponse(result=end.value)
-            replies = self.ask(asked, handler, plan)
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
-        """`wrap_model_call` for agents that run in an event loop."""
-        turn, replies = self._turn(request), None
-        while True:
-            try:
-                asked, plan = turn.send(replies)
-            except StopIteration as end:
-                return ModelResponse(result=end.value)
-            replies = await self.aask(asked, handler, plan)
-
-    def ask(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
-        plan: int | None,
-    ) -> list[AnyMessage]:
-        """Ask the model; the messages of its reply. `plan`: number of the plan that is asked for, if one is."""
-        return list(handler(request).result)  # type: ignore[arg-type]
-
-    async def aask(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
-        plan: int | None,
-    ) -> list[AnyMessage]:
-        """`ask` in an event loop."""
-        return list((await handler(request)).result)  # type: ignore[arg-type]
-
-    def _turn(self, request: ModelRequest[Any]) -> Turn:
-        told: list[AnyMessage] = []
+        told: list[BaseMessage] = []
         while True:
             said = Conversation([*request.messages, *told], self.by_name)
             run = said.plans[-1] if said.plans else None
             if run is None or (self._failed(run) and not self._open(run) and len(said.plans) < self._max_plans):
                 asked, number = self._planner_request(request, said), len(said.plans) + 1
-                plan, *more = yield asked, number
+                plan, *more = (yield Asked(asked, plan=number)).result
                 if MARKER not in plan.text:
-                    plan, *more = _joined(plan, (yield self._plan_now_request(asked, plan), number))
+                    again = Asked(self._plan_now_request(asked, plan), plan=number)
+                    plan, *more = _joined(plan, (yield again).result)
                 told += [_named(plan, "planner"), *more]
                 if more:  # results: the middleware around this one fits them into the context before they are read
-                    return told
+                    return ModelResponse(result=told)
                 continue
             if ready := self._ready(run):
                 calls = [plan_call(len(said.plans), number, name, args) for number, name, args in ready]
-                return _with_calls(told, calls)
+                return ModelResponse(result=_with_calls(told, calls))
             if (line := self._next_open(run)) is not None:
-                reply, *_ = yield self._executor_request(request, said, run, line), None
+                reply, *_ = (yield Asked(self._executor_request(request, said, run, line))).result
                 call = reply.tool_calls[0] if isinstance(reply, AIMessage) and reply.tool_calls else None
                 if call is None:
                     told.append(AIMessage(reply.text, name="executor", additional_kwargs={"line": line.number}))
@@ -186,9 +143,9 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
                 if attempts and (attempts[-1].call["name"], attempts[-1].call["args"]) == (call["name"], call["args"]):
                     told += [_repeated(made) for _ in range(self._max_retries)]
                     continue
-                return told
-            answer, *_ = yield self._finisher_request(request, said, run), None
-            return [*told, answer]
+                return ModelResponse(result=told)
+            answer, *_ = (yield Asked(self._finisher_request(request, said, run))).result
+            return ModelResponse(result=[*told, answer])
 
     def _failed(self, run: PlanRun) -> bool:
         """Whether not every line went well."""
@@ -241,7 +198,7 @@ class PlanMiddleware(AgentMiddleware[Any, Any, Any]):
         settings = lookahead_settings(request.model, node="planner", action_markers=(MARKER,))
         return _asking(request, self._planner, [*said.before, HumanMessage(task)], settings)
 
-    def _plan_now_request(self, asked: ModelRequest[Any], thoughts: AnyMessage) -> ModelRequest[Any]:
+    def _plan_now_request(self, asked: ModelRequest[Any], thoughts: BaseMessage) -> ModelRequest[Any]:
         """Ask for the plan that a model left out behind its thoughts."""
         now = HumanMessage(PLAN_NOW.format(form=self._form))
         settings = dict(asked.model_settings)
@@ -293,7 +250,7 @@ def _named(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -
     return reply.model_copy(update=changed)
 
 
-def _joined(thoughts: AnyMessage, replies: list[AnyMessage]) -> list[AnyMessage]:
+def _joined(thoughts: BaseMessage, replies: list[BaseMessage]) -> list[BaseMessage]:
     """The replies, of which the first begins with the thoughts, and has the marker."""
     plan, *more = replies
     said, _, lines = plan.text.strip().rpartition(MARKER)
@@ -301,7 +258,7 @@ def _joined(thoughts: AnyMessage, replies: list[AnyMessage]) -> list[AnyMessage]
     return [plan.model_copy(update={"content": text}), *more]
 
 
-def _with_calls(told: list[AnyMessage], calls: list[ToolCall]) -> list[AnyMessage]:
+def _with_calls(told: list[BaseMessage], calls: list[ToolCall]) -> list[BaseMessage]:
     """The turn's messages with calls: in the planner's message, if that is the last one."""
     if told and isinstance(last := told[-1], AIMessage) and last.name == "planner":
         return [*told[:-1], _named(last, "planner", calls)]

@@ -1,19 +1,28 @@
 """Middleware with which a model thinks before a turn, and decides by guided decoding between a call and the answer."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
-from langchain_core.runnables import Runnable
 
-from lookahead_agent.agents.final_answer import FINISHER, calls_of, has_failed, is_repetition, named_call, turns_of
+from lookahead_agent.agents.final_answer import FINISHER
 from lookahead_agent.agents.prompts import (
     conversation_with_results,
     describe_tools,
     lookahead_settings,
     this_question,
+)
+from lookahead_agent.agents.turns import (
+    Asked,
+    Turn,
+    TurnMiddleware,
+    calls_of,
+    has_failed,
+    is_repetition,
+    named_call,
+    turns_of,
 )
 
 REASONING_KEY = "reasoning_content"
@@ -41,7 +50,7 @@ READY: dict[str, Any] = {
 }
 
 
-class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
+class ThinkingMiddleware(TurnMiddleware):
     """Has the model think in a few sentences before each of its turns.
 
     The thought is a call of its own, with a policy of its own: `policies={"thinker": "balanced"}`. It is the content of
@@ -66,33 +75,20 @@ class ThinkingMiddleware(AgentMiddleware[Any, Any, Any]):
         self._node = node
         self._each_turn = each_turn
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
+    def turn(self, request: ModelRequest[Any]) -> Turn:
         """Think, and then take the turn."""
         if not self._is_needed(request):
-            return handler(request)
-        thought = self._thinker(request).invoke(self._messages(request)).text.strip()
-        return _with_thought(handler(_after_thought(request, thought)), thought)
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
-        """`wrap_model_call` for agents that run in an event loop."""
-        if not self._is_needed(request):
-            return await handler(request)
-        thought = (await self._thinker(request).ainvoke(self._messages(request))).text.strip()
-        return _with_thought(await handler(_after_thought(request, thought)), thought)
+            return (yield Asked(request))
+        # A small model goes on with code, which is the next turn's.
+        thinker = named_call(request, self._node).bind(stop=["\n"])
+        thought = (yield Asked(request, thinker, self._messages(request))).result[0].text.strip()
+        return _with_thought((yield Asked(_after_thought(request, thought))), thought)
 
     def _is_needed(self, request: ModelRequest[Any]) -> bool:
         if self._each_turn or not request.tools:
             return bool(request.tools)
         turns = turns_of(request.messages)
         return has_failed(turns[-1][1]) if turns else len(request.tools) > 1
-
-    def _thinker(self, request: ModelRequest[Any]) -> Runnable[Any, AIMessage]:
-        # A small model goes on with code, which is the next turn's.
-        return named_call(request, self._node).bind(stop=["\n"])
 
     def _messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
         parts = [self._prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
@@ -135,7 +131,7 @@ def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[A
     return replace(response, result=[changed, *response.result[1:]])
 
 
-class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
+class CallOrAnswerMiddleware(TurnMiddleware):
     """Has the model decide in each turn, by guided decoding, for the call of a tool or for the answer.
 
     Small models write code, or a call in a form of their own, where they should call a tool. Here a turn is a call that
@@ -155,31 +151,16 @@ class CallOrAnswerMiddleware(AgentMiddleware[Any, Any, Any]):
         self._finisher = finisher
         self._finisher_prompt = finisher_prompt
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
+    def turn(self, request: ModelRequest[Any]) -> Turn:
         """Decide, and answer if that is the decision."""
         if not request.tools:
-            return handler(request)
-        response = handler(self._decision(request))
+            return (yield Asked(request))
+        response = yield Asked(self._decision(request))
         if others := _other_tools(request, response):
-            response = handler(self._decision(request, others))
+            response = yield Asked(self._decision(request, others))
             if _made_before(request, response):
-                return handler(self._answer(request))
-        return _without_ready(response) or handler(self._answer(request))
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
-        """`wrap_model_call` for agents that run in an event loop."""
-        if not request.tools:
-            return await handler(request)
-        response = await handler(self._decision(request))
-        if others := _other_tools(request, response):
-            response = await handler(self._decision(request, others))
-            if _made_before(request, response):
-                return await handler(self._answer(request))
-        return _without_ready(response) or await handler(self._answer(request))
+                return (yield Asked(self._answer(request)))
+        return _without_ready(response) or (yield Asked(self._answer(request)))
 
     def _decision(self, request: ModelRequest[Any], tools: Sequence[Any] = ()) -> ModelRequest[Any]:
         system = "\n\n".join(filter(None, [self._prompt, request.system_prompt]))
