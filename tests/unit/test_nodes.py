@@ -36,8 +36,8 @@ ASKED: Any = {"messages": [("human", "How much does it earn?")]}
 
 @pytest.mark.parametrize("name", PROJECTS)
 async def test_a_graph_comes_to_the_same_both_ways(name: str) -> None:
-    project = PROJECTS[name]
-    replies = project.script([project_tools()["calculator"]])
+    script = PROJECTS[name]
+    replies = script([project_tools()["calculator"]])
     states = []
     for awaited in (True, False):
         graph = build(name, scripted_chat(scripted_replies(**replies), policy="off", temperature=0.5))
