@@ -11,8 +11,8 @@ from pathlib import Path
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
-from lookahead_agent.sandbox import folders, working_folder
-from lookahead_agent.sandbox.folders import read_regular
+from lookahead_agent.sandbox import working_folder
+from lookahead_agent.sandbox.working_folder import read_regular
 
 _LARGEST = 1 << 20
 
@@ -35,7 +35,7 @@ def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200, firs
         try:
             data = read_regular(last, _LARGEST, parent)
         except IsADirectoryError:
-            with folders.open_folder(last, parent) as descriptor:
+            with working_folder.open_folder(last, parent) as descriptor:
                 raise ValueError(f"{name!r} is a folder; it has {working_folder.listing(descriptor)}") from None
         except FileNotFoundError:
             raise ValueError(f"there is no file {name!r}; its folder has {working_folder.listing(parent)}") from None

@@ -6,21 +6,21 @@ unpacked. The address that was looked at is the one that is connected to, and pr
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
-import threading
-import time
 import zlib
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 
 import httpx
 import webencodings
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
-from lookahead_agent.sandbox.deadline import DeadlineTransport
+from lookahead_agent.engines import background
 
 _MOST_REDIRECTS = 5
 _USUAL_PORTS = frozenset({80, 443})
@@ -33,6 +33,7 @@ _NO_IPV4_HOSTS = [
     ipaddress.IPv4Network(text)
     for text in ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24")
 ]
+_TEXTS = frozenset({"application/json", "application/xml", "application/xhtml+xml"})
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECASE)
 Resolve = Callable[[str, int], list[str]]
 """Addresses of a host and port."""
@@ -68,30 +69,17 @@ def resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-def _resolved_until(end: float, resolving: Resolve, host: str, port: int) -> list[str]:
-    """Addresses of a host, if they are found in time.
+async def _resolved(resolving: Resolve, host: str, port: int) -> list[str]:
+    """Addresses of a host.
 
     The system's resolver cannot be interrupted: it is left behind in a thread, which ends when that gives up.
     """
-    found: list[str] = []
-    problem: list[Exception] = []
-
-    def look() -> None:
-        try:
-            found.extend(resolving(host, port))
-        except Exception as error:
-            problem.append(error)
-
-    thread = threading.Thread(target=look, name="http_get resolves a name", daemon=True)
     try:
-        thread.start()
+        found = await background.in_daemon_thread(lambda: resolving(host, port))
     except RuntimeError as error:
         raise ValueError(f"the host {host!r} cannot be looked up now: {error}") from error
-    thread.join(max(0.0, end - time.monotonic()))
-    if thread.is_alive():
-        raise ValueError(f"the host {host!r} was not found in time")
-    if problem:
-        raise ValueError(f"the host {host!r} cannot be looked up: {problem[0]}") from problem[0]
+    except Exception as error:
+        raise ValueError(f"the host {host!r} cannot be looked up: {error}") from error
     if not found:
         raise ValueError(f"there is no host {host!r}")
     return found
@@ -105,7 +93,7 @@ def fetch(
     first_character: int = 1,
     resolving: Resolve = resolve,
     public: Callable[[Address], bool] | None = None,
-    transport: httpx.BaseTransport | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> str:
     """The text of a page.
 
@@ -123,44 +111,66 @@ def fetch(
         ValueError: The address is not allowed, or the page cannot be had; the message says which.
     """
     limits = limits or HttpLimits()
-    end = time.monotonic() + limits.seconds
     names = [_Allowed.read(name) for name in allowed]
     try:
-        # The transport keeps the time: httpx's own time-outs are of single reads.
-        with httpx.Client(
-            timeout=None, follow_redirects=False, transport=transport or DeadlineTransport(end), trust_env=False
-        ) as client:
-            target = httpx.URL(url)
+        page = background.run(_page(httpx.URL(url), names, limits, resolving, public or is_public, transport))
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"this is no address: {error}") from error
+    except OSError as error:
+        raise ValueError(f"no page can be fetched now: {error.strerror or type(error).__name__}") from error
+    text = _decoded(page.data, page.content_type)
+    if page.kind in ("text/html", "application/xhtml+xml"):
+        text = _visible(text)
+    # Room for the line that says how to go on.
+    most, left_out = min(limits.text, LONGEST_RESULT - 200), max(0, first_character - 1)
+    text = cut(text[left_out:], f"fetch it again from first_character={left_out + most + 1}", most)
+    return text or page.instead
+
+
+@dataclass(frozen=True)
+class _Page:
+    data: bytes
+    content_type: str
+    instead: str  # of a text, where it has none
+
+    @property
+    def kind(self) -> str:
+        return self.content_type.partition(";")[0].strip().lower()
+
+
+async def _page(
+    target: httpx.URL,
+    allowed: Collection[_Allowed],
+    limits: HttpLimits,
+    resolving: Resolve,
+    public: Callable[[Address], bool],
+    transport: httpx.AsyncBaseTransport | None,
+) -> _Page:
+    late = ""
+    try:
+        # httpx's own time-outs are of single reads.
+        async with (
+            asyncio.timeout(limits.seconds),
+            httpx.AsyncClient(timeout=None, transport=transport, trust_env=False) as client,
+        ):
             for _ in range(_MOST_REDIRECTS + 1):
-                host, port = _checked(target, names)
-                addresses = _resolved_until(end, resolving, host, port)
-                response = _answer(
-                    client,
-                    target,
-                    host,
-                    port,
-                    [_checked_address(host, address, public or is_public) for address in addresses],
-                )
-                try:
+                host, port = _checked(target, allowed)
+                late = f"the host {host!r} was not found in time"
+                addresses = await _resolved(resolving, host, port)
+                late = f"{_short(target)} cannot be reached: the time is over"
+                checked = [_checked_address(host, address, public) for address in addresses]
+                async with aclosing(await _answer(client, target, host, port, checked)) as response:
                     if response.has_redirect_location:
                         target = target.join(response.headers["Location"])
                         continue
                     if response.is_error:
                         raise ValueError(f"{_short(target)} answered {response.status_code}")
-                    text = _text(response, limits, end, max(0, first_character - 1))
-                    if not text and not response.is_success:
-                        return f"({_short(target)} answered {response.status_code}, without text)"
-                    return text
-                finally:
-                    response.close()
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"this is no address: {error}") from error
-    except httpx.TimeoutException as error:
-        raise ValueError(f"{_short(target)} cannot be reached: the time is over") from error
+                    instead = f"({_short(target)} answered {response.status_code}, without text)"
+                    return await _read(response, limits.size, "" if response.is_success else instead)
+    except (TimeoutError, httpx.TimeoutException):
+        raise ValueError(late) from None
     except (httpx.HTTPError, httpx.StreamError) as error:
         raise ValueError(f"{_short(target)} cannot be reached: {str(error)[:500] or type(error).__name__}") from error
-    except OSError as error:
-        raise ValueError(f"no page can be fetched now: {error.strerror or type(error).__name__}") from error
     raise ValueError(f"more than {_MOST_REDIRECTS} redirects")
 
 
@@ -251,7 +261,9 @@ def _checked_address(host: str, address: str, public: Callable[[Address], bool])
     return str(ip)
 
 
-def _answer(client: httpx.Client, url: httpx.URL, host: str, port: int, addresses: list[str]) -> httpx.Response:
+async def _answer(
+    client: httpx.AsyncClient, url: httpx.URL, host: str, port: int, addresses: list[str]
+) -> httpx.Response:
     """The answer of the first of a host's addresses that can be connected to."""
     headers = {
         "Host": url.netloc.decode("ascii"),
@@ -263,31 +275,23 @@ def _answer(client: httpx.Client, url: httpx.URL, host: str, port: int, addresse
         target = url.copy_with(host=address, port=port)
         request = client.build_request("GET", target, headers=headers, extensions={"sni_hostname": host})
         try:
-            return client.send(request, stream=True)
+            return await client.send(request, stream=True)
         except httpx.ConnectError:
             if number == len(addresses):
                 raise
     raise AssertionError("a host has an address")
 
 
-def _text(response: httpx.Response, limits: HttpLimits, end: float, left_out: int) -> str:
-    given = response.headers.get("Content-Type", "text/plain")
-    kind = given.partition(";")[0].strip().lower()
-    if not kind.startswith("text/") and kind not in ("application/json", "application/xml", "application/xhtml+xml"):
-        raise ValueError(f"the page is of type {kind[:100]}, which is no text")
+async def _read(response: httpx.Response, most: int, instead: str) -> _Page:
+    page = _Page(b"", response.headers.get("Content-Type", "text/plain"), instead)
+    if not page.kind.startswith("text/") and page.kind not in _TEXTS:
+        raise ValueError(f"the page is of type {page.kind[:100]}, which is no text")
     data = bytearray()
-    for piece in _unpacked(response, limits.size):
+    async for piece in _unpacked(response, most):
         data += piece
-        if len(data) > limits.size:
-            raise ValueError(f"the page is longer than {limits.size} bytes")
-        if time.monotonic() > end:
-            raise ValueError(f"the page took more than {limits.seconds:g} s")
-    text = _decoded(bytes(data), given)
-    if kind in ("text/html", "application/xhtml+xml"):
-        text = _visible(text)
-    # Room for the line that says how to go on.
-    most = min(limits.text, LONGEST_RESULT - 200)
-    return cut(text[left_out:], f"fetch it again from first_character={left_out + most + 1}", most)
+        if len(data) > most:
+            raise ValueError(f"the page is longer than {most} bytes")
+    return replace(page, data=bytes(data))
 
 
 def _decoded(data: bytes, content_type: str) -> str:
@@ -301,11 +305,12 @@ def _decoded(data: bytes, content_type: str) -> str:
     return text
 
 
-def _unpacked(response: httpx.Response, most: int) -> Iterator[bytes]:
+async def _unpacked(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
     """The page's bytes, of which no piece is much longer than what may be read."""
     packed = response.headers.get("Content-Encoding", "identity").strip().lower()
     if packed in ("identity", ""):
-        yield from response.iter_raw()
+        async for piece in response.aiter_raw():
+            yield piece
         return
     if packed not in ("gzip", "x-gzip", "deflate"):
         raise ValueError(f"the page is packed as {packed[:100]}, which was not asked for")
@@ -313,7 +318,7 @@ def _unpacked(response: httpx.Response, most: int) -> Iterator[bytes]:
     decoder = zlib.decompressobj(32 + zlib.MAX_WBITS)
     read = 0
     try:
-        for piece in response.iter_raw():
+        async for piece in response.aiter_raw():
             # Also what comes to nothing when it is unpacked.
             read += len(piece)
             if read > most:

@@ -51,13 +51,12 @@ def run_python(
         IsolationError: There is no such backend here, and the message says what to install; or no process could be
             started.
     """
-    return _run(code, limits, isolation, None, None if folder is None else Path(folder), _importable(packages))
+    return _run(code, limits, isolation, None if folder is None else Path(folder), _importable(packages))
 
 
 def make_python_tool(
     limits: PythonLimits | None = None,
     isolation: Isolation = "auto",
-    scratch: Path | None = None,
     folder: str | Path | None = None,
     packages: Sequence[str] | None = None,
 ) -> BaseTool:
@@ -66,7 +65,6 @@ def make_python_tool(
     Args:
         limits: What a run may use.
         isolation: See `run_python`.
-        scratch: Where a folder is made for the time of a run; None: among the system's temporary files.
         folder: The folder of `make_file_tools`. The code gets a copy of its regular files, but of those whose names
             begin with a dot; what it changes is written back when it ends without an error. Behind "landlock" it
             reads the folder and writes nothing. None: it has an empty folder.
@@ -83,7 +81,7 @@ def make_python_tool(
         raise ValueError(f"there is no folder {base.name}")
     importable = _importable(packages)
     package_files(*importable)
-    return _tool(limits, choose(isolation), scratch, base, importable)
+    return _tool(limits, choose(isolation), base, importable)
 
 
 def _importable(packages: Sequence[str] | None) -> tuple[str, ...]:
@@ -95,7 +93,6 @@ def _importable(packages: Sequence[str] | None) -> tuple[str, ...]:
 def _tool(
     limits: PythonLimits | None,
     isolation: Isolation,
-    scratch: Path | None = None,
     folder: Path | None = None,
     packages: Sequence[str] = (),
 ) -> BaseTool:
@@ -119,7 +116,7 @@ def _tool(
 
     @make_tool(description=description, rest="print less", read_only=False)
     def python(code: str) -> str:
-        return _run(code, limits, isolation, scratch, folder, packages) or "(nothing was printed: use print())"
+        return _run(code, limits, isolation, folder, packages) or "(nothing was printed: use print())"
 
     return python
 
@@ -128,12 +125,11 @@ def _run(
     code: str,
     limits: PythonLimits | None,
     isolation: Isolation,
-    scratch: Path | None,
     folder: Path | None,
     packages: Sequence[str],
 ) -> str:
     try:
-        return run_isolated(code, limits, isolation, scratch, folder, packages)
+        return run_isolated(code, limits, isolation, folder, packages)
     except ValueError as error:
         if (missing := _MISSING.search(str(error))) is None:
             raise

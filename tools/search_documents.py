@@ -22,7 +22,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent import sandbox
 from lookahead_agent.agents.tool_use import make_tool
-from lookahead_agent.sandbox.folders import read_regular
+from lookahead_agent.sandbox.working_folder import read_regular
 
 logger = logging.getLogger(__name__)
 

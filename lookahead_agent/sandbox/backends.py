@@ -82,7 +82,6 @@ def run_isolated(
     code: str,
     limits: PythonLimits | None = None,
     isolation: Isolation = "auto",
-    scratch: Path | None = None,
     folder: Path | None = None,
     packages: Sequence[str] = (),
 ) -> str:
@@ -93,7 +92,6 @@ def run_isolated(
             can write no files.
         limits: What it may use.
         isolation: The backend, see `Isolation`.
-        scratch: Where the folder of a run with "none" is made; None: among the system's temporary files.
         folder: The user's folder; None: the code has an empty one.
         packages: Names of installed packages that the code may import, beside the standard library.
 
@@ -104,22 +102,16 @@ def run_isolated(
     limits = limits or PythonLimits()
     isolation = choose(isolation)
     copied = None if folder is None or isolation == "landlock" else copies(folder, limits.files)
-    finished = start(code, limits, isolation, scratch, folder, copied, packages)
+    finished = start(code, limits, isolation, folder, copied, packages)
     output = finished.output.decode(errors="replace")
     problem = {
         "time": f"the code took more than {limits.seconds:g} s",
         "output": f"the code printed more than {limits.output} bytes",
         "files": f"the code wrote more than {limits.files} bytes",
-        None: None,
+        None: _problem_of_status(finished.status),
     }[finished.stopped]
-    if problem is None and finished.status != 0:
-        failed = 0 < finished.status < 128
-        problem = "the code failed" if failed else "the code used more than it may and was stopped"
-        if finished.status == NO_SANDBOX:
-            problem = "the sandbox could not be made"
     if problem is not None:
-        if copied is not None:
-            problem += ", and changed no file"
+        problem += "" if copied is None else ", and changed no file"
         raise ValueError(f"{problem}:\n{output}" if output else problem)
     if folder is None or copied is None:
         return output
@@ -128,6 +120,12 @@ def run_isolated(
     except ValueError as error:
         raise ValueError(f"a file cannot be saved: {error}:\n{output}" if output else str(error)) from None
     return f"{output.rstrip()}\n{said}".lstrip() if said else output
+
+
+def _problem_of_status(status: int) -> str | None:
+    if status in (0, NO_SANDBOX):
+        return "the sandbox could not be made" if status else None
+    return "the code failed" if 0 < status < 128 else "the code used more than it may and was stopped"
 
 
 def available() -> dict[Isolation, str | None]:
@@ -145,10 +143,7 @@ def available() -> dict[Isolation, str | None]:
 
 
 def choose(isolation: Isolation) -> Isolation:
-    """The backend that is meant.
-
-    Args:
-        isolation: "auto": the strongest that works here.
+    """The backend that is meant, of "auto" the strongest that works here.
 
     Raises:
         ConfigurationError: There is none of that name.
@@ -191,38 +186,24 @@ def start(
     code: str,
     limits: PythonLimits,
     isolation: Isolation,
-    scratch: Path | None = None,
     folder: Path | None = None,
     copied: Mapping[str, bytes] | None = None,
     packages: Sequence[str] = (),
 ) -> ChildResult:
-    """As `run_isolated`, behind a backend that is known to work (not "auto").
-
-    Args:
-        code: Python.
-        limits: What it may use.
-        isolation: The backend.
-        scratch: Where a folder is made for the time of the run.
-        folder: The user's folder; "landlock" alone shows it to the code.
-        copied: The copies of the folder's files; None: the code has no copies, and its changes are not reported.
-        packages: Names of installed packages that the code may import.
-
-    Raises:
-        IsolationError: No process could be started: the disk is full, or descriptors or processes have run out.
-    """
+    """As `run_isolated`, behind a backend that is known to work; with copies of the folder's files, or None."""
     of_packages = package_files(*packages) if packages else ()
     readable = (*_readable(), *of_packages)
     home, room = {"landlock": "/"}.get(isolation, _INSIDE), limits.files + space(copied or {})
+    cgroup = None
     try:
         with ExitStack() as stack:
-            cgroup = None
             if isolation == "none":
-                home = os.path.realpath(tempfile.mkdtemp(prefix="isolated-", dir=scratch))
+                home = os.path.realpath(tempfile.mkdtemp(prefix="isolated-"))
                 stack.callback(_remove, home)
             else:
                 cgroup = stack.enter_context(memory_cgroup(limits.memory + room + _KERNEL_MEMORY))
-            worker = [*_bubblewrap(isolation, readable), _interpreter(), "-I", "-S", "-u", "-c", program_text("worker")]
-            largest = max((len(data) for data in (copied or {}).values()), default=0)
+            around = _bubblewrap(readable) if isolation == "bubblewrap" else []
+            largest = max(map(len, (copied or {}).values()), default=0)
             shown = str(folder.resolve()) if folder is not None and isolation == "landlock" else None
             plan = {
                 "isolation": isolation,
@@ -242,7 +223,7 @@ def start(
                 "filter": _filter(isolation),
             }
             finished = run_child(
-                [*worker, json.dumps(plan)],
+                [*around, _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
                 packed(code.encode(errors="replace"), copied or {}),
                 seconds=limits.seconds,
                 output=len(BEGUN) + limits.output,
@@ -277,10 +258,8 @@ def _remove(folder: str) -> None:
         subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _bubblewrap(isolation: Isolation, readable: Sequence[str]) -> list[str]:
+def _bubblewrap(readable: Sequence[str]) -> list[str]:
     """The beginning of the command, for that backend."""
-    if isolation != "bubblewrap":
-        return []
     program = shutil.which("bwrap")
     if program is None:
         raise IsolationError("bwrap is not installed any more")

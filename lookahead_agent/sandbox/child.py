@@ -1,6 +1,5 @@
 """A program in a process of its own, which ends in time, with what it has written."""
 
-import importlib.resources
 import json
 import os
 import selectors
@@ -18,16 +17,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a program ended: its output or results, its exit status (negative: a signal), and why it was stopped.
+    """How a program ended."""
 
-    `stopped` is "time", "output" or "files", and None if it ended alone. The output is cut where it was too much;
-    `changes` is what it wrote to its second descriptor, empty where it was stopped.
-    """
-
-    output: bytes
-    status: int
-    stopped: str | None = None
-    changes: bytes = b""
+    output: bytes  # or results, cut where it was too much
+    status: int  # negative: a signal
+    stopped: str | None = None  # why it was: "time", "output" or "files"; None if it ended alone
+    changes: bytes = b""  # what it wrote to its second descriptor, empty where it was stopped
 
     def json_lines(self) -> Iterator[Any]:
         """The results of a program of ours: a JSON value on each line. A line that the program did not end is none."""
@@ -41,7 +36,7 @@ class ChildResult:
 @cache
 def program_text(name: str) -> str:
     """The text of a file here, named without `.py`, that is handed to another interpreter (`python -c`)."""
-    return importlib.resources.files(__package__).joinpath(f"{name}.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
 
 
 def run_child(
@@ -109,10 +104,7 @@ def run_child(
 
 def _pipe(stack: ExitStack) -> tuple[FileIO, FileIO]:
     reader, writer = os.pipe()
-    return (
-        stack.enter_context(open(reader, "rb", buffering=0)),
-        stack.enter_context(open(writer, "wb", buffering=0)),
-    )
+    return stack.enter_context(open(reader, "rb", 0)), stack.enter_context(open(writer, "wb", 0))
 
 
 def _read(

@@ -16,24 +16,55 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lookahead_agent.sandbox import folders
-
 _LONGEST_NAME = 4096
 _SHOWN = 50
 # Names of a folder that are looked at to show some of them.
 _MOST_NAMES = 10_000
 _MOST_COPIES = 2_000
 _PAGE = 4096
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a fifo would wait for a process at its other end.
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+@contextmanager
+def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder that is no link, below that of another descriptor if one is given; or OSError."""
+    descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=base)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: str | Path, most: int, folder: int | None = None) -> bytes:
+    """The bytes of a regular file; no link is followed, and no other process is waited for.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+        folder: Descriptor of the folder that the path begins at; None: as usual.
+
+    Raises:
+        OSError: It cannot be opened, is a link, or is a folder (IsADirectoryError).
+        ValueError: It is no regular file, or too long; the message says which, as "is no regular file".
+    """
+    descriptor = os.open(path, _FILE_FLAGS, dir_fd=folder)
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ValueError("is no regular file")
+            data = file.read(most + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > most:
+        raise ValueError(f"is longer than {most} bytes")
+    return data
 
 
 @contextmanager
 def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """A descriptor of the folder that a file is in, and the file's own name there.
-
-    Args:
-        root: The working folder.
-        name: The file's name there.
-        make: Whether folders in the name are made.
+    """A descriptor of the folder that a file is in, which `make` makes, and the file's own name there.
 
     Raises:
         ValueError: The name leads outside or over a link, or there is no such folder, or it cannot be opened now.
@@ -49,17 +80,13 @@ def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[
         os.fsencode(name)
     except UnicodeEncodeError:
         raise ValueError(f"{name!r} has a lone surrogate, which no file's name can have") from None
-    try:
-        # The folder itself may be reached over a link: its maker chose it.
-        current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ValueError(f"the working folder cannot be opened: {error.strerror}") from None
+    current = _opened(root)
     try:
         for part in parts[:-1]:
             if make:
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=current)
-            below = os.open(part, folders.FLAGS, dir_fd=current)
+            below = os.open(part, _FOLDER_FLAGS, dir_fd=current)
             os.close(current)
             current = below
         yield current, parts[-1]
@@ -73,13 +100,16 @@ def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[
         os.close(current)
 
 
-def replace_file(root: Path, name: str, data: bytes) -> None:
-    """Write a file, in place of one that is there.
+def _opened(root: Path) -> int:
+    """The working folder itself may be reached over a link: its maker chose it."""
+    try:
+        return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ValueError(f"the working folder cannot be opened: {error.strerror}") from None
 
-    Args:
-        root: The working folder.
-        name: The file's name there; folders in it are made.
-        data: Its bytes.
+
+def replace_file(root: Path, name: str, data: bytes) -> None:
+    """Write a file into a working folder, in place of one that is there; folders in its name are made.
 
     Raises:
         ValueError: It would be outside or behind a link, in place of something that is no file, or cannot be written
@@ -148,25 +178,17 @@ def printable(name: str) -> str:
 def copies(root: Path, most: int) -> dict[str, bytes]:
     """The regular files of a folder by name, without links and without names that begin with a dot.
 
-    Args:
-        root: The folder.
-        most: Bytes that they may come to.
-
     Raises:
-        ValueError: They are more, or more than 2,000, or the folder cannot be opened.
+        ValueError: They have more than `most` bytes, or are more than 2,000, or the folder cannot be opened.
     """
     found: dict[str, bytes] = {}
-    room = most
+    room, left = most, ["."]
+    base = _opened(root)
     try:
-        base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ValueError(f"the working folder cannot be opened: {error.strerror}") from None
-    try:
-        left = ["."]
         while left:
             folder = left.pop()
             # What cannot be opened now, by this user or at all, is not copied.
-            with suppress(OSError), folders.open_folder(folder, base) as descriptor, os.scandir(descriptor) as entries:
+            with suppress(OSError), open_folder(folder, base) as descriptor, os.scandir(descriptor) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
                         continue
@@ -181,7 +203,7 @@ def copies(root: Path, most: int) -> dict[str, bytes]:
                             "code works on a copy of them: choose a smaller folder, or raise PythonLimits.files"
                         )
                     with suppress(OSError):
-                        found[name] = folders.read_regular(entry.name, room, descriptor)
+                        found[name] = read_regular(entry.name, room, descriptor)
                         room -= len(found[name])
     finally:
         os.close(base)
@@ -201,15 +223,9 @@ def packed(code: bytes, files: Mapping[str, bytes]) -> bytes:
 
 
 def save_changes(root: Path, before: Mapping[str, bytes], changes: bytes) -> str:
-    """Carry out in a folder what code has changed in its copy.
+    """Carry out in a folder what code has changed in its copies, and return a line that names the files, or "".
 
-    Args:
-        root: The folder.
-        before: The copies that the code was given.
-        changes: The worker's report. Code may have forged it, so that it is held to the rules of `replace_file`.
-
-    Returns:
-        A line that names the files, empty where nothing changed.
+    Code may have forged the report of the changes, so that it is held to the rules of `replace_file`.
 
     Raises:
         ValueError: A file cannot be written; those before it are.

@@ -135,15 +135,23 @@ def isolation(request: pytest.FixtureRequest) -> Isolation:
     return name
 
 
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    """The folder of temporary files, for the time of a test."""
+    usual, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+    yield tmp_path
+    tempfile.tempdir = usual
+
+
 def here() -> list[Isolation]:
     """The boundaries that this machine offers, the strongest first."""
     return [name for name, problem in available().items() if problem is None]
 
 
-def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT, scratch: Path | None = None) -> str:
+def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
     """What code printed or failed with."""
     try:
-        return run_isolated(code, limits, isolation, scratch)
+        return run_isolated(code, limits, isolation)
     except ValueError as error:
         return str(error)
 
@@ -246,15 +254,15 @@ def test_nothing_gets_out_of_what_an_ordinary_user_runs(
 
 @pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
 @pytest.mark.parametrize("name", EXHAUSTIONS)
-def test_nothing_takes_more_than_its_limits(name: str, isolation: Isolation, tmp_path: Path) -> None:
-    said = attempt(EXHAUSTIONS[name], isolation, SHORTER if name in UNTIL_IT_IS_ENDED else SHORT, tmp_path)
+def test_nothing_takes_more_than_its_limits(name: str, isolation: Isolation, temporary: Path) -> None:
+    said = attempt(EXHAUSTIONS[name], isolation, SHORTER if name in UNTIL_IT_IS_ENDED else SHORT)
     assert "ESCAPED" not in said
     assert not said.startswith("the code failed:\nTraceback"), "it was not the code that failed"
     assert said.startswith(
         ("the code took more", "the code printed more", "the code used more", "the code wrote more", "the code failed")
     ), said
     assert running() == []
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(temporary) == []
 
 
 def running() -> list[str]:
@@ -534,30 +542,31 @@ def below(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("isolation", ["none"], indirect=True)
-def test_where_no_folder_can_be_made(isolation: Isolation, tmp_path: Path) -> None:
+def test_where_no_folder_can_be_made(isolation: Isolation, temporary: Path) -> None:
+    python = make_python_tool(isolation=isolation)
+    temporary.rmdir()
     with pytest.raises(IsolationError, match=r"the code could not be run: .*No such file"):
-        run_isolated("print(1)", SHORT, isolation, tmp_path / "gone")
-    python = make_python_tool(isolation=isolation, scratch=tmp_path / "gone")
+        run_isolated("print(1)", SHORT, isolation)
     assert "the code could not be run" in python.invoke({"code": "print(1)"})
 
 
 @pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
-def test_where_no_descriptor_is_left(isolation: Isolation, tmp_path: Path) -> None:
+def test_where_no_descriptor_is_left(isolation: Isolation, temporary: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
     try:
         with pytest.raises(IsolationError, match="Too many open files"):
-            run_isolated("print(1)", SHORT, isolation, tmp_path)
+            run_isolated("print(1)", SHORT, isolation)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert os.listdir(tmp_path) == []
-    assert run_isolated("print(1)", SHORT, isolation, tmp_path) == "1\n"
+    assert os.listdir(temporary) == []
+    assert run_isolated("print(1)", SHORT, isolation) == "1\n"
 
 
 @pytest.mark.parametrize("name", ["folders deeper than names go", "folders that nobody may look into"])
-def test_a_folder_on_disk_goes_away(name: str, tmp_path: Path) -> None:
-    attempt(EXHAUSTIONS[name], "none", SHORTER, tmp_path)
-    assert os.listdir(tmp_path) == []
+def test_a_folder_on_disk_goes_away(name: str, temporary: Path) -> None:
+    attempt(EXHAUSTIONS[name], "none", SHORTER)
+    assert os.listdir(temporary) == []
     assert attempt("import os\nos.rmdir(os.getcwd())", "none") == ""
 
 

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -703,16 +703,13 @@ def test_the_webs_encodings(charset: str, data: bytes, text: str) -> None:
 def test_what_comes_after_a_packed_page_is_not_read() -> None:
     read = 0
 
-    def pieces() -> Iterator[bytes]:
-        nonlocal read
-        yield gzip.compress(b"hello")
-        for _ in range(1_000):
-            read += 1
-            yield bytes(100_000)
-
-    class Endless(httpx.SyncByteStream):
-        def __iter__(self) -> Iterator[bytes]:
-            return pieces()
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            nonlocal read
+            yield gzip.compress(b"hello")
+            for _ in range(1_000):
+                read += 1
+                yield bytes(100_000)
 
     kind = {"Content-Encoding": "gzip", "Content-Type": "text/plain"}
     assert page(httpx.Response(200, headers=kind, stream=Endless())) == "hello"
