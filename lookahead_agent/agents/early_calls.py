@@ -28,11 +28,7 @@ class EarlyCallMiddleware(PlanMiddleware):
     """`PlanMiddleware` that streams the planner's reply and starts calls as soon as their lines are complete.
 
     Early calls go to the tools themselves, past the agent's tool node and the caller's `wrap_tool_call` middleware.
-    The tool node makes a call again that fails so, or that asks a person.
-
-    Args:
-        tools: As of `PlanMiddleware`, and so are the further arguments but `ordered`.
-        later: Names of tools that never start early.
+    The tool node makes a call again that fails so, or that asks a person. Tools named in `later` never start early.
     """
 
     def __init__(self, tools: Sequence[BaseTool], *, later: Collection[str] = (), **more: Any) -> None:

@@ -41,12 +41,6 @@ class Attempt:
         """Whether the tool failed, or a person rejected the call."""
         return self.result.status == "error"
 
-    @property
-    def block(self) -> str:
-        """The call, and below it the result."""
-        problem = "failed: " if self.failed else ""
-        return f"{call_text(self.call['name'], self.call['args'])}\n{problem}{self.result.text}"
-
 
 @dataclass
 class PlanRun:
@@ -61,19 +55,26 @@ class PlanRun:
         """Results of the lines that went well, by number."""
         return {number: made[-1].result.text for number, made in self.attempts.items() if not made[-1].failed}
 
+    @property
+    def failed(self) -> bool:
+        """Whether not every line went well."""
+        return any(line.number not in self.results for line in self.lines)
+
     def tries(self, line: PlanLine) -> int:
         """How often the line was tried."""
         return len(self.attempts.get(line.number, ())) + self.unwritten.get(line.number, 0)
 
     def shown(self, without: PlanLine | None = None) -> str:
         """The results as blocks, for a model; without a line and those behind it that were not carried out."""
-        blocks = [
-            f"[{line.number}] {made[-1].block}"
-            if (made := self.attempts.get(line.number))
-            else f"[{line.number}] {line.text}\n(not carried out)"
-            for line in self.lines
-            if without is None or (line != without and line.number in self.attempts)
-        ]
+        blocks = []
+        for line in self.lines:
+            if made := self.attempts.get(line.number, []):
+                call, result = made[-1].call, ("failed: " if made[-1].failed else "") + made[-1].result.text
+                block = f"{call_text(call['name'], call['args'])}\n{result}"
+            else:
+                block = f"{line.text}\n(not carried out)"
+            if without is None or (line != without and made):
+                blocks.append(f"[{line.number}] {block}")
         return "\n\n".join(blocks) or "none"
 
 

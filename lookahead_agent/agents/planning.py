@@ -118,20 +118,22 @@ class PlanMiddleware(TurnMiddleware):
         while True:
             said = Conversation([*request.messages, *told], self.by_name)
             run = said.plans[-1] if said.plans else None
-            if run is None or (self._failed(run) and not self._open(run) and len(said.plans) < self._max_plans):
+            ready, line = (self._ready(run), self._next_open(run)) if run is not None else ([], None)
+            again = len(said.plans) < self._max_plans and run is not None and run.failed
+            if run is None or (again and not ready and line is None):
                 asked, number = self._planner_request(request, said), len(said.plans) + 1
                 plan, *more = (yield Asked(asked, plan=number)).result
                 if MARKER not in plan.text:
-                    again = Asked(self._plan_now_request(asked, plan), plan=number)
-                    plan, *more = _joined(plan, (yield again).result)
+                    now = Asked(self._plan_now_request(asked, plan), plan=number)
+                    plan, *more = _joined(plan, (yield now).result)
                 told += [_named(plan, "planner"), *more]
                 if more:  # results: the middleware around this one fits them into the context before they are read
                     return ModelResponse(result=told)
                 continue
-            if ready := self._ready(run):
+            if ready:
                 calls = [plan_call(len(said.plans), number, name, args) for number, name, args in ready]
                 return ModelResponse(result=_with_calls(told, calls))
-            if (line := self._next_open(run)) is not None:
+            if line is not None:
                 reply, *_ = (yield Asked(self._executor_request(request, said, run, line))).result
                 call = reply.tool_calls[0] if isinstance(reply, AIMessage) and reply.tool_calls else None
                 if call is None:
@@ -146,13 +148,6 @@ class PlanMiddleware(TurnMiddleware):
                 return ModelResponse(result=told)
             answer, *_ = (yield Asked(self._finisher_request(request, said, run))).result
             return ModelResponse(result=[*told, answer])
-
-    def _failed(self, run: PlanRun) -> bool:
-        """Whether not every line went well."""
-        return any(line.number not in run.results for line in run.lines)
-
-    def _open(self, run: PlanRun) -> bool:
-        return bool(self._ready(run)) or self._next_open(run) is not None
 
     def _waits(self, line: PlanLine, run: PlanRun) -> bool:
         """Whether a line needs results that are not there, or must not run before another."""

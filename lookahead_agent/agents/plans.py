@@ -25,22 +25,14 @@ _LEFT_OPEN = re.compile(r"\.{3}|…|<[^<>]*>|\$\d+(?=\s*(\.{3}|…))|\s")
 
 @dataclass(frozen=True)
 class PlanLine:
-    """A line of a plan.
+    """A line of a plan."""
 
-    Attributes:
-        number: From 1.
-        text: As the planner wrote it.
-        tool: Name of the bound tool that it calls; None: it is not a call of one.
-        arguments: The call's, by name; texts may hold $1, $2, and so on. None: they are left open or wrong, and
-            a model has to write them.
-        empty: Whether all arguments are left open, as in the form that the planner was shown.
-    """
-
-    number: int
-    text: str
-    tool: str | None = None
+    number: int  # from 1
+    text: str  # as the planner wrote it
+    tool: str | None = None  # name of the bound tool that it calls; None: it is not a call of one
+    # The call's, by name; texts may hold $1, $2, and so on. None: they are left open or wrong, and a model writes them.
     arguments: dict[str, Any] | None = None
-    empty: bool = False
+    empty: bool = False  # whether all arguments are left open, as in the form that the planner was shown
 
     @property
     def references(self) -> frozenset[int]:
@@ -55,14 +47,9 @@ class PlanLine:
         return _REFERENCE.sub(lambda match: "..." if int(match[1]) in named else match[0], self.text)
 
     def filled(self, results: Mapping[int, str]) -> dict[str, Any] | None:
-        """The arguments with results in the place of their numbers.
+        """The arguments with results, by the number of their line, in the place of the numbers.
 
-        Args:
-            results: By the number of the line.
-
-        Returns:
-            None where a model has to write them: they are left open, or a result of several lines would stand inside
-            a longer text.
+        None: a model writes them, for they are left open, or a result of several lines would stand in a longer text.
         """
         if self.arguments is None:
             return None
@@ -93,14 +80,13 @@ def plan_form(tools: Sequence[BaseTool]) -> str:
     """
     first = next((tool for tool in tools if (tool.metadata or {}).get("readOnlyHint")), tools[0])
     others = [tool for tool in tools if tool is not first]
-    shown = [(first, '"..."'), *((tool, '"... $1 ..."') for tool in others[-1:])]
-    return "\n".join(f"{number}. {_open_call(tool, text)}" for number, (tool, text) in enumerate(shown, 1))
-
-
-def _open_call(tool: BaseTool, text: str) -> str:
-    schemas, required = _parameters(tool)
-    given = [f"{name}={text if schemas[name].get('type') == 'string' else '...'}" for name in required]
-    return f"{tool.name}({', '.join(given)})"
+    lines = []
+    for number, tool in enumerate([first, *others[-1:]], 1):
+        schemas, required = _parameters(tool)
+        text = '"..."' if tool is first else '"... $1 ..."'
+        given = [f"{name}={text if schemas[name].get('type') == 'string' else '...'}" for name in required]
+        lines.append(f"{number}. {tool.name}({', '.join(given)})")
+    return "\n".join(lines)
 
 
 def _parameters(tool: BaseTool) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -110,12 +96,7 @@ def _parameters(tool: BaseTool) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def read_plan(text: str, tools: Mapping[str, BaseTool]) -> list[PlanLine]:
-    """The numbered lines behind the first marker of a reply, without those that only copy the form.
-
-    Args:
-        text: The reply. A line's call may go over several lines of text.
-        tools: The bound tools by name.
-    """
+    """The numbered lines behind a reply's first marker, without those that only copy the form; `tools` are by name."""
     _, _, plan = text.partition(MARKER)
     starts: list[re.Match[str]] = []
     for match in _ITEM.finditer(plan):

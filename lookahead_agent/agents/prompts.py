@@ -43,21 +43,11 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 def this_question(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
     """The messages from the last question on; all of them if nobody asked."""
-    for index in range(len(messages) - 1, -1, -1):
-        if isinstance(messages[index], HumanMessage):
-            return messages[index:]
-    return messages
+    return messages[max((at for at, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0) :]
 
 
 def result_blocks(messages: Iterable[AnyMessage]) -> str:
-    """The calls and their results as blocks with a blank line between them: `[1] name(argument="…")`, then the text.
-
-    Args:
-        messages: Replies with `tool_calls`, and the `ToolMessage`s that answer them.
-
-    Returns:
-        The blocks; "none" if there are no results.
-    """
+    """The messages' calls and results as blocks, `[1] name(argument="…")` and the text; "none" without results."""
     calls: dict[str | None, str] = {}
     blocks: list[str] = []
     for message in messages:
@@ -81,10 +71,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 def conversation_with_results(messages: Sequence[AnyMessage], heading: str, then: str = "") -> list[AnyMessage]:
     """The conversation without calls: what was asked and answered before, and the last question with its results.
 
-    Args:
-        messages: Messages of a graph, as far as a model may see them.
-        heading: Precedes the results, which follow the question as blocks.
-        then: Follows the results.
+    `heading` precedes the results, which follow the question as blocks, and `then` follows them.
     """
     now = this_question(messages)
     before = [message for message in messages[: len(messages) - len(now)] if _is_said(message)]
@@ -99,10 +86,10 @@ def _is_said(message: AnyMessage) -> bool:
 
 
 def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:
-    """Arguments of one call of a `ChatLookahead`, for `ModelRequest.model_settings` or `bind`.
+    """Arguments of one call of a `ChatLookahead`, for `ModelRequest.model_settings` or `bind`; none for other models.
 
     Args:
-        model: The chat model that is called; another class takes no such arguments and gets none.
+        model: The chat model that is called.
         node: Name of the call, by which `policies` and the reply's metadata go.
         action_markers: Texts after which a reply is action; no draft step is accepted behind them.
     """

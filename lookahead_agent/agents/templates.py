@@ -29,12 +29,7 @@ _FOLDERS = (_PACKAGE / "_templates", _PACKAGE.parent)
 
 
 def template_path(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> Path:
-    """Where a template file is.
-
-    Args:
-        kind: "graphs" or "tools".
-        name: The file's name without `.py`.
-        folders: Where it is looked for.
+    """Where a template file is: `kind` is "graphs" or "tools", `name` the file's without `.py`.
 
     Raises:
         FileNotFoundError: There is no such template.

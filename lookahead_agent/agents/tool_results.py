@@ -33,7 +33,7 @@ _REST = "ask the tool for less at once"
 
 
 class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Makes of a tool's result a text that its model can use.
+    """Makes of a tool's result a text that its model `llm` can use.
 
     A result that takes more than a quarter of the model's context is cut, with a line that says so. An error comes with
     the tool's arguments and description, so that the model can call it again.
@@ -81,25 +81,15 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
     def _fitting(self, text: str) -> str:
         text = cut(text, _REST)
         context = context_length(self._llm)
-        if context is None:
-            return text
-        most = context // _SHARE
         # A token has a character at least, so that most results need no counting.
-        if len(text) <= most:
+        if context is None or len(text) <= (most := context // _SHARE):
             return text
         tokens = self._llm.get_num_tokens(text) if self._exact else count_tokens_approximately([HumanMessage(text)])
-        if tokens <= most:
-            return text
-        return shortened(text, max(1, len(text) * most // tokens))
+        return text if tokens <= most else shortened(text, max(1, len(text) * most // tokens))
 
 
 class FitContextMiddleware(ContextEditingMiddleware):
-    """`ContextEditingMiddleware` with `FitContextEdit`, which counts tokens in a thread where there is an event loop.
-
-    Args:
-        llm: The model that reads the messages.
-        exact: Whether the model counts the tokens; otherwise LangChain estimates their number.
-    """
+    """`ContextEditingMiddleware` with `FitContextEdit`, which counts tokens in a thread in an event loop."""
 
     name = "ContextEditingMiddleware"
 
@@ -124,10 +114,8 @@ class FitContextEdit:
     """An edit of `ContextEditingMiddleware` after which the messages fit into the model's context.
 
     As long as they do not, older results are cleared, then earlier questions are left out, and then the longest texts
-    of the tools and of the model are cut to half their length. The graph's state keeps all of them.
-
-    Args:
-        llm: The model that reads the messages; one whose context is not known is left to itself.
+    of the tools and of the model are cut to half their length. The graph's state keeps all of them. A model whose
+    context is not known is left to itself.
     """
 
     def __init__(self, llm: BaseChatModel) -> None:
@@ -168,12 +156,7 @@ def _halve_a_text(messages: list[AnyMessage]) -> bool:
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning of a text, with a last line that says how much of it there is.
-
-    Args:
-        text: The text.
-        most: Characters that are shown.
-    """
+    """The first `most` characters of a text, with a last line that says how much of it there is."""
     return text[:most] + cut_line(most, len(text), _REST)
 
 

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from packaging.utils import canonicalize_name
 
-from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files
-from lookahead_agent.agents.project_tools import project_tools
+from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files, project_tools
 from lookahead_agent.cli.options import words
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError

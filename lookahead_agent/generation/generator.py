@@ -18,7 +18,6 @@ from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
 from lookahead_agent.generation.tool_calls import ParsedReply, is_json, parse_constrained
 from lookahead_agent.hardware.choice import acceptance_rate_of
-from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.modes import Mode, ModeChoice
@@ -29,6 +28,10 @@ _LEAST_TOKENS = 24  # of a reply whose pace says something
 _LEAST_PASSES = 12  # of a reply whose tokens tell the acceptance rate of draft tokens
 
 _FIRST_TOKENS = 16  # in which a reply that may be a call shows that it is one
+_REPORTED = (
+    *("steps", "accepted", "acceptance_rate", "verifier_calls", "judge_calls", "refuted"),
+    "target_forward_passes",
+)
 
 Emit = Callable[[TextDelta | StepEvent], None]
 Generated = tuple[ReadReply, list[Reply]]
@@ -93,11 +96,9 @@ class ReplyGenerator:
             for part in written:
                 report.add(part.report)
             tokens = [token for part in written for token in part.token_ids]
-            remember, request = engines.target.tokenizer.remember_reply, self._request
-            if request.messages is not None:
-                await asyncio.to_thread(
-                    remember, request.messages, request.tools, request.template_arguments, prompt, tokens
-                )
+            if (asked := self._request).messages is not None:
+                remember = engines.target.tokenizer.remember_reply
+                await asyncio.to_thread(remember, asked.messages, asked.tools, asked.template_arguments, prompt, tokens)
             if (seen := report.target_prompt).cached is not None and tokens:
                 engines.modes.learn_tokens(self._kind, seen.total - seen.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
@@ -119,14 +120,6 @@ class ReplyGenerator:
             self._figures(report),
         )
 
-    @property
-    def _speeds(self) -> ReplySpeeds | None:
-        """Where the pace of such a reply is kept for later runs; None: nowhere."""
-        setup = self._engines.engine_setup
-        if setup is None or setup.configuration is None:
-            return None
-        return setup.speeds if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
-
     async def _learn(self, report: ReplyReport, tokens: int) -> None:
         """Remember the pace of a reply beside which no other was generated, for this node and for later runs."""
         setup, mode = self._engines.engine_setup, self._chosen.mode
@@ -136,12 +129,14 @@ class ReplyGenerator:
         pace = report.pace(tokens)
         if not self._request.policy.forces_speculation:
             self._engines.modes.learn(self._kind, mode, pace)
-        if setup is None or setup.configuration is None or self._speeds is None:
+        if setup is None or setup.configuration is None or setup.speeds is None:
+            return
+        if mode != ("off" if setup.speculation_method == "none" else "sd"):
             return
         rate, passes = None, report.target_forward_passes
         if setup.draft_tokens and passes >= _LEAST_PASSES and mode == "sd":
             rate = acceptance_rate_of((tokens - 1) / (passes - 1), setup.draft_tokens)
-        await asyncio.to_thread(self._speeds.add, setup.configuration.name, pace, rate)
+        await asyncio.to_thread(setup.speeds.add, setup.configuration.name, pace, rate)
 
     def _target_prompt(self) -> list[int]:
         """The prompt's tokens, which leave room for a reply."""
@@ -205,13 +200,7 @@ class ReplyGenerator:
         return self._engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
 
     async def _write(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        regions: Regions,
-        on_text: Callable[[str], None],
-        *,
-        speculate: bool,
+        self, prompt: list[int], sampling: Sampling, regions: Regions, on_text: Callable[[str], None], speculate: bool
     ) -> Reply:
         """Have the decoder write a reply, or a part of one."""
         request, engines = self._request, self._engines
@@ -222,25 +211,14 @@ class ReplyGenerator:
                 draft_prompt = await self._draft_prompt()
             except ConfigurationError as error:  # never worse than the target alone
                 verifier, refused = None, f"the draft cannot take the prompt: {error}"
-        reply = await lookahead(
-            ReplyRequest(
-                tuple(prompt),
-                replace(sampling, drafted=self._chosen.mode != "off"),
-                request.question,
-                regions,
-                draft_prompt,
-            ),
-            engines.target,
-            engines.draft,
-            verifier,
-            replace(
-                decoding_settings(request.policy),
-                target_timeout=request.target_timeout,
-                shared_draft=self._chosen.mode in ("sd", "lr+sd"),
-            ),
-            on_text,
-            self._emit,
+        sampling = replace(sampling, drafted=self._chosen.mode != "off")
+        settings = replace(
+            decoding_settings(request.policy),
+            target_timeout=request.target_timeout,
+            shared_draft=self._chosen.mode in ("sd", "lr+sd"),
         )
+        asked = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
+        reply = await lookahead(asked, engines.target, engines.draft, verifier, settings, on_text, self._emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or refused
         return reply
 
@@ -272,13 +250,7 @@ class ReplyGenerator:
             }
             if setup is not None
             else {},
-            "steps": report.steps,
-            "accepted": report.accepted,
-            "acceptance_rate": report.acceptance_rate,
-            "verifier_calls": report.verifier_calls,
-            "judge_calls": report.judge_calls,
-            "refuted": report.refuted,
-            "target_forward_passes": report.target_forward_passes,
+            **{name: getattr(report, name) for name in _REPORTED},
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
             "prompt_tokens": {"target": asdict(report.target_prompt), "draft": asdict(report.draft_prompt)},
             "seconds": report.seconds,
@@ -358,7 +330,7 @@ class ConstrainedGenerator(ReplyGenerator):
 
     def _in_own_format(self, written: Reply) -> ParsedReply:
         """A reply without thinking, read in the model's own format."""
-        reader = ReplyReader(None, False, False, self._parser, self._tools, _ignore)
+        reader = ReplyReader(None, inside=False, after=False, parser=self._parser, tools=self._tools, emit=_ignore)
         reader.push(written.text)
         return reader.finish(written.cut).parsed
 

@@ -10,8 +10,7 @@ from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents import templates
-from lookahead_agent.agents.new_project import PROJECTS
-from lookahead_agent.agents.project_tools import project_tools
+from lookahead_agent.agents.new_project import PROJECTS, project_tools
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import scripted_chat, scripted_replies
