@@ -6,22 +6,15 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.step import Source
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
-from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
+from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.shared_draft import BufferLines
 
 logger = logging.getLogger(__name__)
 
 BEHIND = 3  # tokens that the draft may be behind the target before it begins anew from the target's last token
 AHEAD = 64  # tokens that one request writes: a draft that runs far ahead is wrong by then more often than not
-
-
-def draft_lines(request: ReplyRequest, settings: DecodingSettings, target: SupportsSharedDraft) -> BufferLines | None:
-    """The place where a target with a shared draft finds draft tokens; None for a sampled reply with a seed."""
-    wanted = settings.shared_draft and target.shared_draft and not request.sampling.seeded
-    return target.draft_lines(request.prompt_ids) if wanted else None
 
 
 class DraftFollower:
@@ -38,8 +31,6 @@ class DraftFollower:
         self._sampling = replace(request.sampling, stop=(), structured=None)
         self._max_length = min(len(request.prompt_ids) + request.sampling.max_tokens, draft.context_length)
         self._streams = streams
-        self._report = streams.report
-        self._clock = streams.clock
         self._stream: Stream | None = None  # of the target, which is followed
         self._tokens: list[int] = []  # the target's: prompt, and reply as far as it is written
         self._begun = 0  # where the running request began in them
@@ -94,12 +85,11 @@ class DraftFollower:
 
     def _follow(self, writer: StepWriter) -> None:
         """Follow a step of the target from where it is."""
-        if self._failed:
-            return
-        self._stream = writer.stream
-        prefix = self._streams.prefixes.ids(writer.node, Source.TARGET)
-        self._tokens = [*prefix, *writer.segmenter.token_ids, *writer.stream.unread]
-        self._restart()
+        if not self._failed:
+            self._stream = writer.stream
+            prefix = self._streams.prefixes.ids(writer.node, Source.TARGET)
+            self._tokens = [*prefix, *writer.segmenter.token_ids, *writer.stream.unread]
+            self._restart()
 
     def _compare(self) -> None:
         """Begin anew if the draft's tokens are not the target's, or come too late."""
@@ -114,12 +104,11 @@ class DraftFollower:
     def _restart(self) -> None:
         self._stop()
         room = self._max_length - len(self._tokens)
-        if self._failed or room < 2:
-            return
-        self._begun, self._written, self._compared = len(self._tokens), [], 0
-        self._running = asyncio.get_running_loop().create_task(self._write(list(self._tokens), min(AHEAD, room)))
-        self._ending.add(self._running)
-        self._running.add_done_callback(self._ending.discard)
+        if not self._failed and room >= 2:
+            self._begun, self._written, self._compared = len(self._tokens), [], 0
+            self._running = asyncio.get_running_loop().create_task(self._write(list(self._tokens), min(AHEAD, room)))
+            self._ending.add(self._running)
+            self._running.add_done_callback(self._ending.discard)
 
     def _stop(self) -> None:
         if self._running is not None:
@@ -127,16 +116,16 @@ class DraftFollower:
             self._running = None
 
     async def _write(self, prefix: Sequence[int], most: int) -> None:
-        line = self._buffer.begin(prefix)
-        prompt = self._report.first_prompt(True, len(prefix))
+        line, report, clock = self._buffer.begin(prefix), self._streams.report, self._streams.clock
+        prompt = report.first_prompt(True, len(prefix))
         try:
-            with self._clock.draft:
+            with clock.draft:
                 async with aclosing(self._draft.generate(prefix, replace(self._sampling, max_tokens=most))) as deltas:
                     async for delta in deltas:
-                        self._clock.draft_writes()
+                        clock.draft_writes()
                         if prompt is not None and delta.cached_tokens is not None:
                             prompt.cached = delta.cached_tokens
-                        self._report.draft_tokens.speculative += len(delta.token_ids)
+                        report.draft_tokens.speculative += len(delta.token_ids)
                         if self._running is not asyncio.current_task():
                             continue  # it is being ended
                         if line is not None:

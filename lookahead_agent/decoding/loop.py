@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
-from lookahead_agent.decoding.draft_follower import DraftFollower, draft_lines
+from lookahead_agent.decoding.draft_follower import DraftFollower
 from lookahead_agent.decoding.prefixes import Prefixes, encodable
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
@@ -104,8 +104,9 @@ class _Loop:
             awaits_thinking=self._prefixes.awaits_thinking,
         )
         buffer: BufferLines | None = None
-        if isinstance(target, SupportsSharedDraft) and draft is not target and self._prefixes.shared:
-            buffer = draft_lines(request, settings, target)
+        shares = settings.shared_draft and draft is not target and self._prefixes.shared and not request.sampling.seeded
+        if shares and isinstance(target, SupportsSharedDraft) and target.shared_draft:
+            buffer = target.draft_lines(request.prompt_ids)
         engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
         self._follower = DraftFollower(draft, buffer, self._streams) if buffer is not None else None
@@ -267,9 +268,18 @@ class _Loop:
 
     async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> Event:
         started = self._clock.now()
+        node, draft = writer.node, writer.complete
+        assert draft is not None
+        question, before = self._request.question, self._prefixes.text(node)
         with self._clock.verifier:
             async with asyncio.timeout(self._settings.verifier_timeout):
-                verdict = await self._verdict(writer, target)
+                if isinstance(self._verifier, DraftVerifier):
+                    prefix = tuple(self._prefixes.ids(node, Source.TARGET))
+                    verdict = await self._verifier.verify_draft(DraftStep(question, before, draft, prefix))
+                else:
+                    assert self._verifier is not None
+                    assert target is not None
+                    verdict = await self._verifier.verify(StepPair(question, before, draft, target, node.position))
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
@@ -277,17 +287,6 @@ class _Loop:
         self._emit("judged", writer, started, self._clock.now(), verdict)
         logger.debug("%s: %r for %r", verdict, writer.complete, target)
         return Judged(job, verdict.accepted)
-
-    async def _verdict(self, writer: StepWriter, target: Step | None) -> Verdict:
-        node, draft = writer.node, writer.complete
-        assert draft is not None
-        question, before = self._request.question, self._prefixes.text(node)
-        if isinstance(self._verifier, DraftVerifier):
-            prefix = tuple(self._prefixes.ids(node, Source.TARGET))
-            return await self._verifier.verify_draft(DraftStep(question, before, draft, prefix))
-        assert self._verifier is not None
-        assert target is not None
-        return await self._verifier.verify(StepPair(question, before, draft, target, node.position))
 
     def _spawn(self, job: int, work: Callable[[], Coroutine[Any, Any, Event]]) -> None:
         task = self._tasks[job] = asyncio.get_running_loop().create_task(self._run_job(job, work))
@@ -317,13 +316,12 @@ class _Loop:
     def _emit(
         self, kind: StepEventKind, writer: StepWriter, started: float, ended: float, verdict: Verdict | None
     ) -> None:
-        if self._on_step is None:
-            return
-        text = encodable((writer.complete or writer.segmenter).text)
-        reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
-        self._on_step(
-            StepEvent(kind, writer.stream.source.value, writer.node.position, text, started, ended, reason, score)
-        )
+        if self._on_step is not None:
+            text = encodable((writer.complete or writer.segmenter).text)
+            reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
+            source = writer.stream.source
+            event = StepEvent(kind, source.value, writer.node.position, text, started, ended, reason, score)
+            self._on_step(event)
 
     # The end
 

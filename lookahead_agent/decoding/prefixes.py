@@ -61,14 +61,8 @@ class ReplyText:
 
     def _end(self) -> int:
         """The end of the waiting text, or of its part before a stop string."""
-        return min(map(self._begin_of, self._stop), default=len(self._waiting))
-
-    def _begin_of(self, stop: str) -> int:
-        at = -1
-        while (at := self._waiting.find(stop, at + 1)) >= 0:
-            if self._thinking.answers(self._waiting, at, at + len(stop)):
-                return at
-        return len(self._waiting)
+        found = (self._thinking.find(self._waiting, stop) for stop in self._stop)
+        return min((at for at in found if at >= 0), default=len(self._waiting))
 
     def _pass_on(self, end: int) -> None:
         if end > 0:
@@ -97,7 +91,7 @@ class Prefixes:
         self._draft = draft
         tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])
         thinking = ThinkingState(tags, tags is not None and tags.opened_by(prompt_end))
-        self.awaits_thinking = tags is not None and request.regions.begins_outside_thinking(prompt_end)
+        self.awaits_thinking = request.regions.begins_outside_thinking(prompt_end)
         """Whether the reply begins where only the target may write, before its thinking."""
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
         self._prompt = request.prompt_ids
@@ -110,13 +104,9 @@ class Prefixes:
         self._context = PrefixContext(max(map(len, markers), default=0), thinking=thinking)  # up to the front
         self._contexts: dict[int, PrefixContext] = {}  # up to undecided steps, by job
 
-    def prompt(self, source: Source) -> tuple[int, ...]:
-        """The prompt in the vocabulary of one of the models."""
-        return self._draft_prompt if self._is_translated(source) else self._prompt
-
     def ids(self, node: Node, source: Source) -> list[int]:
         """Prompt and reply up to a node, in the vocabulary of one of the models."""
-        ids = [*self.prompt(source), *self._committed(source)]
+        ids = [*(self._draft_prompt if self._is_translated(source) else self._prompt), *self._committed(source)]
         for each in _undecided(node):
             ids.extend(self._ids_of(each, source))
         return ids

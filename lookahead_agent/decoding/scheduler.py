@@ -152,11 +152,10 @@ class LookaheadScheduler:
 
     def _is_written_twice(self, candidate: Candidate, node: Node) -> bool:
         """Whether another candidate has the same tokens: this one can gain nothing."""
+        steps = [other.node.step for other in node.open_candidates if other.node is not None and other is not candidate]
         assert candidate.node is not None
         assert candidate.node.step is not None
-        ids = candidate.node.step.token_ids
-        others = (other.node for other in node.open_candidates if other is not candidate)
-        return any(other is not None and other.step is not None and other.step.token_ids == ids for other in others)
+        return any(step is not None and step.token_ids == candidate.node.step.token_ids for step in steps)
 
     def _choose(self, node: Node, chosen: Node, actions: list[Action]) -> None:
         node.chosen = chosen

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.delimiters import Finder, delimiter_finder, too_slow
+from lookahead_agent.delimiters import delimiter_finder, too_slow
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream
 
@@ -31,11 +30,6 @@ class Segmentation:
     boundary: str | None = None  # text that ends a step wherever it is, such as the tag that closes the thinking
     stop: tuple[str, ...] = ()  # the request's stop strings
     eos_ids: Collection[int] = ()  # that end the reply
-
-    @cached_property
-    def find(self) -> Finder | None:
-        """Finds the delimiter."""
-        return delimiter_finder(self.delimiter) if self.delimiter is not None else None
 
     @property
     def lookback(self) -> int:
@@ -71,6 +65,17 @@ class ThinkingState:
     def then(self, text: str) -> ThinkingState:
         """The state after more text."""
         return self._walk(text)[1] if self.tags is not None else self
+
+    def find(self, text: str, stop: str, at: int = 0, before: int = 0) -> int:
+        """The place of a stop string in the answer, from `at` on; -1: there is none.
+
+        The state is that of the text after its first `before` characters.
+        """
+        while (at := text.find(stop, at)) >= 0:
+            if self.answers(text[before:], max(0, at - before), at + len(stop) - before):
+                return at
+            at += 1
+        return -1
 
     def answers(self, text: str, begin: int, end: int) -> bool:
         """Whether a part of the text that follows is all answer; the tags may be part of it."""
@@ -156,8 +161,10 @@ class Segmenter:
         if token_id in rules.eos_ids:
             return StepEnd.EOS
         if piece:
-            if any(self._stops_now(stop, seen) for stop in rules.stop):
-                return StepEnd.STOP
+            text, thinking = self._before + self.text, self._context.thinking
+            for stop in rules.stop:
+                if thinking.find(text, stop, max(0, seen - len(stop) + 1), len(self._before)) >= 0:
+                    return StepEnd.STOP
             if len(self.token_ids) < self._budget:
                 if any(self._ends_now(marker, seen) for marker in rules.action_markers):
                     return StepEnd.ACTION
@@ -173,27 +180,15 @@ class Segmenter:
 
     def _ends_now(self, marker: str | None, seen: int) -> bool:
         """Whether a marker is complete that was not when the text had `seen` characters."""
-        if marker is None:
-            return False
-        return (self._before + self.text).find(marker, max(0, seen - len(marker) + 1)) >= 0
-
-    def _stops_now(self, stop: str, seen: int) -> bool:
-        """Whether a stop string is complete in the answer that was not when the text had `seen` characters."""
-        text, before = self._before + self.text, len(self._before)
-        at = max(0, seen - len(stop) + 1)
-        while (at := text.find(stop, at)) >= 0:
-            if self._context.thinking.answers(self.text, max(0, at - before), at + len(stop) - before):
-                return True
-            at += 1
-        return False
+        return marker is not None and (self._before + self.text).find(marker, max(0, seen - len(marker) + 1)) >= 0
 
     def _delimited(self) -> bool:
-        find, delimiter = self._rules.find, self._rules.delimiter
-        if find is None or delimiter is None:
+        delimiter = self._rules.delimiter
+        if delimiter is None:
             return False
         begins = len(self.text) - len(self.text.lstrip())
         try:
-            for match in find(self.text, max(begins, self._delimited_from)):
+            for match in delimiter_finder(delimiter)(self.text, max(begins, self._delimited_from)):
                 if open_block(self._context.line + self.text[: match.start()], self._context.block) is None:
                     return True
                 self._delimited_from = match.end()

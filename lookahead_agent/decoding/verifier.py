@@ -11,21 +11,16 @@ from lookahead_agent.decoding.step import Step
 
 @dataclass(frozen=True)
 class StepPair:
-    """A draft step and the target step that was written from the same prefix.
-
-    Attributes:
-        question: What the reply answers.
-        before: The reply up to the two steps.
-        draft: The draft's step ŝ.
-        target: The target's step s.
-        position: Which step of the reply they would be, from 0.
-    """
+    """A draft step and the target step that was written from the same prefix."""
 
     question: str
+    """The text that the reply answers."""
     before: str
+    """The reply up to the two steps."""
     draft: Step
     target: Step
     position: int = 0
+    """The number that the step would have in the reply, from 0."""
 
     @property
     def same_text(self) -> bool:
@@ -50,19 +45,15 @@ class DraftStep:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the draft step may be part of the reply.
-
-    Attributes:
-        accepted: The decision.
-        reason: The deciding check, in a word or two.
-        score: The measure that was held against the threshold, if there is one.
-        judge_calls: Questions to a language model that it took.
-    """
+    """Whether the draft step may be part of the reply."""
 
     accepted: bool
     reason: str
+    """The deciding check, in a word or two."""
     score: float | None = None
+    """The measure that was held against the threshold, if there is one."""
     judge_calls: int = 0
+    """Questions to a language model that it took."""
 
 
 class Verifier(Protocol):
