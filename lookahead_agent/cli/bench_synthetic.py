@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,8 @@ from lookahead_agent.bench.report import check_report_name
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cost_model.costs import read_costs, write_costs
-from lookahead_agent.cost_model.estimator import ModeName
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
-from lookahead_agent.cost_model.synthetic import STEPS_ONLY, SyntheticSettings
+from lookahead_agent.cost_model.synthetic import SPECULATION, STEPS_ONLY, SyntheticSettings
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
 from lookahead_agent.cost_model.synthetic_report import result_table, results, write_synthetic_report
 from lookahead_agent.engines.vllm_config import runs_on_cpu
@@ -70,17 +69,18 @@ def synthetic(
     Steps end by their number of tokens, and acceptance is drawn for each position. Weights may be made up.
     Ends with status 75 where --seconds left something to do.
     """
-    every = STEPS_ONLY if runs_on_cpu() else SyntheticSettings.modes
-    settings = SyntheticSettings(
-        modes=cast("tuple[ModeName, ...]", tuple(options.words(modes))) if modes is not None else every,
-        alphas=tuple(options.numbers(alphas, float, "--alphas")),
-        depths=tuple(options.numbers(depths, int, "--depths")),
-        replies=tuple(options.numbers(replies, int, "--replies")),
-        step_tokens=step_tokens,
-        steps=steps,
-        token_alpha=token_alpha,
-        draft_tokens=draft_tokens,
-        repeats=repeats,
+    settings = SyntheticSettings.model_validate(
+        {
+            "modes": options.words(modes) if modes is not None else STEPS_ONLY if runs_on_cpu() else tuple(SPECULATION),
+            "alphas": options.numbers(alphas, float, "--alphas"),
+            "depths": options.numbers(depths, int, "--depths"),
+            "replies": options.numbers(replies, int, "--replies"),
+            "step_tokens": step_tokens,
+            "steps": steps,
+            "token_alpha": token_alpha,
+            "draft_tokens": draft_tokens,
+            "repeats": repeats,
+        }
     )
     if report is not None:
         check_report_name(report)

@@ -92,7 +92,7 @@ def estimate(
         found.step_tokens if step_tokens is None else step_tokens,
         found.verifier if verifier_seconds is None else verifier_seconds,
     )
-    settings = best_settings(measured, acceptance, measurement.grid)
+    settings = best_settings(measured, acceptance)
     if as_json:
         result = {
             "settings": [asdict(setting) for setting in settings],

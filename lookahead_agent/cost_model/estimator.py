@@ -11,25 +11,14 @@ from lookahead_agent.theory.simulation import Durations, always, simulate, simul
 
 _STEPS = 200
 _TOKENS = 3000
+# The settings that are tried: γ₁, w, and γ₂ of token speculation in turn and with a shared draft.
+_DEPTHS, _WIDTHS, _TOKEN_DEPTHS, _SHARED_DRAFT_DEPTHS = (1, 2, 4, 6, 8), (1, 2), (2, 3, 5, 7), (3, 5, 9, 17)
 
 ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
 """Modes with step speculation."""
 Speed = Callable[[int], float]
 """Tokens per second of each of so many target steps at once, over those of the target alone."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The settings that are tried."""
-
-    depths: tuple[int, ...] = (1, 2, 4, 6, 8)  # γ₁
-    widths: tuple[int, ...] = (1, 2)  # w
-    token_depths: tuple[int, ...] = (2, 3, 5, 7)  # γ₂, of token speculation in turn
-    shared_draft_depths: tuple[int, ...] = (3, 5, 9, 17)  # γ₂, with a shared draft
-
-
-EVERY = Grid()
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class Setting:
     token_depth: int = 1  # γ₂: tokens of a step that one forward pass looks at; 1 without token speculation
 
 
-def best_settings(costs: MachineCosts, acceptance: Acceptance, grid: Grid = EVERY) -> list[Setting]:
+def best_settings(costs: MachineCosts, acceptance: Acceptance) -> list[Setting]:
     """The best setting of each mode, the fastest mode first.
 
     The simulation runs steps on the decoder's own scheduler, with the measured cost of as many target steps at once as
@@ -63,7 +52,7 @@ def best_settings(costs: MachineCosts, acceptance: Acceptance, grid: Grid = EVER
     """
     best = [
         max(
-            _settings(costs, acceptance, mode, grid),
+            _settings(costs, acceptance, mode),
             key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width),
         )
         for mode in get_args(ModeName)
@@ -81,13 +70,13 @@ def predicted_speed(
     return _reply_speed(costs, acceptance, speed, depth if mode in LOOKAHEAD else 0, 1)
 
 
-def _settings(costs: MachineCosts, acceptance: Acceptance, mode: ModeName, grid: Grid) -> Iterator[Setting]:
+def _settings(costs: MachineCosts, acceptance: Acceptance, mode: ModeName) -> Iterator[Setting]:
     """Every setting of a mode."""
-    tokens = {"off": (1,), "lr": (1,), "sd": grid.token_depths, "lr+sd": grid.token_depths}
+    tokens = {"off": (1,), "lr": (1,), "sd": _TOKEN_DEPTHS, "lr+sd": _TOKEN_DEPTHS}
     # A second candidate and draft tokens want the same room in a batch.
-    widths = grid.widths if mode == "lr" else (1,)
-    shapes = list(product(grid.depths, widths)) if mode in LOOKAHEAD else [(0, 0)]
-    for token_depth in tokens.get(mode, grid.shared_draft_depths):
+    widths = _WIDTHS if mode == "lr" else (1,)
+    shapes = list(product(_DEPTHS, widths)) if mode in LOOKAHEAD else [(0, 0)]
+    for token_depth in tokens.get(mode, _SHARED_DRAFT_DEPTHS):
         speed = _target_speed(costs, acceptance, mode, token_depth)
         for depth, width in shapes:
             yield Setting(mode, _reply_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)

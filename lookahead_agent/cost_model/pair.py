@@ -18,7 +18,7 @@ from lookahead_agent.bench.samples import CallRecorder, acceptance_of, environme
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
-from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid
+from lookahead_agent.cost_model.estimator import Acceptance
 from lookahead_agent.engines import background
 from lookahead_agent.engines.engine_pool import POOL
 from lookahead_agent.engines.processes import available_cores
@@ -76,8 +76,7 @@ class Pair:
         self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         self.divided = runs_on_cpu()  # Whether target and draft have cores of their own: a GPU is shared
         self.every_core: str | None = None
-        self.shares: dict[Role, str | None] = {"target": None, "draft": None}
-        """Each model's share of the cores; None on a GPU."""
+        self.shares: dict[Role, str | None] = {"target": None, "draft": None}  # Of the cores; None on a GPU
         if self.divided:
             from lookahead_agent.cpu import binding, share_cores
 
@@ -212,8 +211,6 @@ class PairMeasurement:
     pair: Callable[..., Pair] = Pair
     costs: Callable[..., MachineCosts] = measure_pair
     acceptance: Callable[..., Acceptance] = measure_acceptance
-    grid: Grid = EVERY  # the settings that `estimate` tries
 
 
-_DEFAULT = PairMeasurement()
-PAIR_MEASUREMENT: ContextVar[PairMeasurement] = ContextVar("pair_measurement", default=_DEFAULT)
+PAIR_MEASUREMENT = ContextVar("pair_measurement", default=PairMeasurement())  # noqa: B039

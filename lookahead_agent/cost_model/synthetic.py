@@ -7,20 +7,19 @@ replies have the same length.
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from lookahead_agent.cost_model.estimator import LOOKAHEAD, ModeName
-from lookahead_agent.errors import ConfigurationError
 
 Speculation = Literal["none", "draft_model", "shared_draft"]
 """How a target's engine speculates on tokens."""
 
 SPECULATION: dict[ModeName, Speculation] = {
     "off": "none",
-    "lr": "none",
     "sd": "draft_model",
+    "lr": "none",
     "lr+sd": "draft_model",
     "shared_draft": "shared_draft",
     "lr+shared_draft": "shared_draft",
@@ -70,37 +69,25 @@ class SyntheticRow(BaseModel):
         return Configuration(self.mode, self.depth, self.alpha, self.replies), self.repeat
 
 
-@dataclass(frozen=True)
-class SyntheticSettings:
+_Probability = Annotated[float, Field(ge=0, le=1)]
+_Depth = Annotated[int, Field(ge=1, le=16)]
+
+
+class SyntheticSettings(BaseModel):
     """Settings of a measurement."""
 
-    # "off" is always among them
-    modes: tuple[ModeName, ...] = ("off", "sd", "lr", "lr+sd", "shared_draft", "lr+shared_draft")
-    alphas: tuple[float, ...] = (0.4, 0.6, 0.8)  # probabilities that a draft step is accepted
-    depths: tuple[int, ...] = (1, 2, 4, 8)  # steps ahead
-    replies: tuple[int, ...] = (1,)  # replies at once
-    step_tokens: int = 32  # tokens of a step
-    steps: int = 16  # steps of a reply
-    token_alpha: float = 0.7  # probability that a draft token is accepted, if those before it are
-    draft_tokens: int = 4  # draft tokens for each forward pass
-    repeats: int = 3  # measurements of each configuration
-    seed: int = 0  # of the draws
+    model_config = ConfigDict(frozen=True)
 
-    def __post_init__(self) -> None:
-        if not self.modes or set(self.modes) - set(SPECULATION):
-            raise ConfigurationError(f"modes are some of {', '.join(SPECULATION)}")
-        if not self.alphas or not all(0 <= rate <= 1 for rate in (*self.alphas, self.token_alpha)):
-            raise ConfigurationError("acceptance rates are probabilities, from 0 to 1")
-        if not self.depths or not all(1 <= depth <= 16 for depth in self.depths):
-            raise ConfigurationError("depths are from 1 to 16")
-        if (
-            not self.replies
-            or min(*self.replies, self.step_tokens, self.draft_tokens, self.repeats) < 1
-            or self.steps < 2
-        ):
-            raise ConfigurationError(
-                "replies, tokens of a step, draft tokens and repeats are at least 1, steps of a reply at least 2"
-            )
+    modes: tuple[ModeName, ...] = Field(tuple(SPECULATION), min_length=1)  # "off" is always among them
+    alphas: tuple[_Probability, ...] = Field((0.4, 0.6, 0.8), min_length=1)  # that a draft step is accepted
+    depths: tuple[_Depth, ...] = Field((1, 2, 4, 8), min_length=1)  # steps ahead
+    replies: tuple[PositiveInt, ...] = Field((1,), min_length=1)  # replies at once
+    step_tokens: PositiveInt = 32  # tokens of a step
+    steps: int = Field(16, ge=2)  # steps of a reply
+    token_alpha: _Probability = 0.7  # that a draft token is accepted, if those before it are
+    draft_tokens: PositiveInt = 4  # draft tokens for each forward pass
+    repeats: PositiveInt = 3  # measurements of each configuration
+    seed: int = 0  # of the draws
 
     @property
     def tokens(self) -> int:

@@ -72,15 +72,8 @@ class SyntheticBench:
         self._settings = settings
         self._file = RowFile(out)
         self._longest = longest
-        self._recorded = {
-            "models": pair.names,
-            "arguments": pair.arguments,
-            "step_tokens": settings.step_tokens,
-            "steps": settings.steps,
-            "token_alpha": settings.token_alpha,
-            "draft_tokens": settings.draft_tokens,
-            "seed": settings.seed,
-        }
+        shared = settings.model_dump(include={"step_tokens", "steps", "token_alpha", "draft_tokens", "seed"})
+        self._recorded = {"models": pair.names, "arguments": pair.arguments, **shared}
         tokens = [mode for mode in settings.modes if mode not in STEPS_ONLY]
         if tokens and pair.divided:
             raise ConfigurationError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
-from lookahead_agent.cost_model.estimator import EVERY, Acceptance, Grid, Setting, best_settings
+from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
 from lookahead_agent.cost_model.pair import PairMeasurement, chosen_kernels, measure_acceptance
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
@@ -27,16 +26,13 @@ from tests.unit.chat import reply_script, scripted_engines
 from tests.unit.conftest import MeasureWith
 from tests.unit.test_cli import run
 
-COARSE = Grid(*((each[0], each[-1]) for each in astuple(EVERY)))
-"""The smallest and the largest of each setting: a fifth of the work."""
+
+def by_mode(costs: MachineCosts, acceptance: Acceptance) -> dict[str, Setting]:
+    return {setting.mode: setting for setting in best_settings(costs, acceptance)}
 
 
-def by_mode(costs: MachineCosts, acceptance: Acceptance, grid: Grid = COARSE) -> dict[str, Setting]:
-    return {setting.mode: setting for setting in best_settings(costs, acceptance, grid=grid)}
-
-
-def speeds(costs: MachineCosts, acceptance: Acceptance, grid: Grid = COARSE) -> dict[str, float]:
-    return {mode: setting.speedup for mode, setting in by_mode(costs, acceptance, grid).items()}
+def speeds(costs: MachineCosts, acceptance: Acceptance) -> dict[str, float]:
+    return {mode: setting.speedup for mode, setting in by_mode(costs, acceptance).items()}
 
 
 class MeteredEngine:
@@ -125,14 +121,14 @@ SMALL = MachineCosts(
 
 def test_under_the_papers_assumptions_both_levels_win() -> None:
     assert best_settings(FREE, Acceptance(0.8, 0.7))[0].mode == "lr+sd"
-    found = by_mode(FREE, Acceptance(0.8, 0.7), EVERY)
+    found = by_mode(FREE, Acceptance(0.8, 0.7))
     assert found["off"].speedup == 1
     assert found["lr"].speedup > 2.5
     assert found["lr"].depth >= 4
 
 
 def test_on_two_cores_token_speculation_wins() -> None:
-    found = speeds(SMALL, Acceptance(0.6, 0.8), grid=EVERY)
+    found = speeds(SMALL, Acceptance(0.6, 0.8))
     assert found["sd"] > 1.3
     assert found["lr"] < 1
     assert max(found, key=lambda mode: found[mode]) == "sd"
@@ -181,13 +177,10 @@ def test_acceptance_is_measured_on_problems() -> None:
     assert found.verifier >= 0
 
 
-def test_the_command_reads_costs_that_were_measured(
-    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_costs_that_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "costs.json"
     file.write_text(SMALL.model_dump_json())
     arguments = ["estimate", "--costs", str(file), "--alpha", "0.6", "--token-alpha", "0.8"]
-    measure_with(PairMeasurement(grid=COARSE))
     assert run(*arguments, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert run(*arguments) == 0
@@ -208,7 +201,7 @@ def test_the_command_measures_and_keeps_what_it_measured(
 
     file = tmp_path / "deep" / "costs.json"
     arguments = ["estimate", "--dummy-weights", "--alpha", "0.6", "--token-alpha", "0.8", "--costs", str(file)]
-    measure_with(PairMeasurement(pair=pair, costs=lambda *_, **__: FREE, grid=COARSE))
+    measure_with(PairMeasurement(pair=pair, costs=lambda *_, **__: FREE))
     for _ in range(2):
         assert run(*arguments, "--engine-arg", "max_model_len=2048") == 0
     assert len(asked) == 1, "the second time from the file"
@@ -252,7 +245,7 @@ def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
 
 
 def test_acceptance_is_measured_greedily_with_an_engine_for_the_draft(
-    tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -262,7 +255,6 @@ def test_acceptance_is_measured_greedily_with_an_engine_for_the_draft(
 
     costs = tmp_path / "costs.json"
     costs.write_text(SMALL.model_dump_json())
-    measure_with(PairMeasurement(grid=COARSE))
     assert run("estimate", "--costs", str(costs), chat_class=chat) == 0
     assert [fields["temperature"] for fields in asked] == [0.0]
     assert all(fields["policy"].forces_speculation for fields in asked), "or the draft would have no engine to be asked"

@@ -26,7 +26,7 @@ from tests.unit.conftest import MeasureWith
 from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
-from tests.unit.test_cost_model import COARSE, SMALL
+from tests.unit.test_cost_model import SMALL
 from tests.unit.test_examples import reply_to
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: Mea
     def pair(*_: Any, **__: Any) -> Any:
         return ScriptedPair(divided=False)
 
-    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8), COARSE))
+    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8)))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
     monkeypatch.setattr("lookahead_agent.cli.daemon.start_daemon", lambda *_: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
