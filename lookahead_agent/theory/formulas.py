@@ -1,4 +1,4 @@
-"""The speedup of Lookahead Reasoning in theory (arXiv 2506.19830, section 3.3), with derivations.
+"""The speedup of Lookahead Reasoning in theory (arXiv 2506.19830, section 3.3); docs/explanation/theory.md derives it.
 
 Time is counted in target steps: a target step takes 1, a draft step c ≤ 1, a verdict nothing, and any number of target
 steps run at once at no cost. Every step is accepted with probability α, independently. Speedup is steps per unit of
@@ -18,26 +18,13 @@ from lookahead_agent.errors import ConfigurationError
 
 
 def synchronous_speedup(alpha: float, c: float, depth: int) -> float:
-    """Speedup of the synchronous variant.
-
-    A round takes c(γ-1) for the draft steps that target steps start from, and 1 for the last target step; the last
-    draft step is written meanwhile. It commits k+1 steps (the last is the target's) if k were accepted before a
-    rejection, and γ otherwise: (1-α^γ)/(1-α) on average.
-    """
+    """Speedup of the synchronous variant: rounds of `depth` draft steps."""
     _check(alpha, c, depth)
     return _steps_of_a_window(alpha, depth) / (1 + c * (depth - 1))
 
 
 def asynchronous_speedup(alpha: float, c: float, depth: int) -> float:
-    """Speedup of the asynchronous variant: exact where the draft is the limit, a lower bound where the depth is.
-
-    Draft-bound (γ ≥ ⌈1/c⌉): the next step starts c after an accepted one has, and 1 after a rejected one, when the
-    target's step is there: c·α + (1-α) per step.
-
-    Depth-bound (γ < ⌈1/c⌉): of a window that restarts once all of it is accepted. It ends at 1 + ck with the rejection
-    of step k, at 1 + c(γ-1) if there is none: 1 + c(α-α^γ)/(1-α) on average. A window that slides, as this package's
-    does, need not wait for its last step: see `lookahead_agent.theory.simulation`.
-    """
+    """Speedup of the asynchronous variant: exact where the draft is the limit, a lower bound where the depth is."""
     _check(alpha, c, depth)
     if is_draft_bound(c, depth):
         return 1 / (c + (1 - c) * (1 - alpha))
@@ -46,27 +33,12 @@ def asynchronous_speedup(alpha: float, c: float, depth: int) -> float:
 
 
 def shared_draft_speedup(alpha: float, c: float) -> float:
-    """Speedup of a target with a shared draft, whose draft tokens are written meanwhile: an upper bound.
-
-    It is the asynchronous variant with tokens in place of steps, draft-bound: the next token takes c after one that is
-    accepted, and 1 after one that is not. A forward pass is not divisible, as a step of many tokens is: draft tokens
-    that arrive in the middle of a pass wait, for which `simulate_shared_draft` gives 0.7 to 1 of this.
-
-    In contrast to drafting in turn the draft writes while the target does, so that draft tokens cost no
-    time; in return no target is faster than its draft, 1/c.
-    """
-    _check(alpha, c, 1)
-    return 1 / (c + (1 - c) * (1 - alpha))
+    """Speedup of a target with a shared draft, which writes draft tokens meanwhile: an upper bound."""
+    return asynchronous_speedup(alpha, c, math.ceil(1 / c) if c > 0 else 1)
 
 
 def combined_speedup(alpha: float, c: float, depth: int, token_alpha: float, token_c: float, token_depth: int) -> float:
-    """Speedup of lookahead whose target steps are written with token-level speculation.
-
-    Token-level speculation makes each target step S₂ times as fast and leaves the draft's steps as they are, so that
-    in the time of a target step a draft step now takes c·S₂: the speedup is S₂ times that of lookahead with this cost
-    ratio. The two levels multiply outright only if the draft becomes as much faster; at c·S₂ ≥ 1 lookahead adds
-    nothing.
-    """
+    """Speedup of lookahead whose target steps are written with token-level speculation."""
     tokens = synchronous_speedup(token_alpha, token_c, token_depth)  # with tokens in place of steps
     return tokens * (asynchronous_speedup(alpha, c * tokens, depth) if c * tokens < 1 else 1.0)
 
@@ -76,8 +48,7 @@ def best_split(alpha: float, c: float, token_alpha: float, token_c: float, paral
 
     Returns:
         γ₁, γ₂ with γ₁·γ₂ ≤ M, and the speedup; γ₁ = 1 is no lookahead, γ₂ = 1 no token-level speculation. Of equal
-        ones the smallest. Both levels win where both acceptance rates are middling: at α near 1 steps alone use all of
-        M, near 0 tokens do, and with a small M there is nothing to divide (`docs/explanation/theory.md`).
+        ones the smallest.
     """
     if parallel < 1:
         raise ConfigurationError(f"the target takes at least 1 token at once, not {parallel}")

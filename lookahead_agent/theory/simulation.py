@@ -156,9 +156,8 @@ def simulate_shared_draft(
     """The speedup of one long simulated reply of a target with a shared draft.
 
     The draft writes a token every c from the last token that both agree about. A pass of the target takes the tokens
-    that the draft has written ahead of it by then, up to `most`, and gains those before the first rejected one and one
-    token of its own. After a rejection, or where the target has overtaken the draft with another token than the draft
-    would have written, the draft begins anew after the target's last token.
+    that are ahead of it by then, and gains those before the first rejected one and one of its own. After a rejection,
+    or where the target has overtaken it with another token, the draft begins anew.
 
     Args:
         alpha: Probability that a token of the draft is the target's (α₂), in [0, 1].
