@@ -36,59 +36,37 @@ EXAMPLE = "How much do 12 packages of the most expensive product cost?"
 _TOLD = 0.1  # Seconds in which several replies were written at once, from which that is worth a word
 _TOOLLESS = ("reflection", "self_consistency")
 
+_QUESTION = "What to work out. Default: an example, or the question of --thread."
+_TOOLS = f"A tool: {', '.join(KINDS)}; NAME=SOURCE names it. Repeatable. Default: an example's."
+_MCP = "An mcpServers file, whose servers' tools are added."
+_ASK_BEFORE = "Ask on the terminal before calls of a tool. Repeatable."
+_NODE_POLICY = "Policy of one node. Repeatable."
+_COMPARE = "Run it with the default depth first, and say what --depth won or cost."
+_THREAD = "Thread id: run again with it to resume, or to ask on once it is answered."
+_CHECKPOINTS = "SQLite file of the checkpoints, or a database: postgresql://…"
+_TRACE = "Show the run as a page (.html), or record it (.jsonl) for `trace`."
+_LIVE = "Show what happens to each step while it runs, in place of the texts."
+
 
 @options.with_models
 def agent(
     models: options.ModelOptions,
-    question: Annotated[
-        str | None, typer.Argument(help="What to work out. Default: an example, or the question of --thread.")
-    ] = None,
+    question: Annotated[str | None, typer.Argument(help=_QUESTION)] = None,
     name: Annotated[str, typer.Option("--template", help=f"Which graph: {', '.join(TEMPLATES)}.")] = "plan_execute",
-    tools: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tools",
-            metavar="SOURCE",
-            help=f"A tool: {', '.join(KINDS)}; NAME=SOURCE names it. Repeatable. Default: an example's.",
-        ),
-    ] = None,
-    mcp: Annotated[
-        Path | None, typer.Option("--mcp", help="An mcpServers file, whose servers' tools are added.", dir_okay=False)
-    ] = None,
-    ask_before: Annotated[
-        list[str] | None,
-        typer.Option("--ask-before", metavar="TOOL", help="Ask on the terminal before calls of a tool. Repeatable."),
-    ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="Policy of every node. Default: the graph's.")] = None,
-    node_policy: Annotated[
-        list[str] | None,
-        typer.Option("--node-policy", metavar="NODE=POLICY", help="Policy of one node. Repeatable."),
-    ] = None,
+    tools: Annotated[list[str] | None, typer.Option(metavar="SOURCE", help=_TOOLS)] = None,
+    mcp: Annotated[Path | None, typer.Option(help=_MCP, dir_okay=False)] = None,
+    ask_before: Annotated[list[str] | None, typer.Option(metavar="TOOL", help=_ASK_BEFORE)] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy of every node. Default: the graph's.")] = None,
+    node_policy: Annotated[list[str] | None, typer.Option(metavar="NODE=POLICY", help=_NODE_POLICY)] = None,
     depth: options.Depth = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Run it with the default depth first, and say what --depth won or cost.")
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help=_COMPARE)] = False,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = None,
-    thread: Annotated[
-        str | None,
-        typer.Option("--thread", help="Thread id: run again with it to resume, or to ask on once it is answered."),
-    ] = None,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option("--checkpoints", help="SQLite file of the checkpoints, or a database: postgresql://…"),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", help="Show the run as a page (.html), or record it (.jsonl) for `trace`.", dir_okay=False
-        ),
-    ] = None,
-    live: Annotated[
-        bool,
-        typer.Option("--live", help="Show what happens to each step while it runs, in place of the texts."),
-    ] = False,
+    thread: Annotated[str | None, typer.Option(help=_THREAD)] = None,
+    checkpoints: Annotated[str | None, typer.Option(help=_CHECKPOINTS)] = None,
+    trace: Annotated[Path | None, typer.Option(help=_TRACE, dir_okay=False)] = None,
+    live: Annotated[bool, typer.Option("--live", help=_LIVE)] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run a graph with tools on a question, showing its thoughts, calls, results and answer."""

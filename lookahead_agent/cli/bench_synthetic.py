@@ -20,48 +20,35 @@ from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.choice import Kernel
 
 _UNFINISHED = 75  # Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again
+_DUMMY = "Make weights up from the models' configurations."
+_MODES = (
+    f"Modes of generation; off is always measured. Default: {','.join(SPECULATION)}; on a CPU {','.join(STEPS_ONLY)}."
+)
+_TOKEN_ALPHA = "Probability that a draft token is accepted."
+_PRECISION = "Of the target's weights. Default: as vLLM has them."
+_SECONDS = "Begin nothing new after so long; the same command continues."
 
 
 def synthetic(
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
-    dummy_weights: Annotated[
-        bool, typer.Option("--dummy-weights", help="Make weights up from the models' configurations.")
-    ] = False,
-    modes: Annotated[
-        str | None,
-        typer.Option(
-            "--modes",
-            help="Modes of generation; off is always measured. Default: off,sd,lr,lr+sd,shared_draft,lr+shared_draft; "
-            "on a CPU off,lr.",
-        ),
-    ] = None,
-    alphas: Annotated[str, typer.Option("--alphas", help="Probabilities that a step is accepted.")] = "0.4,0.6,0.8",
-    depths: Annotated[str, typer.Option("--depths", help="Steps ahead.")] = "1,2,4,8",
-    replies: Annotated[str, typer.Option("--replies", help="Replies at once, such as 1,8,32.")] = "1",
-    step_tokens: Annotated[int, typer.Option("--step-tokens", min=1, help="Tokens of a step.")] = 32,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps of a reply.")] = 16,
-    token_alpha: Annotated[
-        float, typer.Option("--token-alpha", min=0, max=1, help="Probability that a draft token is accepted.")
-    ] = 0.7,
-    draft_tokens: Annotated[int, typer.Option("--draft-tokens", min=1, help="Draft tokens for each forward pass.")] = 4,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each configuration, in turns.")] = 3,
-    precision: Annotated[
-        Kernel | None, typer.Option("--precision", help="Of the target's weights. Default: as vLLM has them.")
-    ] = None,
-    draft_precision: Annotated[
-        Kernel | None, typer.Option("--draft-precision", help="The same of the draft's.")
-    ] = None,
+    dummy_weights: Annotated[bool, typer.Option("--dummy-weights", help=_DUMMY)] = False,
+    modes: Annotated[str | None, typer.Option(help=_MODES)] = None,
+    alphas: Annotated[str, typer.Option(help="Probabilities that a step is accepted.")] = "0.4,0.6,0.8",
+    depths: Annotated[str, typer.Option(help="Steps ahead.")] = "1,2,4,8",
+    replies: Annotated[str, typer.Option(help="Replies at once, such as 1,8,32.")] = "1",
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 32,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of a reply.")] = 16,
+    token_alpha: Annotated[float, typer.Option(min=0, max=1, help=_TOKEN_ALPHA)] = 0.7,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens for each forward pass.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each configuration, in turns.")] = 3,
+    precision: Annotated[Kernel | None, typer.Option(help=_PRECISION)] = None,
+    draft_precision: Annotated[Kernel | None, typer.Option(help="The same of the draft's.")] = None,
     costs: options.Costs = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option("--seconds", min=1, help="Begin nothing new after so long; the same command continues."),
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=1, help=_SECONDS)] = None,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/synthetic.jsonl"),
-    report: Annotated[
-        Path | None, typer.Option("--report", dir_okay=False, help="Write tables and a picture (.md).")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(dir_okay=False, help="Write tables and a picture (.md).")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure each mode's speed at acceptance rates that you choose, against theory.
@@ -103,13 +90,13 @@ def synthetic(
 
     def measure_costs() -> None:
         nonlocal known
-        assert costs is not None
-        known = measurement.costs(pair, settings.batches, ProgressBars())
-        write_costs(costs, known)
+        if costs is not None and known is None:
+            known = measurement.costs(pair, settings.batches, ProgressBars())
+            write_costs(costs, known)
 
     whole, failure = False, None
     try:
-        whole = bench.run(ProgressBars(), seconds, measure_costs if costs is not None and known is None else None)
+        whole = bench.run(ProgressBars(), seconds, measure_costs)
     except EngineError as error:  # what the other engines wrote is shown
         failure = error
     found = list(results(bench.rows(), settings, known))

@@ -25,6 +25,8 @@ Pairs = Annotated[Path, typer.Argument(help="File of pairs.", dir_okay=False)]
 Verifiers = Annotated[str, typer.Option("--verifiers", help=f"Some of {','.join(CANDIDATES)}.")]
 
 _DEFAULT_VERIFIERS = "embedding+results"
+_MEASURES = f"What verifiers go by, to be measured: some of {','.join(MEASURES)}."
+_JUDGE = "Model that judges: a folder or a Hub id. Default: the target."
 
 
 @calibrate.command()
@@ -33,20 +35,16 @@ def collect(
     out: options.Out = Path("results/pairs.jsonl"),
     limit: options.Limit = None,
     skip: options.Skip = 0,
-    measures: Annotated[
-        str, typer.Option("--measures", help=f"What verifiers go by, to be measured: some of {','.join(MEASURES)}.")
-    ] = "similarity",
-    judge: Annotated[
-        str | None, typer.Option("--judge", help="Model that judges: a folder or a Hub id. Default: the target.")
-    ] = None,
-    at_once: Annotated[int, typer.Option("--at-once", min=1, help="Replies written at the same time.")] = 24,
+    measures: Annotated[str, typer.Option(help=_MEASURES)] = "similarity",
+    judge: Annotated[str | None, typer.Option(help=_JUDGE)] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Replies written at the same time.")] = 24,
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
     precision: options.TargetPrecision = "auto",
     draft_precision: options.DraftPrecision = "auto",
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     engine_arg: options.EngineArgument = None,
 ) -> None:
     """Have target and draft write over problems, label a pair of steps of each by what follows from it, and measure it.

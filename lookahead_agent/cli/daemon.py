@@ -16,6 +16,7 @@ from lookahead_agent.generation.server_backend import server_status
 from lookahead_agent.server.daemon import bound_socket, daemon_settings, log_path, private_dir, start_daemon, start_lock
 
 _NOT_RUNNING = 3  # Exit status of `status` where nothing runs, as service managers have it
+_FOREGROUND = "Stay in the foreground, as for a service manager."
 
 
 @options.with_models
@@ -23,10 +24,8 @@ def up(
     models: options.ModelOptions,
     policy: options.Policy = options.DEFAULT_POLICY,
     depth: options.Depth = None,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay in the foreground, as for a service manager.")
-    ] = False,
-    grace: Annotated[int, typer.Option("--grace", min=0, help="Seconds that running replies have at `down`.")] = 60,
+    foreground: Annotated[bool, typer.Option("--foreground", help=_FOREGROUND)] = False,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds that running replies have at `down`.")] = 60,
 ) -> None:
     """Keep engines running in the background: `ask`, `agent` and scripts with the same models answer at once.
 

@@ -13,31 +13,23 @@ from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_cos
 from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
 
+_ALPHA = "Acceptance rate of steps. Default: measured."
+_STEP_TOKENS = "Tokens of a step. Default: measured, else 40."
+_VERIFIER_SECONDS = "Seconds of a verdict. Default: measured, else 0."
+_DUMMY = "Make weights up from the models' configurations; needs --alpha and --token-alpha."
+
 
 def estimate(
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = None,
-    alpha: Annotated[
-        float | None, typer.Option("--alpha", min=0, max=1, help="Acceptance rate of steps. Default: measured.")
-    ] = None,
-    token_alpha: Annotated[
-        float | None, typer.Option("--token-alpha", min=0, max=1, help="Acceptance rate of draft tokens.")
-    ] = None,
-    step_tokens: Annotated[
-        float | None, typer.Option("--step-tokens", min=1, help="Tokens of a step. Default: measured, else 40.")
-    ] = None,
-    verifier_seconds: Annotated[
-        float | None, typer.Option("--verifier-seconds", min=0, help="Seconds of a verdict. Default: measured, else 0.")
-    ] = None,
+    alpha: Annotated[float | None, typer.Option(min=0, max=1, help=_ALPHA)] = None,
+    token_alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Acceptance rate of draft tokens.")] = None,
+    step_tokens: Annotated[float | None, typer.Option(min=1, help=_STEP_TOKENS)] = None,
+    verifier_seconds: Annotated[float | None, typer.Option(min=0, help=_VERIFIER_SECONDS)] = None,
     policy: options.Policy = options.DEFAULT_POLICY,
     dataset: options.Dataset = OWN,
     limit: options.Limit = 4,
-    dummy_weights: Annotated[
-        bool,
-        typer.Option(
-            "--dummy-weights", help="Make weights up from the models' configurations; needs --alpha and --token-alpha."
-        ),
-    ] = False,
+    dummy_weights: Annotated[bool, typer.Option("--dummy-weights", help=_DUMMY)] = False,
     costs: options.Costs = None,
     precision: options.TargetPrecision = "auto",
     draft_precision: options.DraftPrecision = "auto",

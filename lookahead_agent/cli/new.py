@@ -24,9 +24,7 @@ _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 def new(
     folder: Annotated[Path, typer.Argument(help="The project's folder, which must not exist yet.")],
     template: Annotated[str, typer.Option("--template", help=f"Which graph: {', '.join(PROJECTS)}.")] = "plan_execute",
-    tools: Annotated[
-        str, typer.Option("--tools", help=f"Of {', '.join(_TOOLS)}, with commas between them.")
-    ] = "calculator",
+    tools: Annotated[str, typer.Option(help=f"Of {', '.join(_TOOLS)}, with commas between them.")] = "calculator",
 ) -> None:
     """Write a small project with a graph and tools to change, and a test of both."""
     if template not in PROJECTS:

@@ -19,7 +19,6 @@ from lookahead_agent.server import ServerSettings
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"
 
-
 _BODY = "Longest body of a request, in bytes. Default: 32 a token of the context, and 64 KiB, up to 4 MiB."
 _NODE_POLICY = "Policy of a graph's node (X-Lookahead-Node). Repeatable."
 _HOSTS = (

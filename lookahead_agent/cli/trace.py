@@ -23,13 +23,12 @@ _STYLES = {
     "aborted": "bright_black",
     "judged": "yellow",
 }
+_OUTPUT = "The page. Default: the same name with .html."
 
 
 def trace(
     run: Annotated[Path, typer.Argument(help="What `agent --trace run.jsonl` recorded.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page. Default: the same name with .html.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
 ) -> None:
     """Write a recorded run as one HTML page."""
     page = output or run.with_suffix(".html")
