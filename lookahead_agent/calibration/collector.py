@@ -16,6 +16,7 @@ from typing import Any
 
 from lookahead_agent.bench.problems import Problem, final_number, is_correct
 from lookahead_agent.bench.samples import environment
+from lookahead_agent.calibration.fit import JUDGED, Measure, measure
 from lookahead_agent.calibration.pairs import (
     LabelledPair,
     OutcomeRule,
@@ -25,7 +26,6 @@ from lookahead_agent.calibration.pairs import (
     labelled_pairs,
     pair_rows,
 )
-from lookahead_agent.calibration.scores import JUDGED, Measure, measure
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
 from lookahead_agent.decoding.step import Step

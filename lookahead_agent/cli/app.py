@@ -33,7 +33,7 @@ _COMMANDS = (
     "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "doctor",
     "bench", "models",
 )  # fmt: skip
-_MODULES = {"up": "daemon", "status": "daemon", "down": "daemon"}
+_MODULES = {"up": "serve", "status": "serve", "down": "serve", "doctor": "models"}
 """The modules of commands that are not in a module of their name."""
 
 CHAT_CLASS: ContextVar[Callable[..., Any] | None] = ContextVar("chat_class", default=None)

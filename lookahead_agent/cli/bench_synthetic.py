@@ -12,9 +12,15 @@ from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cost_model.costs import read_costs, write_costs
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
-from lookahead_agent.cost_model.synthetic import SPECULATION, STEPS_ONLY, SyntheticSettings
+from lookahead_agent.cost_model.synthetic import (
+    SPECULATION,
+    STEPS_ONLY,
+    SyntheticSettings,
+    result_table,
+    results,
+    write_synthetic_report,
+)
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
-from lookahead_agent.cost_model.synthetic_report import result_table, results, write_synthetic_report
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.choice import Kernel

@@ -8,9 +8,8 @@ import typer
 
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
-from lookahead_agent.calibration.fit import certificates_of, fit
+from lookahead_agent.calibration.fit import CANDIDATES, MEASURES, Candidate, Measure, certificates_of, fit
 from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
-from lookahead_agent.calibration.scores import CANDIDATES, MEASURES, Candidate, Measure
 from lookahead_agent.certificates.certificate import digest, keep
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich

@@ -8,8 +8,8 @@ from pathlib import Path
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
+from lookahead_agent.calibration.fit import MEASURES
 from lookahead_agent.calibration.pairs import OutcomeRule
-from lookahead_agent.calibration.scores import MEASURES
 from lookahead_agent.progress import LogProgress
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cost_model.pair import Pair
-from lookahead_agent.cost_model.synthetic import SyntheticSettings
+from lookahead_agent.cost_model.synthetic import SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench
-from lookahead_agent.cost_model.synthetic_report import results
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines import background

@@ -21,9 +21,8 @@ from lookahead_agent.cli.app import app
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
 from lookahead_agent.cost_model.pair import PairMeasurement
-from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings
+from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench, synthetic_acceptance
-from lookahead_agent.cost_model.synthetic_report import results
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines.protocol import Delta, Sampling

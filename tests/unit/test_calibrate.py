@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
 from lookahead_agent.calibration.collector import CollectionSettings, Collector
-from lookahead_agent.calibration.fit import Fit, best, count_disputed, fit
+from lookahead_agent.calibration.fit import CANDIDATES, Fit, Measure, best, count_disputed, fit
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
-from lookahead_agent.calibration.scores import CANDIDATES, Measure
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
 from lookahead_agent.certificates.risk import Threshold
 from lookahead_agent.chat.model import ChatLookahead

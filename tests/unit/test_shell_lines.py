@@ -49,7 +49,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: Mea
 
     measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8)))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
-    monkeypatch.setattr("lookahead_agent.cli.daemon.start_daemon", lambda *_: 1)
+    monkeypatch.setattr("lookahead_agent.cli.serve.start_daemon", lambda *_: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LOOKAHEAD_AGENT_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
