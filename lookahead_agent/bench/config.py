@@ -22,16 +22,19 @@ from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models.catalogue import DEFAULT_SET
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 
-ModeName = Literal["off", "auto", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft", "specreason", "random"]
+ModeName = Literal[
+    "off", "auto", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft", "specreason", "random", "peer"
+]
 """The target alone; the automatic configuration; token speculation; with a shared draft; Lookahead Reasoning; with each
-kind of token speculation; two baselines for step speculation."""
+kind of token speculation; two baselines for step speculation; a server of another program."""
 
 TaskName = Literal[
     "questions", "plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency"
 ]
 """Questions to the chat model itself, or the template that solves them."""
 
-MODES: tuple[ModeName, ...] = get_args(ModeName)
+PEER: ModeName = "peer"
+MODES: tuple[ModeName, ...] = tuple(mode for mode in get_args(ModeName) if mode != PEER)
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 BASELINE: ModeName = "off"
@@ -44,7 +47,8 @@ NODES = "nodes"
 VARIANT = re.compile(rf"off (?P<precision>{'|'.join(get_args(Precision))})")
 """The target alone in another precision."""
 
-
+_PEER_PATTERN = re.compile(r"[\w.+ -]+=https?://\S+")
+_PEER_EXAMPLE = "llama.cpp=http://127.0.0.1:8080/v1"
 _DEFAULT_POLICY = "balanced"
 _OF_PAIRS = {"draft_url", "judge_url", "judge_model", "embedding_model", "draft_engine_args", "judge_engine_args"}
 _MODE_POLICIES = {"specreason": "specreason", "random": "random", "auto": NODES}
@@ -61,7 +65,9 @@ class TaskConfig(BaseModel):
     limit: int | None = Field(None, ge=1)  # number of problems; None: all
     skip: int = Field(0, ge=0)  # problems to leave out at the file's beginning
     prompt: str = ""  # follows each question after a blank line
-    modes: tuple[ModeName, ...] = ("off", "auto")  # "off" is always among them
+    modes: tuple[ModeName, ...] = ("off", "auto")  # "off" is always among them, but where there are peers
+    # OpenAI-compatible servers, each "name=URL"; the first is the baseline where "off" is not measured
+    peers: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()  # of "off", by their names in results, such as "off int8" in another precision
     # Verifier policies of lookahead, with changes as in "balanced:depth=8", or "nodes"
     policies: tuple[str, ...] = (NODES,)
@@ -79,15 +85,28 @@ class TaskConfig(BaseModel):
 
     @field_validator("modes")
     @classmethod
-    def _with_baseline(cls, modes: tuple[ModeName, ...]) -> tuple[ModeName, ...]:
-        if not modes:
-            raise ValueError("no mode is named")
-        return (BASELINE, *(mode for mode in dict.fromkeys(modes) if mode != BASELINE))
+    def _known_modes(cls, modes: tuple[ModeName, ...]) -> tuple[ModeName, ...]:
+        if not modes or PEER in modes:
+            raise ValueError("no mode is named" if not modes else "servers are named by peers")
+        return tuple(sorted(dict.fromkeys(modes), key=lambda mode: mode != BASELINE))
+
+    @field_validator("peers")
+    @classmethod
+    def _names_and_urls(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        names = [peer.partition("=")[0] for peer in peers]
+        for peer in peers:
+            if _PEER_PATTERN.fullmatch(peer) is None:
+                raise ValueError(f"{peer!r} is no server: write it as in {_PEER_EXAMPLE}")
+        if len({*names, *get_args(ModeName)}) < len(names) + len(get_args(ModeName)):
+            raise ValueError(f"each server needs a name of its own, which is no mode's: {', '.join(names)}")
+        return peers
 
     @model_validator(mode="after")
     def _consistent(self) -> TaskConfig:
         if not self.name:
             object.__setattr__(self, "name", self.task)
+        if not self.peers and BASELINE not in self.modes:
+            object.__setattr__(self, "modes", (BASELINE, *self.modes))
         if not self.policies:
             raise ValueError("policies need an entry")
         for variant in self.variants:
@@ -186,17 +205,20 @@ class Configuration:
     policy: str  # of nodes that speculate on steps, or "nodes"
     changes: str = ""  # of that policy, as in "depth=8"
     precision: Precision | None = None  # of the target's weights; None: the benchmark's
+    peer: str = ""  # name and URL of a server, as in "llama.cpp=http://127.0.0.1:8080/v1"
 
     @property
     def name(self) -> str:
         """Unique name for tables."""
+        if self.peer:
+            return self.peer.partition("=")[0]
         policy = self.policy if self.mode in LOOKAHEAD and self.policy != NODES else ""
         return " ".join(filter(None, (self.mode, policy, self.changes, self.precision)))
 
     @property
     def speculates_on_steps(self) -> bool:
         """Whether a draft model may write steps."""
-        return self.mode not in ("off", "sd", "shared_draft")
+        return self.mode not in ("off", "sd", "shared_draft", PEER)
 
     def token_speculation(self, method: str | dict[str, Any]) -> str | dict[str, Any]:
         """The chat model's `token_speculation`; `method` is the benchmark's, of "sd" and "lr+sd"."""
@@ -239,6 +261,7 @@ def configurations_of(task: TaskConfig) -> list[Configuration]:
             continue
         for policy, depth in product(task.policies, task.depths or (None,)):
             found.append(Configuration(mode, policy, f"depth={depth}" if depth is not None else ""))
+    found += [Configuration(PEER, "off", peer=peer) for peer in task.peers]
     of_template = template_policies(task)
     for configuration in found:
         default, nodes = configuration.policies(of_template)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.bench.config import BASELINE
+from lookahead_agent.bench.config import BASELINE, PEER
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.bench.summary import (
     ConfigurationSummary,
@@ -83,7 +83,8 @@ def _table(rows: Sequence[ConfigurationSummary]) -> Table:
     """A cell for each column and configuration, without columns that are empty in all rows."""
     cells = {heading: [cell(row) for row in rows] for heading, cell in _COLUMNS.items()}
     shown = {heading: column for heading, column in cells.items() if any(column)}
-    return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
+    headings = [heading.format(baseline=rows[0].configuration) for heading in shown]
+    return headings, [list(row) for row in zip(*shown.values(), strict=True)]
 
 
 def _share(value: Estimate | None) -> str:
@@ -106,13 +107,13 @@ _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "configuration": lambda each: each.configuration,
     "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
     "accuracy": lambda each: _share(each.accuracy),
-    "accuracy against off": lambda each: _points(each.accuracy_difference),
+    "accuracy against {baseline}": lambda each: _points(each.accuracy_difference),
     "seconds": lambda each: f"{each.seconds:.1f}",
     "speed (seconds)": lambda each: _times(each.speedup),
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
     "speed (tokens/s)": lambda each: _times(each.rate_ratio),
     "first token, s": lambda each: _number(each.first_token),
-    "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd") else "",
+    "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd", PEER) else "",
     "wasted target": lambda each: f"{each.wasted_target:.2f}",
     "wasted draft": lambda each: f"{each.wasted_draft:.2f}",
     "verifier time": lambda each: f"{each.verifier_share:.0%}" if each.verifier_share >= 0.005 else "",

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
@@ -21,6 +22,7 @@ from lookahead_agent.agents.tool_sources import load_tools
 from lookahead_agent.bench.config import (
     BASELINE,
     MODES,
+    PEER,
     BenchConfig,
     Configuration,
     ModeName,
@@ -66,7 +68,7 @@ Turn = list[Job]
 
 def solve(
     task: TaskConfig,
-    llm: ChatLookahead,
+    llm: BaseChatModel,
     question: str,
     seed: int | None,
     config: RunnableConfig,
@@ -75,19 +77,19 @@ def solve(
 ) -> str:
     """The reply to a question, or the answer of a template's graph that gets the tools it needs (none named: all)."""
     question = task.full_question(question)
+    llm = llm.model_copy(update={"seed": seed})
     if task.task == "questions":
         # In a chain, since a model that streams hands step events only on there.
-        asked: Runnable[str, str] = RunnableLambda(lambda text: llm.invoke([HumanMessage(text)], seed=seed).text)
+        asked: Runnable[str, str] = RunnableLambda(lambda text: llm.invoke([HumanMessage(text)]).text)
         return asked.invoke(question, config)
-    changes: dict[str, Any] = {"seed": seed}
-    if task.task == "self_consistency" and llm.temperature == 0:
-        changes["temperature"] = _VOTING_TEMPERATURE  # equal votes decide nothing
+    if task.task == "self_consistency" and getattr(llm, "temperature", None) == 0:
+        llm = llm.model_copy(update={"temperature": _VOTING_TEMPERATURE})  # equal votes decide nothing
     with tools_of(task, needs) as tools:
-        graph = build(task.task, llm.model_copy(update=changes), tools)
+        graph = build(task.task, llm, tools)
         return str(graph.invoke({"messages": [HumanMessage(question)]}, config)["messages"][-1].text)
 
 
-def build(name: TaskName, llm: ChatLookahead, tools: Sequence[BaseTool] | None = None) -> Any:
+def build(name: TaskName, llm: BaseChatModel, tools: Sequence[BaseTool] | None = None) -> Any:
     """A template's graph, by default with tools for problems with numbers."""
     make = getattr(template("graphs", name), f"build_{name}")
     calculator = template("tools", "calculator").calculator
@@ -97,6 +99,13 @@ def build(name: TaskName, llm: ChatLookahead, tools: Sequence[BaseTool] | None =
     if name in ("reflection", "self_consistency"):
         return make(llm)
     return make(llm, [calculator] if tools is None else list(tools))
+
+
+def peer_chat(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> Any:
+    """The chat model of a peer, whose package only a benchmark of peers needs."""
+    from lookahead_agent.bench import peers
+
+    return peers.peer_chat(config, task, configuration)
 
 
 @contextmanager
@@ -136,6 +145,7 @@ class Bench:
         out: Path,
         make_model: Callable[[BenchConfig, TaskConfig, Configuration], ChatLookahead] = chat_model,
         solve_problem: Callable[..., str] = solve,
+        make_peer: Callable[[BenchConfig, TaskConfig, Configuration], Any] = peer_chat,
     ) -> None:
         self.config = config
         self._solve = solve_problem
@@ -152,11 +162,13 @@ class Bench:
             check_tools(task, problems)
         self._settings = {task.name: _settings(config, task) for task in config.tasks}
         self._check_settings()
-        self._models: dict[tuple[TaskConfig, Configuration], ChatLookahead] = {}
+        # Of a peer, a chat model of another class, with `start` and `close`
+        self._models: dict[tuple[TaskConfig, Configuration], Any] = {}
         self._running: set[tuple[TaskConfig, Configuration]] = set()
         for job in itertools.chain.from_iterable(self._turns):
             if (job.task, job.configuration) not in self._models:
-                self._models[job.task, job.configuration] = make_model(config, job.task, job.configuration)
+                make = make_peer if job.configuration.peer else make_model
+                self._models[job.task, job.configuration] = make(config, job.task, job.configuration)
 
     @property
     def total(self) -> int:
@@ -209,14 +221,14 @@ class Bench:
             self._models[name].invoke(_WARM_UP, max_tokens=_WARM_UP_TOKENS)
 
     def _measure(self, turn: Turn, on_sample: Callable[[Sample], None]) -> None:
-        llm = self._models[turn[0].task, turn[0].configuration]
-        engines = background.run(_engines(llm))
+        llm, peer = self._models[turn[0].task, turn[0].configuration], turn[0].configuration.peer
+        engines = background.run(_engines(llm)) if not peer else {"target": {"server": peer, "model": llm.model_name}}
         for sample in _at_once([partial(self._sample, job, llm, engines) for job in turn]):
             self.out.append(sample.model_dump(mode="json"))
             on_sample(sample)
 
-    def _sample(self, job: Job, llm: ChatLookahead, engines: dict[str, Any]) -> Sample:
-        recorder = CallRecorder(llm.backend.tokenizer().decode)
+    def _sample(self, job: Job, llm: Any, engines: dict[str, Any]) -> Sample:
+        recorder = CallRecorder(None if job.configuration.peer else llm.backend.tokenizer().decode)
         config: RunnableConfig = {"callbacks": [recorder]}
         if job.configuration.policy_of_call is not None:
             config["configurable"] = {POLICY_KEY: job.configuration.policy_of_call}
@@ -281,7 +293,7 @@ def _turns(
     Another configuration begins in each group of problems, and every other round of three or more runs backwards:
     configurations that share engines find prompts of earlier ones in the cache.
     """
-    configurations = [each for each in known if each.mode in (BASELINE, *modes)]
+    configurations = [each for each in known if each.mode in (BASELINE, PEER, *modes)]
     if len(configurations) == 1 and block > 0:
         return []  # the baseline has nothing to be compared with
     samples = [(problem, sample) for problem in problems for sample in range(task.samples)]

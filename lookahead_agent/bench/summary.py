@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lookahead_agent.bench.config import BASELINE
+from lookahead_agent.bench.config import BASELINE, PEER
 from lookahead_agent.bench.samples import CallRecord, Sample, acceptance_of
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.trace.node_times import FIGURES, Span
@@ -62,16 +62,19 @@ class ConfigurationSummary:
 def summarize(samples: Sequence[Sample]) -> list[ConfigurationSummary]:
     """A summary per task and configuration, in the order of measurement, the baseline of each task first."""
     groups = by_configuration(samples)
-    return [_summary(of_one, groups.get((task, BASELINE), [])) for (task, _), of_one in groups.items()]
+    baselines: dict[str, list[Sample]] = {}
+    for (task, _), of_one in groups.items():
+        baselines.setdefault(task, of_one if of_one[0].mode in (BASELINE, PEER) else [])
+    return [_summary(of_one, baselines[task]) for (task, _), of_one in groups.items()]
 
 
 def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    """Samples by task and configuration, the baseline of each task first."""
+    """Samples by task and configuration, the baseline of each task first: the target alone, else the first peer."""
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.task, sample.configuration), []).append(sample)
     tasks = list(dict.fromkeys(task for task, _ in groups))
-    order = sorted(groups, key=lambda key: (tasks.index(key[0]), key[1] != BASELINE))
+    order = sorted(groups, key=lambda key: (tasks.index(key[0]), key[1] != BASELINE, groups[key][0].mode != PEER))
     return {key: groups[key] for key in order}
 
 
@@ -122,7 +125,7 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
     calls = [call for sample in finished for call in sample.calls]
     tokens = sum(call.output_tokens for call in calls)
     output = max(tokens, 1)
-    paired = pairs(samples, baseline) if first.configuration != BASELINE else []
+    paired = pairs(samples, baseline) if samples is not baseline else []
     checked = [sample for sample in samples if sample.correct is not None]
     return ConfigurationSummary(
         task=first.task,

@@ -29,6 +29,13 @@ from lookahead_agent.jsonl import RowFile
 
 _WIDE = 240
 
+Tasks = Annotated[list[str] | None, typer.Option("--task", "--template", help=f"{', '.join(TASKS)}. Repeatable.")]
+Modes = Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit of a reply.")]
+_TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
+Tools = Annotated[list[str] | None, typer.Option("--tools", help=_TOOLS)]
+
 bench = typer.Typer(
     help="Measure agents: speed, accuracy, and their causes.", invoke_without_command=True, rich_markup_mode="rich"
 )
@@ -67,13 +74,11 @@ def run(
     config: Annotated[
         str | None, typer.Option("--config", help=f"A TOML file, or one of: {', '.join(packaged_configs())}.")
     ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option("--task", "--template", help=f"{', '.join(TASKS)}. Repeatable.")
-    ] = None,
+    task: Tasks = None,
     dataset: options.Dataset = "",
     limit: options.Limit = None,
     skip: options.Skip = None,
-    modes: Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")] = None,
+    modes: Modes = None,
     variants: Annotated[
         str | None, typer.Option("--variants", help='The target alone in another precision, such as "off int8".')
     ] = None,
@@ -83,8 +88,8 @@ def run(
     ] = None,
     depths: Annotated[str | None, typer.Option("--depths", help="Depths to try, such as 1,2,4,8.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Replies to each problem.")] = None,
-    concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit of a reply.")] = None,
+    concurrency: Concurrency = None,
+    max_tokens: MaxTokens = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the first sample. Default: replies have none.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Target model.")] = None,
@@ -99,10 +104,7 @@ def run(
         ),
     ] = None,
     engine_arg: options.EngineArgument = None,
-    tools: Annotated[
-        list[str] | None,
-        typer.Option("--tools", help=f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."),
-    ] = None,
+    tools: Tools = None,
     with_parity: Annotated[
         bool,
         typer.Option(
@@ -121,7 +123,7 @@ def run(
         return
     lists = {"modes": modes, "variants": variants, "policies": policies}
     of_task = {
-        "dataset": dataset or None,
+        "dataset": dataset,
         "limit": limit,
         "skip": skip,
         "samples": samples,
@@ -143,8 +145,40 @@ def run(
         "engine_args": arguments or None,
         "draft_engine_args": arguments or None,
     }
-    make_model = partial(chat_model, make=options.chat_class())
-    measured = Bench(_merged(config, task, of_task, of_bench), out, make_model)
+    results = _measure(_merged(config, task, of_task, of_bench), out)
+    if with_parity and not _show_parity(parity(results)):
+        raise typer.Exit(1)
+
+
+@bench.command()
+def peers(
+    peer: Annotated[
+        list[str], typer.Argument(metavar="NAME=URL...", help="Servers, such as llama.cpp=http://127.0.0.1:8080/v1.")
+    ],
+    task: Tasks = None,
+    dataset: options.Dataset = "",
+    limit: options.Limit = None,
+    skip: options.Skip = None,
+    modes: Modes = "auto",
+    concurrency: Concurrency = None,
+    max_tokens: MaxTokens = None,
+    tools: Tools = None,
+    model: Annotated[str | None, typer.Option("--model", help="Target model.")] = None,
+    draft: options.Draft = None,
+    out: options.Out = Path("results/peers.jsonl"),
+) -> None:
+    """Run tasks on OpenAI-compatible servers of other programs too, in turns; speed is that against the first server.
+
+    Start the servers first, with the same model. They get the prompts and tools that the library's own engines get.
+    """
+    of_task = {"dataset": dataset, "limit": limit, "skip": skip, "concurrency": concurrency, "max_tokens": max_tokens}
+    lists = {"peers": peer, "modes": options.words(modes or ""), "tools": tools}
+    _measure(_merged(None, task, of_task | lists, {"model": model, "draft_model": draft}), out)
+
+
+def _measure(config: BenchConfig, out: Path) -> list[Sample]:
+    """Measure the samples that the file does not have yet, and show all results."""
+    measured = Bench(config, out, partial(chat_model, make=options.chat_class()))
     log = Terminal(stderr=True)
     done = measured.total - sum(map(len, measured.missing()))
     log.print(f"{done} of {measured.total} samples are in {out}")
@@ -160,8 +194,7 @@ def run(
 
     results = measured.run(ProgressBars(), on_sample)
     _show(Report(results))
-    if with_parity and not _show_parity(parity(results)):
-        raise typer.Exit(1)
+    return results
 
 
 def _show_parity(compared: Sequence[Parity]) -> bool:
@@ -189,7 +222,7 @@ def _merged(
 ) -> BenchConfig:
     """The settings of the file; options go before them."""
     base = load_config(config).model_dump(exclude_unset=True) if config is not None else {}
-    changes = {name: value for name, value in of_task.items() if value is not None}
+    changes = {name: value for name, value in of_task.items() if value not in (None, "")}
     if tasks:
         known = {task.get("name") or task["task"]: task for task in base.get("tasks", ())}
         base["tasks"] = [known.get(name, {"task": name}) for name in tasks]

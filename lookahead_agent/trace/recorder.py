@@ -32,11 +32,16 @@ _CONTEXT, _PROPOSED = 2, 4
 
 def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
     """The replies of a `ChatLookahead` in a callback's result, each with its `lookahead` metadata."""
-    for generations in response.generations:
-        for generation in generations:
-            message = generation.message if isinstance(generation, ChatGeneration) else None
-            if isinstance(message, AIMessage) and "lookahead" in message.response_metadata:
-                yield message, message.response_metadata["lookahead"]
+    for message in messages_of(response):
+        if "lookahead" in message.response_metadata:
+            yield message, message.response_metadata["lookahead"]
+
+
+def messages_of(response: LLMResult) -> list[AIMessage]:
+    """The replies in a callback's result, of any chat model."""
+    made = [generation for generations in response.generations for generation in generations]
+    messages = [generation.message for generation in made if isinstance(generation, ChatGeneration)]
+    return [message for message in messages if isinstance(message, AIMessage)]
 
 
 class RunRecorder(BaseCallbackHandler):

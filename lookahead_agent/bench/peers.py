@@ -1,0 +1,68 @@
+"""Chat models of other programs' servers, which a benchmark measures beside `ChatLookahead`."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+from langchain_core.language_models import BaseChatModel
+from langchain_core.outputs import ChatGenerationChunk
+
+from lookahead_agent.bench.config import BenchConfig, Configuration, TaskConfig
+from lookahead_agent.errors import ConfigurationError, EngineError, MissingExtraError
+
+try:
+    from langchain_openai import ChatOpenAI
+    from openai import APIConnectionError
+except ImportError as error:
+    raise MissingExtraError("peers need langchain-openai: pip install 'lookahead-agent[bench]'") from error
+
+_PATIENCE_S = 10.0
+
+
+class PeerChat(ChatOpenAI):
+    """The chat model of an OpenAI-compatible server, as LangChain users know it; a lost server ends the benchmark."""
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        try:
+            yield from super()._stream(*args, **kwargs)
+        except APIConnectionError as error:
+            raise EngineError(f"the server {self.openai_api_base} does not answer any more: {error}") from error
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        # OpenAI's asynchronous client belongs to one event loop, and each sample has its own.
+        async for chunk in BaseChatModel._astream(self, *args, **kwargs):
+            yield chunk
+
+    def start(self, progress: object = None) -> None:
+        """The user has started the server."""
+
+    def close(self) -> None:
+        """The user ends the server."""
+
+
+def peer_chat(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> PeerChat:
+    """The chat model of a server with its first model.
+
+    Raises:
+        ConfigurationError: It does not say which models it has.
+    """
+    name, _, url = configuration.peer.partition("=")
+    try:
+        listed = httpx.get(f"{url.rstrip('/')}/models", timeout=_PATIENCE_S).raise_for_status().json()
+        model = str(listed["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(
+            f"{name}: no OpenAI-compatible server with a model answers at {url} ({error!r}): start it first"
+        ) from error
+    sampling = config.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+    return PeerChat(
+        model=model,
+        base_url=url,
+        api_key=lambda: "none",
+        max_completion_tokens=task.max_tokens,
+        streaming=True,
+        stream_usage=True,
+        max_retries=0,
+        extra_body={} if config.top_k is None else {"top_k": config.top_k},
+        **sampling,
+    )

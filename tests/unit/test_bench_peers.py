@@ -1,0 +1,99 @@
+"""A benchmark measures servers of other programs beside the library, and tells both apart."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_agent.bench.config import BenchConfig, make_config
+from lookahead_agent.bench.report import Report
+from lookahead_agent.bench.runner import Bench
+from lookahead_agent.errors import ConfigurationError, EngineError
+from tests.unit.bench_models import REPLY, scripted_configuration
+from tests.unit.chat import scripted_chat
+from tests.unit.serving import serving
+
+NOBODY = "http://127.0.0.1:9/v1"
+
+
+def config(*peers: str, **fields: Any) -> BenchConfig:
+    task = {"modes": ["auto"], "peers": peers, "limit": 2, **fields}
+    return make_config({"tasks": [task]})
+
+
+@pytest.mark.parametrize("task", ["questions", "self_consistency"])
+def test_a_server_answers_beside_the_library_and_is_the_baseline(tmp_path: Path, task: str) -> None:
+    with serving(scripted_chat(REPLY)) as (url, _):
+        peers = (f"one=http://{url.removeprefix('http://')}/v1", f"two={url}/v1/")
+        results = Bench(config(*peers, task=task), tmp_path / "r.jsonl", scripted_configuration).run()
+    assert [each.configuration for each in Report(results).configurations] == ["one", "two", "auto"]
+    assert all(sample.correct is not None and sample.error is None for sample in results)
+    for sample in results:
+        assert sample.correct == (sample.problem == "own-0")
+        assert sample.calls
+        assert all(call.output_tokens > 0 and call.first_token is not None for call in sample.calls)
+    of_peer = next(sample for sample in results if sample.configuration == "one")
+    assert of_peer.mode == "peer"
+    assert of_peer.engines["target"] == {"server": peers[0], "model": "qwen2.5-coder-1.5b"}
+    assert all(0 < call.busy["prompt"] <= call.seconds for call in of_peer.calls)
+    assert {call.node for call in of_peer.calls} == ({None} if task == "questions" else {"sampler"})
+    (headings, rows), *_ = Report(results).tables(task)
+    assert "accuracy against one" in headings
+    assert [bool(row[headings.index("speed (seconds)")]) for row in rows] == [False, True, True]
+
+
+def test_a_server_is_told_the_seed_the_temperature_and_the_limit(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    with serving(scripted_chat(REPLY)) as (url, writer):
+        generate = writer.generate
+
+        def noted(request: Any) -> Any:
+            asked.append(request)
+            return generate(request)
+
+        writer.generate = noted  # type: ignore[method-assign]
+        settings = config(f"one={url}/v1", limit=1, max_tokens=77).model_copy(update={"seed": 5, "temperature": 0.5})
+        Bench(settings, tmp_path / "r.jsonl", scripted_configuration).run()
+    sampling = asked[-1].sampling
+    assert (sampling.seed, sampling.temperature, sampling.max_tokens) == (5, 0.5, 77)
+
+
+def test_a_server_that_is_not_there_is_named_before_any_model_loads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"llama\.cpp: no OpenAI-compatible server .* start it first"):
+        Bench(config(f"llama.cpp={NOBODY}"), tmp_path / "r.jsonl", scripted_configuration)
+
+
+def test_a_server_that_is_lost_ends_the_benchmark_and_what_was_measured_stays(tmp_path: Path) -> None:
+    with serving(scripted_chat(REPLY)) as (url, _):
+        bench = Bench(config(f"one={url}/v1"), tmp_path / "r.jsonl", scripted_configuration)
+        stop = []
+
+        def once(sample: Any) -> None:
+            stop.append(sample)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            bench.run(on_sample=once)
+    with pytest.raises(EngineError, match="does not answer any more"):
+        bench.run()
+    assert bench.results()[0].key == stop[0].key
+    assert all(sample.error is None for sample in bench.results())
+
+
+@pytest.mark.parametrize(
+    ("peers", "message"),
+    [
+        (["http://127.0.0.1:8080/v1"], "is no server: write it as in llama.cpp=http"),
+        (["one=127.0.0.1:8080"], "is no server"),
+        (["auto=http://a/v1"], "a name of its own"),
+        (["one=http://a/v1", "one=http://b/v1"], "a name of its own"),
+    ],
+)
+def test_peers_that_are_none(peers: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        config(*peers)
+
+
+def test_a_mode_is_no_server() -> None:
+    with pytest.raises(ConfigurationError, match="servers are named by peers"):
+        make_config({"tasks": [{"modes": ["peer"]}]})
