@@ -1,5 +1,9 @@
 """A benchmark measures servers of other programs beside the library, and tells both apart."""
 
+import shlex
+import sqlite3
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +13,12 @@ from lookahead_agent.bench.config import BenchConfig, make_config
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.jsonl import RowFile
 from tests.unit.bench_models import REPLY, scripted_configuration
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
+from tests.unit.test_cli import run
+from tests.unit.test_shell_lines import lines
 
 NOBODY = "http://127.0.0.1:9/v1"
 
@@ -78,6 +85,26 @@ def test_a_server_that_is_lost_ends_the_benchmark_and_what_was_measured_stays(tm
         bench.run()
     assert bench.results()[0].key == stop[0].key
     assert all(sample.error is None for sample in bench.results())
+
+
+def test_the_documented_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = (line for line in lines("lookahead-agent") if " bench peers " in line)
+    _, *arguments = shlex.split(line)
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("shop.db")) as shop:
+        shop.execute("CREATE TABLE pens (colour TEXT)")
+    Path("problems.jsonl").write_text('{"question": "How many pens?", "answer": "14"}')
+    with serving(scripted_chat(REPLY)) as (url, _):
+        assert arguments[2].startswith("llama.cpp=")
+        arguments[2] = f"llama.cpp={url}/v1"
+        assert run(*arguments, chat_class=partial(scripted_chat, REPLY)) == 0
+    assert "accuracy against llama.cpp" in capsys.readouterr().out
+    assert {row["configuration"] for row in RowFile(Path("results/peers.jsonl")).rows} == {
+        "llama.cpp",
+        "auto",
+    }
 
 
 @pytest.mark.parametrize(
