@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,7 @@ class EngineSetup:
     precision: Mapping[str, Kernel] = field(default_factory=dict)  # of each model's weights, by role
     reason: str = ""  # why so, in a sentence
     configuration: Configuration | None = None  # the chosen one; None where there was no choice
-    may_leave_out_draft: bool = (
-        False  # whether a reply may do without the draft of `draft_model`, which a user can force
-    )
+    may_leave_out_draft: bool = False  # whether a reply may do without `draft_model`, which a user can force
     speeds: ReplySpeeds | None = None  # where the speed of its replies is kept; None where it does not matter
 
     @property
@@ -108,14 +106,8 @@ class EngineSetup:
 
     def without_shared_draft(self, problem: str) -> EngineSetup:
         """The same engines, but for a target that did not start with a shared draft."""
-        return replace(
-            self,
-            target_arguments={},
-            speculation_method="none",
-            reason=f"the target runs without a shared draft, because it did not start with one: {problem}",
-            configuration=None,
-            speeds=None,
-        )
+        reason = f"the target runs without a shared draft, because it did not start with one: {problem}"
+        return EngineSetup(self.target, self.draft, self.draft_engine, precision=self.precision, reason=reason)
 
 
 def select_engines(

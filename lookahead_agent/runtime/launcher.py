@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lookahead_agent.engines import background
 from lookahead_agent.engines.background import in_daemon_thread
@@ -23,20 +23,14 @@ from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_shares
-from lookahead_agent.verifiers.embedding import Embedder, SentenceEmbedder
+from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder, SentenceEmbedder
+from lookahead_agent.verifiers.judge import RemoteJudge
 
 # Share of a GPU's memory for a judge of its own, which is loaded later than target and draft.
 _JUDGE_SHARE = 0.16
 
 
-class Closable(Protocol):
-    """A connection to a server."""
-
-    async def aclose(self) -> None:
-        """Close it."""
-
-
-Connection = TypeVar("Connection", bound=Closable)
+Connection = TypeVar("Connection", OpenAIEngine, RemoteJudge, RemoteEmbedder)
 
 
 @dataclass(frozen=True)
@@ -61,11 +55,11 @@ class EngineLauncher:
         self.platform = loaders.platform or Platform.detect()
         self.setup = EngineSetup()  # the engines that are started, or were last
         self.held: list[VLLMConfig] = []
-        self._connections: list[Closable] = []
+        self._connections: list[OpenAIEngine | RemoteJudge | RemoteEmbedder] = []
         self._spec = spec
         self._memory_shares: Mapping[str, float] = {}
         self._holding = threading.Lock()
-        self._closings = 0
+        self._releases = 0
         # The finalizers must not keep the launcher alive, so they get the lists and not a method.
         weakref.finalize(self, _release, loaders.pool, self.held)
         # At exit no loop runs coroutines any more, and the system ends connections.
@@ -77,8 +71,8 @@ class EngineLauncher:
 
     async def write(self, *models: Weights | None) -> None:
         """Convert models' weights that are not in the precision of their engines yet, all at the same time."""
-        write, progress = self.loaders.write, self.progress
-        await asyncio.gather(*(in_daemon_thread(partial(write, each, progress)) for each in models if each is not None))
+        works = (partial(self.loaders.write, each, self.progress) for each in models if each is not None)
+        await asyncio.gather(*map(in_daemon_thread, works))
 
     async def divide_memory(self) -> None:
         """Divide a GPU's memory between the engines of `setup`, unless the target has it alone."""
@@ -97,7 +91,7 @@ class EngineLauncher:
         self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
     ) -> Engine:
         """Start a model's engine, with arguments after the specification's; engines of one configuration are shared."""
-        closings, pool = self._closings, self.loaders.pool
+        releases, pool = self._releases, self.loaders.pool
 
         def acquire() -> Engine:
             # Here and not in the event loop, for the folder's name depends on what is in the model's own.
@@ -105,7 +99,7 @@ class EngineLauncher:
             with self.progress.task(f"Loading {role} model {name}"):
                 engine = pool.acquire(config)
                 with self._holding:
-                    if self._closings == closings:
+                    if self._releases == releases:
                         self.held.append(config)  # here, for a call that was cancelled meanwhile holds it all the same
                         return engine
                 pool.release(config)
@@ -143,18 +137,14 @@ class EngineLauncher:
         return self.connected(OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len")))
 
     def connected(self, connection: Connection) -> Connection:
-        """Hold a connection, which is returned."""
+        """The same connection, held."""
         self._connections.append(connection)
         return connection
 
     def release(self) -> None:
         """Shut down the engines and connections that nobody else uses, those that are still starting included."""
         with self._holding:
-            self._closings += 1
-        self.clear()
-
-    def clear(self) -> None:
-        """Shut down the engines and connections that nobody else uses."""
+            self._releases += 1
         _release(self.loaders.pool, self.held)
         _disconnect(self._connections)
 
@@ -164,6 +154,6 @@ def _release(pool: EnginePool, held: list[VLLMConfig]) -> None:
         pool.release(held.pop())
 
 
-def _disconnect(connections: list[Closable]) -> None:
+def _disconnect(connections: list[OpenAIEngine | RemoteJudge | RemoteEmbedder]) -> None:
     while connections:
         background.submit(connections.pop().aclose())

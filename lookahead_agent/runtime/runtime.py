@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ from lookahead_agent.errors import ConfigurationError, EngineStartError, Lookahe
 from lookahead_agent.models.resolve import configured, fetch_tokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
-from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
+from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher, Loaders
 from lookahead_agent.runtime.supervisor import Supervisor
@@ -156,17 +157,15 @@ class Runtime:
         self._with_draft = self._with_draft or policy.forces_speculation
         self.running = None
         self._supervisor.reset()
-        await in_daemon_thread(launcher.clear)
+        await in_daemon_thread(launcher.release)
         target_folder, (draft_folder, problem) = await asyncio.gather(self._fetch_target(), self._fetch_draft())
-        launcher.setup = await self._select_engines(target_folder, draft_folder)
         try:
-            await launcher.write(launcher.setup.target, launcher.setup.draft)
+            await self._select_engines(target_folder, draft_folder)
         except ModelError as error:
             if draft_folder is None:
                 raise
             problem = str(error)
-            launcher.setup = await self._select_engines(target_folder, None)
-            await launcher.write(launcher.setup.target)
+            await self._select_engines(target_folder, None)
         try:
             target, draft = await self._start_engines()
         except EngineStartError as error:
@@ -199,7 +198,7 @@ class Runtime:
         done_without = isinstance(draft, LookaheadError) and not isinstance(draft, ConfigurationError)
         failures = [one for one in (target, None if done_without else draft) if isinstance(one, BaseException)]
         if failures:
-            await in_daemon_thread(self.launcher.clear)
+            await in_daemon_thread(self.launcher.release)
             raise failures[0]
         return target, draft  # type: ignore[return-value]
 
@@ -222,15 +221,17 @@ class Runtime:
         name = method if isinstance(method, str) else method.get("method")
         return self._with_draft or name in ("auto", "draft_model", "shared_draft")
 
-    async def _select_engines(self, target: Path | None, draft: Path | None) -> EngineSetup:
-        spec = self.spec
+    async def _select_engines(self, target: Path | None, draft: Path | None) -> None:
+        """Decide which engines to start, and have the weights in their precision."""
+        spec, launcher = self.spec, self.launcher
         method = spec.token_speculation if target is not None else "none"
         if draft is None and spec.has_draft and spec.runs_here("draft") and speculates_by_draft_model(method):
             method = "none"  # it could not be fetched, and the target works without it
         own_engine = (self._with_draft or not spec.runs_here("target")) and draft is not None
         wanted = replace(spec, token_speculation=method, draft_engine=own_engine)
-        select, platform = self.launcher.loaders.select, self.launcher.platform
-        return await in_daemon_thread(lambda: select(wanted, target, draft, platform))
+        select = partial(launcher.loaders.select, wanted, target, draft, launcher.platform)
+        launcher.setup = await in_daemon_thread(select)
+        await launcher.write(launcher.setup.target, launcher.setup.draft)
 
     async def _start_target(self) -> Engine:
         setup = self.launcher.setup

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.openai_http import OpenAIEngine
@@ -30,13 +29,14 @@ class Supervisor:
     """Keeps the models beside a target; without them the target writes alone."""
 
     def __init__(self, spec: RuntimeSpec, launcher: EngineLauncher) -> None:
-        self.remote_draft: OpenAIEngine | None = None
         self._spec = spec
         self._launcher = launcher
+        self._remote_draft: OpenAIEngine | None = None
         self._judged: EngineSet | None = None
         self._looked_for_draft = 0.0
         self._restarts: Counter[str] = Counter()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._put_by_role = {"draft": self._put_draft, "judge": self._put_judge, "embedding": self._put_embedder}
 
     async def attend(self, engines: EngineSet, policy: VerifierPolicy) -> None:
         """Start what a policy needs and is not there; a draft or a judge that has ended starts beside the call."""
@@ -46,10 +46,10 @@ class Supervisor:
         if engines.draft is None:
             return
         if policy.embeds and engines.embedder is None and "embedding" not in engines.problems:
-            await self._load_embedder(engines)
+            await self._put(engines, "embedding")
         if policy.asks_judge and self._judged is not engines:
             self._judged = engines
-            await self._put(engines, "judge", self._put_judge)
+            await self._put(engines, "judge")
 
     def reset(self) -> None:
         """Forget restarts, before the engines are started anew."""
@@ -59,8 +59,8 @@ class Supervisor:
 
     async def connect_draft(self, engines: EngineSet) -> None:
         """Put the draft behind a server to work; the engines' problems say why if it cannot be reached."""
-        self.remote_draft = await self._launcher.remote_engine("draft")
-        await self._put(engines, "draft", self._connect_draft)
+        self._remote_draft = await self._launcher.remote_engine("draft")
+        await self._put(engines, "draft")
 
     async def start_draft(self) -> Engine:
         """The draft in an engine of its own."""
@@ -69,13 +69,15 @@ class Supervisor:
         assert setup.draft is not None
         return await self._launcher.start("draft", models.draft.hub_id, setup.draft)
 
-    async def _put(self, engines: EngineSet, role: str, put: Callable[[EngineSet], Awaitable[None]]) -> None:
+    async def _put(self, engines: EngineSet, role: str) -> None:
         """Put a model to work; the engines' problems say why if it cannot be had."""
         try:
-            await put(engines)
-        except ConfigurationError:
-            raise
-        except LookaheadError as error:
+            await self._put_by_role[role](engines)
+        except Exception as error:
+            # No request fails for what the library says that reads an embedding model.
+            done_without = isinstance(error, LookaheadError) and not isinstance(error, ConfigurationError)
+            if role != "embedding" and not done_without:
+                raise
             if engines.problems.get(role) != str(error):
                 logger.warning("running without the %s model: %s", role, error)
             engines.problems[role] = str(error)
@@ -84,47 +86,42 @@ class Supervisor:
 
     def _look_for_draft(self, engines: EngineSet) -> None:
         """See whether a draft server that could not be reached is there now, while the call goes on without it."""
-        if (
-            self.remote_draft is None
-            or engines.draft is not None
-            or time.monotonic() - self._looked_for_draft < _LOOK_AGAIN
-        ):
-            return
-        if "draft" not in self._tasks or self._tasks["draft"].done():
-            self._tasks["draft"] = asyncio.create_task(self._put(engines, "draft", self._connect_draft))
+        waited = time.monotonic() - self._looked_for_draft >= _LOOK_AGAIN
+        task = self._tasks.get("draft")
+        if self._remote_draft is not None and engines.draft is None and waited and (task is None or task.done()):
+            self._tasks["draft"] = asyncio.create_task(self._put(engines, "draft"))
 
     def _restart_ended(self, engines: EngineSet) -> None:
         """Start a draft or a judge whose process has ended again, while calls go on without it."""
         models, draft, judge = self._spec.models, engines.draft, engines.judge
         if draft is not None and self._spec.runs_here("draft") and not draft.healthy:
             engines.draft = None
-            self._restart(engines, "draft", self._put_draft)
+            self._restart(engines, "draft")
         own = models.judge not in (None, models.target, models.draft)
         if own and isinstance(judge, EngineJudge) and not judge.engine.healthy:
             engines.judge = None
-            self._restart(engines, "judge", self._put_judge)
+            self._restart(engines, "judge")
 
-    def _restart(self, engines: EngineSet, role: str, put: Callable[[EngineSet], Awaitable[None]]) -> None:
+    def _restart(self, engines: EngineSet, role: str) -> None:
         self._restarts[role] += 1
         if self._restarts[role] > _RESTARTS:
             engines.problems[role] = f"the {role} model's process has ended {self._restarts[role]} times"
             return
         engines.problems[role] = f"the {role} model's process has ended; it is being started again"
         logger.warning("%s", engines.problems[role])
-        self._tasks[role] = asyncio.create_task(self._put(engines, role, put))
+        self._tasks[role] = asyncio.create_task(self._put(engines, role))
 
     async def _put_draft(self, engines: EngineSet) -> None:
+        if self._remote_draft is not None:
+            try:
+                await self._remote_draft.connect()
+            finally:
+                self._looked_for_draft = time.monotonic()
+            engines.draft = self._remote_draft
+            return
         engines.draft = await self.start_draft()
         if self._judged is engines and self._spec.models.judge == self._spec.models.draft:
             engines.judge = EngineJudge(engines.draft)
-
-    async def _connect_draft(self, engines: EngineSet) -> None:
-        assert self.remote_draft is not None
-        try:
-            await self.remote_draft.connect()
-        finally:
-            self._looked_for_draft = time.monotonic()
-        engines.draft = self.remote_draft
 
     async def _put_judge(self, engines: EngineSet) -> None:
         """Put the wanted judge in place of the target."""
@@ -140,19 +137,15 @@ class Supervisor:
             await launcher.write(weights)
             engines.judge = EngineJudge(await launcher.start("judge", models.judge.hub_id, weights))
 
-    async def _load_embedder(self, engines: EngineSet) -> None:
+    async def _put_embedder(self, engines: EngineSet) -> None:
         facts, launcher = self._spec.models.embedding, self._launcher
         if (remote := self._spec.remote.get("embedding")) is not None:
             engines.embedder = launcher.connected(RemoteEmbedder(remote))
             return
-        try:
-            folder = await launcher.fetch(facts)
+        folder = await launcher.fetch(facts)
 
-            def load() -> Embedder:
-                with launcher.progress.task(f"Loading embedding model {facts.hub_id}"):
-                    return launcher.loaders.load_embedder(folder)
+        def load() -> Embedder:
+            with launcher.progress.task(f"Loading embedding model {facts.hub_id}"):
+                return launcher.loaders.load_embedder(folder)
 
-            engines.embedder = await in_daemon_thread(load)
-        except Exception as error:  # of whatever library reads it: no request fails for it
-            logger.warning("running without the embedding model: %s", error)
-            engines.problems["embedding"] = str(error)
+        engines.embedder = await in_daemon_thread(load)
