@@ -4,16 +4,14 @@ Matrices are multiplied by our own kernel where the processor is one for it (`vn
 tokens of a pass vLLM's takes a fifth longer. compressed-tensors leaves the output layer as it was, two fifths of what a
 pass of the 0.5B draft reads and an eighth of the 1.5B target's; here it is made integers while the model loads.
 
-Without instructions for int8 arithmetic a pass of a few tokens takes as long as reading the weights does, and vLLM's
-kernels for int8 are emulated. There all weights are made integers while the model loads, and multiplied by a kernel of
-our own (`int8_kernel`). Measured with AVX2: a token takes 133 ms, in bf16 270 ms.
+Without instructions for int8 arithmetic vLLM's kernels for int8 are emulated. There all weights are made integers while
+the model loads, and multiplied by a kernel of our own (`int8_kernel`). With AVX2 a token takes 133 ms, in bf16 270 ms.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -93,25 +91,12 @@ def int8_product(integers: torch.Tensor, scale: torch.Tensor, activations: torch
     Weights have the shape (outputs, inputs), scales (outputs,). Integers are summed, so a token's outputs do not
     depend on what else is in the batch.
     """
-    kernel = _kernel()
-    if kernel is not None and kernel.fits(*integers.shape, activations, out):
-        return product_by(kernel.multiplication(integers, scale, out))
-    return product_by(_by_vllm(integers, scale, out))
-
-
-# Not above: vLLM's processes begin by looking into every module that is there, and stumble over llvmlite's.
-
-
-def _kernel() -> ModuleType | None:
+    # Not above: vLLM's processes begin by looking into every module that is there, and stumble over llvmlite's.
     from lookahead_agent.cpu import vnni_kernel
 
-    return vnni_kernel if vnni_kernel.is_supported() else None
-
-
-def _weights_kernel() -> ModuleType:
-    from lookahead_agent.cpu import int8_kernel
-
-    return int8_kernel
+    outputs, inputs = integers.shape
+    own = vnni_kernel.is_supported() and vnni_kernel.fits(outputs, inputs, activations, out)
+    return product_by((vnni_kernel.multiplication if own else _by_vllm)(integers, scale, out))
 
 
 def _by_vllm(weights: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Multiply:
@@ -173,12 +158,13 @@ class _LinearMethod(CompressedTensorsLinearMethod):  # type: ignore[misc]
 
 def int8_weights_product(weight: torch.Tensor) -> Product:
     """A layer's product by its weights, shape (outputs, inputs), as integers."""
-    kernel = _weights_kernel()
+    from lookahead_agent.cpu import int8_kernel
+
     integers, scale = rounded(weight)
-    packed = kernel.packed(integers)
+    packed = int8_kernel.packed(integers)
 
     def multiply(tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = kernel.multiply(tokens.float(), packed, scale)
+        out = int8_kernel.multiply(tokens.float(), packed, scale)
         if bias is not None:
             out += bias
         return out.to(tokens.dtype)
@@ -221,6 +207,8 @@ class Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """How a layer's weights are kept."""
+        from lookahead_agent.cpu.int8_kernel import LANES
+
         if isinstance(layer, LinearBase):
-            return UnquantizedLinearMethod() if layer.input_size % _weights_kernel().LANES else _WeightsMethod()
+            return UnquantizedLinearMethod() if layer.input_size % LANES else _WeightsMethod()
         return RoundedOutputLayer(int8_weights_product) if isinstance(layer, ParallelLMHead) else None

@@ -21,7 +21,6 @@ _PACK = 6
 """Rows that lie beside each other in memory, LANES columns at a time, so that it is read from beginning to end."""
 _ROWS = {1: 6, 2: 6, 3: 3, 4: 3}
 """Rows of a tile by its tokens: as many sums as a processor has registers for (measured). They divide _PACK."""
-_MOST_TOKENS = max(_ROWS)
 _BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048
 """What is multiplied by all tokens before the next is read: few enough to stay in a core's cache."""
 
@@ -48,31 +47,18 @@ def _products(builder: Any, rows: int, tokens: int, weights: Any, inputs: Any, c
     multiply_add = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{LANES}f32"
     )
-    before, body, after = builder.block, builder.append_basic_block("columns"), builder.append_basic_block("sums")
     token_inputs = [builder.add(inputs, builder.mul(_I64(4 * token), stride)) for token in range(tokens)]
-    builder.branch(body)
-    builder.position_at_end(body)
-    column = builder.phi(_I64)
-    sums = [[builder.phi(_FLOATS) for _ in range(tokens)] for _ in range(rows)]
     pack = [builder.add(weights, _I64(LANES * row)) for row in range(rows)]
-    factors = [
-        builder.sitofp(builder.load(pointer(builder, row, column, _INTEGERS, _PACK), align=1), _FLOATS) for row in pack
-    ]
-    following: list[list[Any]] = [[] for _ in range(rows)]
-    for token in range(tokens):
-        values = builder.load(pointer(builder, token_inputs[token], column, _FLOATS, 4), align=4)
-        for row in range(rows):
-            following[row].append(builder.call(multiply_add, [factors[row], values, sums[row][token]]))
-    next_column = builder.add(column, _I64(LANES))
-    column.add_incoming(_I64(0), before)
-    column.add_incoming(next_column, body)
-    for row in range(rows):
+    nothing = ir.Constant(_FLOATS, [0.0] * LANES)
+    sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(tokens)] for _ in range(rows)]
+    with cgutils.for_range_slice(builder, _I64(0), columns, _I64(LANES)) as (column, _):
+        places = [pointer(builder, row, column, _INTEGERS, _PACK) for row in pack]
+        factors = [builder.sitofp(builder.load(place, align=1), _FLOATS) for place in places]
         for token in range(tokens):
-            sums[row][token].add_incoming(ir.Constant(_FLOATS, [0.0] * LANES), before)
-            sums[row][token].add_incoming(following[row][token], body)
-    builder.cbranch(builder.icmp_signed("<", next_column, columns), body, after)
-    builder.position_at_end(after)
-    return following
+            values = builder.load(pointer(builder, token_inputs[token], column, _FLOATS, 4), align=4)
+            for factor, known in zip(factors, (of_row[token] for of_row in sums), strict=True):
+                builder.store(builder.call(multiply_add, [factor, values, builder.load(known)]), known)
+    return [[builder.load(known) for known in of_row] for of_row in sums]
 
 
 def _tile(rows: int, tokens: int) -> Any:
@@ -106,24 +92,34 @@ def _tile(rows: int, tokens: int) -> Any:
     return tile
 
 
-def _packs(rows: int, tokens: int) -> Any:
-    """Code that multiplies packs of rows by some tokens."""
+@njit(nogil=True, error_model="numpy")
+def _packs(weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first, count):  # type: ignore[no-untyped-def]
+    """Packs of rows by the tokens that are left: none."""
+
+
+def _packs_with(rows: int, tokens: int, packs: Any) -> Any:
+    """Code that multiplies packs of rows by so many tokens at a time, and by what is left of them as `packs` does."""
     tile = _tile(rows, tokens)
 
     @njit(nogil=True, error_model="numpy")
-    def packs(  # type: ignore[no-untyped-def]
-        weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first
+    def more_packs(  # type: ignore[no-untyped-def]
+        weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first, count
     ):
-        for pack in range(begin, end, _PACK):
-            for row in range(pack, pack + _PACK, rows):
-                place = weights + pack * stride + LANES * (row - pack)
-                scale, output, left = scales + 4 * row, outputs + 4 * row, last - row
-                tile(place, inputs, scale, output, columns, stride, token_outputs, left, first)
+        while count >= tokens:
+            for pack in range(begin, end, _PACK):
+                for row in range(pack, pack + _PACK, rows):
+                    place = weights + pack * stride + LANES * (row - pack)
+                    scale, output, left = scales + 4 * row, outputs + 4 * row, last - row
+                    tile(place, inputs, scale, output, columns, stride, token_outputs, left, first)
+            inputs, outputs = inputs + 4 * tokens * stride, outputs + 4 * tokens * token_outputs
+            count -= tokens
+        packs(weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first, count)
 
-    return packs
+    return more_packs
 
 
-_one, _two, _three, _four = (_packs(rows, tokens) for tokens, rows in _ROWS.items())
+for _tokens, _rows in _ROWS.items():
+    _packs = _packs_with(_rows, _tokens, _packs)
 
 
 @compiled
@@ -138,17 +134,8 @@ def _share(work):  # type: ignore[no-untyped-def]
         for column in range(0, columns, _BLOCK_COLUMNS):
             width = min(_BLOCK_COLUMNS, columns - column)
             block, first = weights + column * _PACK, column == 0
-            for token in range(0, tokens, _MOST_TOKENS):
-                values, out = inputs + 4 * (token * columns + column), outputs + 4 * token * rows
-                left = tokens - token
-                if left >= 4:
-                    _four(block, values, scales, out, width, columns, rows, begin, until, rows, first)
-                elif left == 3:
-                    _three(block, values, scales, out, width, columns, rows, begin, until, rows, first)
-                elif left == 2:
-                    _two(block, values, scales, out, width, columns, rows, begin, until, rows, first)
-                else:
-                    _one(block, values, scales, out, width, columns, rows, begin, until, rows, first)
+            values = inputs + 4 * column
+            _packs(block, values, scales, outputs, width, columns, rows, begin, until, rows, first, tokens)
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:

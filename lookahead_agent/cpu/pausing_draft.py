@@ -64,7 +64,7 @@ def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
         if (memory := getattr(runner, "lookahead_draft_memory", None)) is None:
             memory = runner.lookahead_draft_memory = DraftMemory(table.block_size)
         replies = runner.input_batch.req_ids
-        excluded = runner.lookahead_excluded = _behind(runner, memory) | _seeded(runner) | _without_draft(runner)
+        excluded = runner.lookahead_excluded = _without_draft_tokens(runner, memory)
         reads = scheduled.num_spec_tokens_to_schedule > 0 and len(excluded) < len(replies)
         memory.write(table.slot_mapping.gpu[: scheduled.total_num_scheduled_tokens].numpy(), read=reads)
         if not reads:
@@ -87,26 +87,14 @@ def _without_excluded(take: Callable[..., Any]) -> Callable[..., Any]:
     return take_draft_tokens
 
 
-def _behind(runner: Any, memory: DraftMemory) -> set[str]:
-    """The replies of a pass whose tokens before it the draft has not all read."""
-    if memory.whole:  # at every pass of one reply
-        return set()
-    table, batch = runner.input_batch.block_table[0], runner.input_batch
-    blocks = table.block_table.np
-    return {
-        reply
-        for index, reply in enumerate(batch.req_ids)
-        if not memory.knows(blocks[index, : -(-int(batch.num_computed_tokens_cpu[index]) // table.block_size)].tolist())
-    }
-
-
-def _seeded(runner: Any) -> set[str]:
-    """The replies of a pass that are sampled with a seed of their own."""
-    replies = runner.input_batch.req_ids
-    return {replies[index] for index in runner.input_batch.generators if index < len(replies)}
-
-
-def _without_draft(runner: Any) -> set[str]:
-    """The replies of a pass that are to be written without the draft."""
-    asked = {reply: runner.requests[reply].sampling_params for reply in runner.input_batch.req_ids}
-    return {reply for reply, params in asked.items() if params is not None and NO_DRAFT in (params.extra_args or {})}
+def _without_draft_tokens(runner: Any, memory: DraftMemory) -> set[str]:
+    """The replies of a pass with a seed, or to be written without the draft, or with tokens that it has not read."""
+    batch, table, excluded = runner.input_batch, runner.input_batch.block_table[0], set()
+    for index, reply in enumerate(batch.req_ids):
+        params = runner.requests[reply].sampling_params
+        asked = params is not None and NO_DRAFT in (params.extra_args or {})
+        blocks = -(-int(batch.num_computed_tokens_cpu[index]) // table.block_size)
+        whole = memory.whole or memory.knows(table.block_table.np[index, :blocks].tolist())
+        if asked or not whole or index in batch.generators:
+            excluded.add(reply)
+    return excluded

@@ -13,7 +13,7 @@ import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -55,35 +55,21 @@ def _sums(builder: Any, tokens: int, weights: Any, inputs: Any, columns: Any) ->
     prefetch = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32]), "llvm.prefetch.p0"
     )
-    before, body, after = builder.block, builder.append_basic_block("columns"), builder.append_basic_block("sums")
-    builder.branch(body)
-    builder.position_at_end(body)
-    column = builder.phi(_I64)
-    sums = [[builder.phi(_WORDS) for _ in range(2)] for _ in range(tokens)]
-    place = builder.add(weights, builder.mul(column, _I64(ROWS)))
-    factors = []
-    for half in range(2):
-        vector = pointer(builder, place, _I64(half), _WORDS, 64)
-        factors.append(builder.load(vector, align=1))
-        ahead = builder.inttoptr(builder.add(place, _I64(_AHEAD + 64 * half)), _I8.as_pointer())
-        builder.call(prefetch, [ahead, _I32(0), _I32(3), _I32(1)])
-    following = []
-    for token in range(tokens):
-        four = builder.load(
-            pointer(builder, inputs, builder.add(builder.mul(_I64(token), columns), column), _I32, 1), align=1
-        )
-        values = _everywhere(builder, four, _WORDS)
-        following.append([builder.call(add_products, [sums[token][half], values, factors[half]]) for half in range(2)])
-    next_column = builder.add(column, _I64(COLUMNS))
-    column.add_incoming(_I64(0), before)
-    column.add_incoming(next_column, body)
-    for token in range(tokens):
+    nothing = ir.Constant(_WORDS, [0] * 16)
+    sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(2)] for _ in range(tokens)]
+    with cgutils.for_range_slice(builder, _I64(0), columns, _I64(COLUMNS)) as (column, _):
+        place = builder.add(weights, builder.mul(column, _I64(ROWS)))
+        factors = []
         for half in range(2):
-            sums[token][half].add_incoming(ir.Constant(_WORDS, [0] * 16), before)
-            sums[token][half].add_incoming(following[token][half], body)
-    builder.cbranch(builder.icmp_signed("<", next_column, columns), body, after)
-    builder.position_at_end(after)
-    return following
+            factors.append(builder.load(pointer(builder, place, _I64(half), _WORDS, 64), align=1))
+            ahead = builder.inttoptr(builder.add(place, _I64(_AHEAD + 64 * half)), _I8.as_pointer())
+            builder.call(prefetch, [ahead, _I32(0), _I32(3), _I32(1)])
+        for token in range(tokens):
+            index = builder.add(builder.mul(_I64(token), columns), column)
+            values = _everywhere(builder, builder.load(pointer(builder, inputs, index, _I32, 1), align=1), _WORDS)
+            for known, factor in zip(sums[token], factors, strict=True):
+                builder.store(builder.call(add_products, [builder.load(known), values, factor]), known)
+    return [[builder.load(known) for known in of_token] for of_token in sums]
 
 
 def _as_bf16(builder: Any, floats: Any) -> Any:
@@ -132,85 +118,64 @@ def _tile(tokens: int) -> Any:
     return tile
 
 
-_one, _two, _three, _four, _six, _eight, _twelve = (_tile(tokens) for tokens in (1, 2, 3, 4, 6, 8, _MOST_TOKENS))
+def _array(kind: Any) -> Any:
+    """Code that takes an address and a length, and gives an array."""
+
+    @intrinsic
+    def at(_, address):  # type: ignore[no-untyped-def]
+        def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), code
+
+    return at
 
 
-@intrinsic
-def _round_token(_, values, integers, scales, columns):  # type: ignore[no-untyped-def]
-    """A token in bf16 as integers with a scale, the largest being 127 from zero: 16 columns at a time."""
-
-    def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-        values, integers, scales, columns = given
-        absolute, nearest = (
-            cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOATS, [_FLOATS]), f"llvm.{name}.v16f32")
-            for name in ("fabs", "rint")
-        )
-
-        def load(column: Any) -> Any:
-            halves = builder.load(pointer(builder, values, column, _HALVES, 2), align=2)
-            return builder.bitcast(builder.shl(builder.zext(halves, _WORDS), ir.Constant(_WORDS, [16] * 16)), _FLOATS)
-
-        largest = cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, [1e-10] * 16))
-        steps = builder.udiv(columns, _I64(16))
-        with cgutils.for_range(builder, steps) as loop:
-            each = builder.call(absolute, [load(builder.mul(loop.index, _I64(16)))])
-            known = builder.load(largest)
-            builder.store(builder.select(builder.fcmp_ordered(">", each, known), each, known), largest)
-        vector = builder.load(largest)
-        most = builder.extract_element(vector, _I32(0))
-        for lane in range(1, 16):
-            other = builder.extract_element(vector, _I32(lane))
-            most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
-        builder.store(builder.fdiv(most, _F32(127.0)), pointer(builder, scales, _I64(0), _F32, 4), align=4)
-        factor = _everywhere(builder, builder.fdiv(_F32(127.0), most), _FLOATS)
-        with cgutils.for_range(builder, steps) as loop:
-            column = builder.mul(loop.index, _I64(16))
-            whole = builder.fptosi(builder.call(nearest, [builder.fmul(load(column), factor)]), _WORDS)
-            unsigned = builder.add(whole, ir.Constant(_WORDS, [_SIGN] * 16))
-            kind = ir.VectorType(_I8, 16)
-            builder.store(builder.trunc(unsigned, kind), pointer(builder, integers, column, kind, 1), align=1)
-        return _context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 4), code
+_halves_at, _integers_at, _scales_at = map(_array, (types.uint16, types.uint8, types.float32))
 
 
 @compiled
 def _round_tokens(work):  # type: ignore[no-untyped-def]
-    """All tokens as integers."""
-    values, integers, scales, tokens, columns = work[10], work[1], work[2], work[8], work[9]
+    """Each token in bf16 as integers with a scale, the largest being 127 from zero."""
+    tokens, columns = work[8], work[9]
     for token in range(tokens):
-        _round_token(values + 2 * token * columns, integers + token * columns, scales + 4 * token, columns)
+        values = carray(_halves_at(work[10] + 2 * token * columns), columns)
+        integers = carray(_integers_at(work[1] + token * columns), columns)
+        most = np.uint16(0)
+        for column in range(columns):
+            most = max(most, np.uint16(values[column] & np.uint16(0x7FFF)))  # as numbers without a sign are ordered
+        largest = max(np.uint32(np.uint32(most) << 16).view(np.float32), np.float32(1e-10))
+        carray(_scales_at(work[2] + 4 * token), 1)[0] = largest / np.float32(127)
+        factor = np.float32(127) / largest
+        for column in range(columns):
+            value = np.uint32(np.uint32(values[column]) << 16).view(np.float32)
+            integers[column] = np.uint8(np.int32(np.rint(value * factor)) + np.int32(_SIGN))
 
 
 @njit(nogil=True, error_model="numpy")
 def _panel(weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows, tokens):  # type: ignore[no-untyped-def]
-    """ROWS rows by all tokens."""
-    size = 2 if halves else 4
-    token = 0
-    while token < tokens:
-        left = tokens - token
-        ints, known, out = inputs + token * columns, token_scales + 4 * token, outputs + size * token * rows
-        if left >= 12:
-            _twelve(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
-            token += 12
-        elif left >= 8:
-            _eight(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
-            token += 8
-        elif left >= 6:
-            _six(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
-            token += 6
-        elif left >= 4:
-            _four(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
-            token += 4
-        elif left == 3:
-            _three(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
-            token += 3
-        elif left == 2:
-            _two(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
-            token += 2
-        else:
-            _one(weights, ints, known, scales, excess, biases, out, halves, columns, rows)
-            token += 1
+    """ROWS rows by the tokens that are left: none."""
+
+
+def _panel_with(size: int, panel: Any) -> Any:
+    """Code that multiplies ROWS rows by so many tokens at a time, and by what is left of them as `panel` does."""
+    tile = _tile(size)
+
+    @njit(nogil=True, error_model="numpy")
+    def larger_panel(  # type: ignore[no-untyped-def]
+        weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows, tokens
+    ):
+        while tokens >= size:
+            tile(weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows)
+            inputs, token_scales = inputs + size * columns, token_scales + 4 * size
+            outputs, tokens = outputs + (2 if halves else 4) * size * rows, tokens - size
+        panel(weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows, tokens)
+
+    return larger_panel
+
+
+for _size in (1, 2, 3, 4, 6, 8, _MOST_TOKENS):
+    _panel = _panel_with(_size, _panel)
 
 
 @compiled
@@ -222,19 +187,9 @@ def _share(work):  # type: ignore[no-untyped-def]
     panels, mine, shares = rows // ROWS, np.int64(thread()), np.int64(threads())
     for panel in range(panels * mine // shares, panels * (mine + 1) // shares):
         row = panel * ROWS
-        _panel(
-            weights + row * columns,
-            inputs,
-            token_scales,
-            scales + 4 * row,
-            excess + 4 * row,
-            biases + 4 * row,
-            outputs + size * row,
-            halves,
-            columns,
-            rows,
-            tokens,
-        )
+        place, out, at = weights + row * columns, outputs + size * row, 4 * row
+        ahead = scales + at, excess + at, biases + at
+        _panel(place, inputs, token_scales, *ahead, out, halves, columns, rows, tokens)
 
 
 def fits(outputs: int, inputs: int, activations: torch.dtype, out: torch.dtype) -> bool:

@@ -56,12 +56,12 @@ _LARGEST_COUNT = 2**31 - 1
 _LARGEST_FACTORS = 10_000
 
 
-def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A schema and every schema in it."""
+def subschemas(schema: Mapping[str, Any], *, with_ids: bool = True) -> Iterator[Mapping[str, Any]]:
+    """A schema and every schema in it; perhaps without those of a name of their own, from which references count."""
     left: list[Any] = [schema]
     while left:
         found = left.pop()
-        if not isinstance(found, Mapping):
+        if not isinstance(found, Mapping) or (not with_ids and isinstance(found.get("$id"), str)):
             continue
         yield found
         for name in _BY_NAME:
@@ -97,25 +97,13 @@ def refers_to_itself(schema: Mapping[str, Any]) -> bool:
 
 def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
     """A copy of a checked schema as part of another one, at a JSON pointer: its references point there."""
-    if pointer and isinstance(schema.get("$id"), str):
-        return dict(schema)  # references in it count from itself
-
-    def moved(value: Any) -> Any:
-        return relocated(value, pointer) if isinstance(value, Mapping) else value
-
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            found[key] = f"#{pointer}{value[1:]}"
-        elif key in _BY_NAME and isinstance(value, Mapping):
-            found[key] = {name: moved(part) for name, part in value.items()}
-        elif key in _LISTED and isinstance(value, list):
-            found[key] = [moved(part) for part in value]
-        elif key in _SINGLE:
-            found[key] = moved(value)
-        else:
-            found[key] = value
-    return found
+    copied = copy.deepcopy(dict(schema))
+    # One object may be in several places.
+    for part in {id(part): part for part in subschemas(copied, with_ids=False)}.values():
+        ref = part.get("$ref")
+        if isinstance(part, dict) and isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+            part["$ref"] = f"#{pointer}{ref[1:]}"
+    return copied
 
 
 def for_llguidance(schema: dict[str, Any]) -> dict[str, Any]:

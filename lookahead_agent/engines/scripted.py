@@ -12,7 +12,7 @@ from typing import Any
 
 from lookahead_agent.engines.chat_template import ThinkingTags, check_arguments, continues
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.engines.tokenizer import TextStream, prompt_too_long
+from lookahead_agent.engines.tokenizer import ChatPrompt, TextStream, prompt_too_long
 from lookahead_agent.errors import EngineError
 
 
@@ -91,7 +91,7 @@ class ScriptedTokenizer:
         longest: int | None = None,
         *,
         whole: bool = False,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """Token ids of the messages, one line each; see `Tokenizer.chat_prompt`."""
         check_arguments(template_arguments or {}, self.template_variables)
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
@@ -99,16 +99,9 @@ class ScriptedTokenizer:
             lines.insert(0, "tools: " + json.dumps(list(tools)))
         if not continues(messages):
             lines.append("assistant: " + self._opening)
-        return self.encode("\n".join(lines), longest)
+        return ChatPrompt(self.encode("\n".join(lines), longest))
 
-    def remember_reply(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_arguments: Mapping[str, Any] | None,
-        prompt_ids: Sequence[int],
-        reply_ids: Sequence[int],
-    ) -> None:
+    def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
         """Nothing: a text has one encoding."""
 
     def follow_up(self, question: str) -> list[int]:

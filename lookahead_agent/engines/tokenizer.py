@@ -39,6 +39,12 @@ class TextStream(Protocol):
         """The text of tokens that have completed no character: replacement characters."""
 
 
+class ChatPrompt(list[int]):
+    """Token ids of a chat, and its text if an earlier reply may be found in it."""
+
+    text: str | None = None
+
+
 class Tokenizer(Protocol):
     """A model's tokenizer and chat template."""
 
@@ -79,7 +85,7 @@ class Tokenizer(Protocol):
         longest: int | None = None,
         *,
         whole: bool = False,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """Token ids of a chat, ready for the reply, which may continue a last message that is not `FINISHED`.
 
         `template_arguments` are values of `template_variables`, of JSON's types. `whole`: the template must show every
@@ -90,20 +96,10 @@ class Tokenizer(Protocol):
             ContextLengthError: The chat has far more tokens than `longest`.
         """
 
-    def remember_reply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_arguments: Mapping[str, Any] | None,
-        prompt_ids: Sequence[int],
-        reply_ids: Sequence[int],
-    ) -> None:
+    def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
         """Have later prompts repeat a reply in its own tokens, so that an engine finds them in its prefix cache.
 
-        Args:
-            messages: The chat, with `tools` and `template_arguments` as for `chat_prompt`.
-            prompt_ids: Its token ids, shape (n,).
-            reply_ids: Token ids of the reply, shape (m,), the one that ends it included.
+        The reply's token ids have the shape (m,), the one that ends it included.
         """
 
     def follow_up(self, question: str) -> list[int]:
@@ -245,28 +241,22 @@ class HFTokenizer:
         longest: int | None = None,
         *,
         whole: bool = False,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """See `Tokenizer.chat_prompt`; replies that are remembered have their own tokens."""
         arguments = template_arguments or {}
         if whole:
             self._check_shown(messages, tools, arguments)
         text = self._render(messages, tools, arguments, ending(messages))
         known = self._replies.ids_of(text, lambda part: self.encode(part, longest))
-        return known if known is not None else self.encode(text, longest)
+        prompt = ChatPrompt(known if known is not None else self.encode(text, longest))
+        prompt.text = None if continues(messages) else text
+        return prompt
 
-    def remember_reply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_arguments: Mapping[str, Any] | None,
-        prompt_ids: Sequence[int],
-        reply_ids: Sequence[int],
-    ) -> None:
+    def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
         """See `Tokenizer.remember_reply`; a reply that was cut off, or goes on with a message, is not remembered."""
-        if reply_ids and reply_ids[-1] in self.eos_ids and not continues(messages):
-            text = self._render(messages, tools, template_arguments or {}, ending(messages))
+        if reply_ids and reply_ids[-1] in self.eos_ids and prompt.text is not None:
             end = str(self._fast.decode([reply_ids[-1]], skip_special_tokens=False))
-            self._replies.add(text, prompt_ids, self.decode_all(reply_ids[:-1]), reply_ids[:-1], end)
+            self._replies.add(prompt.text, prompt, self.decode_all(reply_ids[:-1]), reply_ids[:-1], end)
 
     def _check_shown(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]

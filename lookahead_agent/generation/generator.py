@@ -10,7 +10,7 @@ from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, Reply
 from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.engines.tokenizer import ChatPrompt, Tokenizer
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
@@ -96,9 +96,8 @@ class ReplyGenerator:
             for part in written:
                 report.add(part.report)
             tokens = [token for part in written for token in part.token_ids]
-            if (asked := self._request).messages is not None:
-                remember = engines.target.tokenizer.remember_reply
-                await asyncio.to_thread(remember, asked.messages, asked.tools, asked.template_arguments, prompt, tokens)
+            if isinstance(prompt, ChatPrompt):
+                await asyncio.to_thread(engines.target.tokenizer.remember_reply, prompt, tokens)
             if (seen := report.target_prompt).cached is not None and tokens:
                 engines.modes.learn_tokens(self._kind, seen.total - seen.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
@@ -155,7 +154,7 @@ class ReplyGenerator:
             arguments, whole = request.template_arguments, tokenizer is target
             if not whole:  # its template may not have the target's variables
                 arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
-            ids = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest, whole=whole)
+            ids: list[int] = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest, whole=whole)
         elif isinstance(request.prompt, str):
             ids = tokenizer.encode(request.prompt, longest)
         else:

@@ -36,7 +36,7 @@ def said(text: str, calls: list[dict[str, Any]] | None = None, **more: Any) -> d
 def remembered(tokenizer: HFTokenizer, written: str, chat: Any = None) -> list[int]:
     """The prompt, and a reply's tokens after it."""
     prompt, ids = tokenizer.chat_prompt(chat or ASKED), [*tokenizer.encode(written), 0]
-    tokenizer.remember_reply(chat or ASKED, None, None, prompt, ids)
+    tokenizer.remember_reply(prompt, ids)
     return prompt + ids
 
 
@@ -83,7 +83,7 @@ def test_thinking_that_is_shown_is_repeated(tokenizer: HFTokenizer) -> None:
 def test_a_reply_that_was_cut_off_is_not_remembered(tokenizer: HFTokenizer) -> None:
     chat = [*ASKED, said("Half of it"), MORE]
     as_template = tokenizer.chat_prompt(chat)
-    tokenizer.remember_reply(ASKED, None, None, tokenizer.chat_prompt(ASKED), tokenizer.encode("Half  of it"))
+    tokenizer.remember_reply(tokenizer.chat_prompt(ASKED), tokenizer.encode("Half  of it"))
     assert tokenizer.chat_prompt(chat) == as_template
 
 
