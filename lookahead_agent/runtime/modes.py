@@ -60,12 +60,19 @@ class ModeChooser:
         if waiting >= _BUSY and "sd" in modes:
             return ModeChoice("sd", f"{waiting} requests are running: no steps beside them")
         known = self._known(node)
-        best = min(modes, key=lambda mode: self._expected(known, mode))
-        if known.mode is None or known.mode not in modes or self._ahead(known, best, known.mode):
+        expected = {mode: self._expected(known, mode) for mode in modes}
+        best = min(modes, key=lambda mode: expected[mode])
+        if known.mode not in expected or expected[best] < (1 - HYSTERESIS) * expected[known.mode]:
             known.mode, known.patience = best, TRY_AFTER
         if len(modes) > 1 and known.since_trial >= known.patience:
-            return ModeChoice(self._on_trial(known, modes), "tried again")
-        return ModeChoice(known.mode, self._reason(known, modes))
+            longest_unused = min(
+                (mode for mode in modes if mode != known.mode), key=lambda mode: known.used.get(mode, 0)
+            )
+            return ModeChoice(longest_unused, "tried again")
+        if not known.seconds:
+            return ModeChoice(known.mode, "expected to be fastest here")
+        figures = ", ".join(f"{mode} {1000 * known.seconds[mode]:.0f}" for mode in modes if mode in known.seconds)
+        return ModeChoice(known.mode, f"fastest here so far (ms per token: {figures})")
 
     def learn(self, node: str, mode: Mode, seconds_per_token: float) -> None:
         """Take in what a reply took, of which nothing else ran beside."""
@@ -109,22 +116,8 @@ class ModeChooser:
             self._nodes.popitem(last=False)
         return known
 
-    def _ahead(self, node: _Node, mode: Mode, of: Mode) -> bool:
-        return self._expected(node, mode) < (1 - HYSTERESIS) * self._expected(node, of)
-
     def _expected(self, node: _Node, mode: Mode) -> float:
         if mode in node.seconds:
             return node.seconds[mode]
         scale = [seconds / PRIOR[known] for known, seconds in node.seconds.items()]
         return PRIOR[mode] * (min(scale) if scale else 1.0)
-
-    def _on_trial(self, node: _Node, modes: Sequence[Mode]) -> Mode:
-        """The mode that is not in use and was not used for longest."""
-        others = [mode for mode in modes if mode != node.mode]
-        return min(others, key=lambda mode: node.used.get(mode, 0))
-
-    def _reason(self, node: _Node, modes: Sequence[Mode]) -> str:
-        if not node.seconds:
-            return "expected to be fastest here"
-        figures = ", ".join(f"{mode} {1000 * node.seconds[mode]:.0f}" for mode in modes if mode in node.seconds)
-        return f"fastest here so far (ms per token: {figures})"

@@ -116,7 +116,8 @@ def memory_shares(
 
 def weight_bytes(folder: Path, arguments: Mapping[str, Any]) -> int:
     """Bytes of an engine's weights on each of its GPUs: of the files, or of the shape where weights are made up."""
-    size = next((found for kind in _WEIGHT_FILES if (found := _size(folder, kind))), 0)
+    sizes = (sum(file.stat().st_size for file in folder.glob(kind)) for kind in _WEIGHT_FILES)
+    size = next(filter(None, sizes), 0)
     if not size or arguments.get("load_format") == "dummy":
         size = 2 * _parameters(_text_config(folder))
     of_draft = sum(weight_bytes(draft, {}) for draft in _drafts(arguments))
@@ -139,10 +140,6 @@ def _drafts(arguments: Mapping[str, Any]) -> list[Path]:
     """The draft model that the engine itself speculates on tokens with, if it has one."""
     config = arguments.get("speculative_config") or {}
     return [Path(config["model"])] if config.get("method") == "draft_model" else []
-
-
-def _size(folder: Path, kind: str) -> int:
-    return sum(file.stat().st_size for file in folder.glob(kind))
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
