@@ -1,27 +1,29 @@
-"""The application: which address answers what."""
+"""The application: whom it answers, and which address answers what."""
 
 import asyncio
+import ipaddress
 import json
 import os
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
 from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, ServerStatus
 from lookahead_agent.server import ServerSettings
-from lookahead_agent.server.admission import HostCheck, check_key
 from lookahead_agent.server.body import BodyReader
 from lookahead_agent.server.errors import ErrorReplies, RefusedError
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
@@ -29,6 +31,50 @@ from lookahead_agent.server.replies import Replies, ReplyResponse
 from lookahead_agent.server.writer import ReplyWriter
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class HostCheck:
+    """Middleware that answers only to allowed names, against web pages whose own name leads here (DNS rebinding).
+
+    An IP address as `Host` cannot be such a page's, nor can none at all.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str], errors: ErrorReplies) -> None:
+        self._app = app
+        self._allowed = {name.lower().rstrip(".") for name in allowed}
+        self._endings = tuple(name[1:] for name in self._allowed if name.startswith("*"))
+        self._errors = errors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is None or self._is_allowed(host):
+            await self._app(scope, receive, send)
+            return
+        message = f"the server is not called {host[:100]!r}: its owner can allow the name with --allowed-host"
+        await self._errors.response(RefusedError(400, message))(scope, receive, send)
+
+    def _is_allowed(self, host: str) -> bool:
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower().rstrip(".")
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._allowed or name.endswith(self._endings)
+        return True
+
+
+def check_key(given: str | None, expected: str | None) -> None:
+    """Check the `Authorization` header of a request."""
+    if expected is None:
+        return
+    scheme, _, key = (given or "").partition(" ")
+    equal = secrets.compare_digest(key.strip().encode(), expected.encode())
+    if scheme.lower() != "bearer" or not equal:
+        raise RefusedError(
+            401,
+            "the API key is wrong or missing: send it as 'Authorization: Bearer …'",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
 
 
 def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Starlette:
@@ -52,13 +98,9 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         body = await bodies.read(request, model, settings.body_limit(length), length)
         policy, node = (request.headers.get(f"X-Lookahead-{name}") for name in ("Policy", "Node"))
         requests = await asyncio.to_thread(writer.requests, body, policy, node)
-        replies = Replies(
-            [writer.generate(each) for each in requests],
-            body.n,
-            writer.model_name,
-            chat=isinstance(body, ChatRequestBody),
-            with_usage=body.stream_options is not None and body.stream_options.include_usage,
-        )
+        usage, chat = body.stream_options and body.stream_options.include_usage, isinstance(body, ChatRequestBody)
+        streams = [writer.generate(each) for each in requests]
+        replies = Replies(streams, body.n, writer.model_name, chat=chat, with_usage=bool(usage))
         if body.stream:
             return ReplyResponse(replies.events(errors), "text/event-stream")
         return ReplyResponse(replies.body(), "application/json")
@@ -73,17 +115,13 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
     async def text(request: Request) -> Response:
         return await respond(request, CompletionRequestBody)
 
-    async def model_entry() -> dict[str, Any]:
-        entry = {"id": writer.model_name, "object": "model", "created": created, "owned_by": "lookahead-agent"}
-        return entry | {"max_model_len": await writer.context_length()}
-
-    async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [await model_entry()]})
-
-    async def model(request: Request) -> Response:
-        if request.path_params["name"] != writer.model_name:
-            raise writer.unknown_model(request.path_params["name"])
-        return JSONResponse(await model_entry())
+    async def models(request: Request) -> Response:
+        name = request.path_params.get("name", writer.model_name)
+        if name != writer.model_name:
+            raise writer.unknown_model(name)
+        entry = {"id": name, "object": "model", "created": created, "owned_by": "lookahead-agent"}
+        entry |= {"max_model_len": await writer.context_length()}
+        return JSONResponse(entry if "name" in request.path_params else {"object": "list", "data": [entry]})
 
     async def health(_: Request) -> Response:
         healthy = llm.backend.healthy()
@@ -133,7 +171,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         Route(CHAT_PATH, with_key(chat), methods=["POST"]),
         Route("/v1/completions", with_key(text), methods=["POST"]),
         Route("/v1/models", with_key(models)),
-        Route("/v1/models/{name:path}", with_key(model)),
+        Route("/v1/models/{name:path}", with_key(models)),
         Route("/health", health),
         Route("/metrics", metrics),
     ]

@@ -38,10 +38,7 @@ class BodyReader:
         self._checking = asyncio.Semaphore(1)
 
     async def read(self, request: Request, model: type[Body], longest: int, token_ids: int) -> Body:
-        """The body of a request, of at most `longest` bytes, whose prompt may have `token_ids` of them.
-
-        Raises RefusedError (400, 408, 413, 415, 429).
-        """
+        """The body of a request, of at most `longest` bytes, whose prompt may have `token_ids` of them."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             # A browser sends no JSON to another site without asking it.

@@ -16,9 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Absolute paths and addresses.
 _INTERNAL = re.compile(r"https?://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}/?|[A-Za-z]:\\\S+")
-_ABSENT = (
-    "there is nothing here: this server answers POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
-)
+_ABSENT = "there is nothing here: the server answers POST /v1/chat/completions, /v1/completions, and GET /v1/models"
 _MAX_LENGTH = 1000  # Characters of an error's text
 _FAILED = "the model failed; the server's log says why"
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}

@@ -3,18 +3,14 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lookahead_agent.generation.backend import ChatReply
-from lookahead_agent.server.admission import Admission
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 
 
 class Metrics:
-    """Counts what the server does.
+    """Counts what the server does; other nodes and policies than these, which clients choose, are "other"."""
 
-    Only these names of nodes and policies are labels; clients choose them, and others are "other".
-    """
-
-    def __init__(self, admission: Admission, nodes: frozenset[str], policies: frozenset[str]) -> None:
+    def __init__(self, nodes: frozenset[str], policies: frozenset[str]) -> None:
         self._nodes = nodes
         self._policies = policies
         self._registry = registry = CollectorRegistry()
@@ -42,8 +38,8 @@ class Metrics:
         self._first = histogram("first_text", "Time to the first text that is certain.")
         self._audited = gauge("audited_steps", "Steps accepted by a certificate, judged again, by outcome.", "outcome")
         self._tightened = gauge("tightened_policies", "Certificates given up: too many of their steps were disputed.")
-        gauge("running", "Replies being generated.").set_function(lambda: admission.running)
-        gauge("waiting", "Replies that wait.").set_function(lambda: admission.waiting)
+        self.running = gauge("running", "Replies being generated.")
+        self.waiting = gauge("waiting", "Replies that wait.")
 
     def count_reply(self, reply: ChatReply, seconds: float, first: float | None) -> None:
         """Count a reply that took so many seconds, and so many until its first text; None: it had none."""
@@ -66,9 +62,9 @@ class Metrics:
         self._judged.labels(*labels).inc(figures["verifier_calls"])
         self._disabled.labels(*labels).inc(figures["speculation_disabled"] is not None)
         audit = figures["audit"]
-        outcomes = {"agreed": audit["audited"] - audit["disputed"]}
-        for outcome, count in (outcomes | {name: audit[name] for name in ("disputed", "dropped")}).items():
-            self._audited.labels(outcome).set(count)
+        for outcome, count in (audit | {"agreed": audit["audited"] - audit["disputed"]}).items():
+            if outcome in ("agreed", "disputed", "dropped"):
+                self._audited.labels(outcome).set(count)
         self._tightened.set(audit["tightened"])
         self._seconds.labels(*labels).observe(seconds)
         self._prompt.labels(*labels).observe(figures["seconds"]["prompt"])

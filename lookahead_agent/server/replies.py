@@ -55,15 +55,13 @@ class Replies:
                 if isinstance(event, ChatReply):
                     self._done[index] = event
         replies = sorted(self._done.items())
-        yield json.dumps(
-            self._base
-            | {
-                "object": "chat.completion" if self._chat else "text_completion",
-                "choices": [{"index": index, "logprobs": None} | self._choice(reply) for index, reply in replies],
-                "usage": self._usage(),
-                "lookahead": [_figures(reply) for _, reply in replies],
-            }
-        )
+        whole = {
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": [{"index": index, "logprobs": None} | self._choice(reply) for index, reply in replies],
+            "usage": self._usage(),
+            "lookahead": [_figures(reply) for _, reply in replies],
+        }
+        yield json.dumps(self._base | whole)
 
     def _choice(self, reply: ChatReply) -> dict[str, Any]:
         if not self._chat:
@@ -133,13 +131,12 @@ class Replies:
         prompt = sum(reply.prompt_tokens for reply in first)
         cached = sum(reply.lookahead["prompt_tokens"]["target"]["cached"] or 0 for reply in first)
         completion = sum(len(reply.token_ids) for reply in self._done.values())
+        thinking = sum(reply.thinking_tokens for reply in self._done.values())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "completion_tokens_details": {
-                "reasoning_tokens": sum(reply.thinking_tokens for reply in self._done.values())
-            },
+            "completion_tokens_details": {"reasoning_tokens": thinking},
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
@@ -153,13 +150,8 @@ def _calls(reply: ChatReply) -> list[dict[str, Any]]:
     """Tool calls, also those that cannot be read: clients report these themselves."""
     written = calls_as_text(reply.tool_calls, reply.invalid_tool_calls)
     return [
-        {
-            "id": identifier or "",
-            "type": "function",
-            "function": {"name": name or "", "arguments": arguments},
-            "index": index,
-        }
-        for index, (identifier, name, arguments) in enumerate(written)
+        {"id": each or "", "type": "function", "function": {"name": name or "", "arguments": given}, "index": index}
+        for index, (each, name, given) in enumerate(written)
     ]
 
 

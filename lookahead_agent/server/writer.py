@@ -1,9 +1,10 @@
 """Generates the replies of requests: in turn, counted, and within the server's limits."""
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 from langchain_core.messages import BaseMessage
 
@@ -14,12 +15,49 @@ from lookahead_agent.generation.backend import ChatReply, GenerateEvent, Generat
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
 from lookahead_agent.server import ServerSettings
-from lookahead_agent.server.admission import Admission
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.metrics import Metrics
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 
 _MAX_NODE = 256
+
+
+class Admission:
+    """Lets so many replies be generated at once, so many wait, and refuses the rest."""
+
+    def __init__(self, concurrent: int, queue: int) -> None:
+        self._concurrent = concurrent
+        self._queue = queue
+        self._slots = asyncio.Semaphore(concurrent)
+        self._seconds = 1.0
+        self.running = 0  # Replies that are being generated
+        self.waiting = 0  # Replies that wait
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for one's turn, and have it while the context lasts."""
+        if self.running >= self._concurrent and self.waiting >= self._queue:
+            wait = math.ceil(self._seconds * (self.waiting + 1) / self._concurrent)
+            raise RefusedError(
+                429,
+                f"{self.running} replies are being generated and {self.waiting} wait: try again later",
+                code="queue_full",
+                headers={"Retry-After": str(wait)},
+            )
+        self.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._slots.release()
+            # How long a reply takes lately, for those who ask when to come again.
+            self._seconds += 0.2 * (time.monotonic() - started - self._seconds)
 
 
 class ReplyWriter:
@@ -33,7 +71,9 @@ class ReplyWriter:
         self.replies = 0  # Replies that are complete
         named = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
         self._policies = {policy.name: policy for policy in named}
-        self.metrics = Metrics(self.admission, frozenset(llm.policies), frozenset(self._policies))
+        self.metrics = Metrics(frozenset(llm.policies), frozenset(self._policies))
+        self.metrics.running.set_function(lambda: self.admission.running)
+        self.metrics.waiting.set_function(lambda: self.admission.waiting)
         self._context_length: int | None = None
 
     async def context_length(self) -> int:
@@ -51,8 +91,7 @@ class ReplyWriter:
         self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
     ) -> list[GenerateRequest]:
         """The requests of a body, one for each of its replies; `policy` and `node` are from the headers."""
-        limits = self.settings
-        max_tokens = body.max_tokens
+        limits, max_tokens = self.settings, body.max_tokens
         if body.model is not None and body.model != self.model_name:
             raise self.unknown_model(body.model)
         if max_tokens is not None and max_tokens > limits.max_tokens:
@@ -81,22 +120,16 @@ class ReplyWriter:
                 raise RefusedError(400, f"a request has at most {limits.max_choices} choices here", param="prompt")
         # Replies to one request differ, and are the same for the same request.
         seeds = [None if body.seed is None else _wrapped(body.seed + choice) for choice in range(body.n)]
-        return [
-            self.llm.request(prompt, CallOptions.read({**options, "seed": seed}))
-            for prompt in prompts
-            for seed in seeds
-        ]
+        read = [CallOptions.read({**options, "seed": seed}) for seed in seeds]
+        return [self.llm.request(prompt, each) for prompt in prompts for each in read]
 
     def _policy(self, asked: str | None) -> PolicyLike | None:
         if asked is None:
             return None
         if asked in self._policies or (":" not in asked and "=" not in asked):
             return self._policies.get(asked, asked)
-        raise RefusedError(
-            400,
-            f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own",
-            param="policy",
-        )
+        message = f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own"
+        raise RefusedError(400, message, param="policy")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """The text and steps of a reply, and at last the reply."""
