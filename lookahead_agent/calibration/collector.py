@@ -1,18 +1,19 @@
 """Has draft and target write over problems, and the target go on from a step of each: pairs labelled by what follows.
 
-The decoder writes a reply in rounds of one step, with a verifier that rejects every draft step: so the reply is the
-target's, and the verifier has seen each pair of comparable steps. Of these one is drawn. From there the target goes
-on, several times from the draft's step and several times from its own.
+The decoder writes a reply with a verifier that rejects every draft step, and has seen each pair of comparable steps.
+One is drawn. From there the target goes on, several times from the draft's step and several times from its own.
 """
 
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from lookahead_agent.bench.problems import Problem, final_number, is_correct
 from lookahead_agent.bench.samples import environment
@@ -44,27 +45,35 @@ _SEEDS = 1 << 31
 _TEMPERATURE = 0.7  # Of continuations: they are compared by chance
 
 
-@dataclass(frozen=True)
-class CollectionSettings:
-    """The settings of a collection."""
-
-    rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
-    measures: tuple[Measure, ...] = ("similarity",)  # of verifiers, by which thresholds are learnt
-    at_once: int = 24  # replies that are written at the same time
-    seed: int = 0  # of the positions and of the continuations
-
-
 class Collector:
-    """Collects pairs into a file, with a chat model that has draft, embedder and judge; nothing is loaded yet."""
+    """Collects pairs into a file, with a chat model that has draft, embedder and judge; nothing is loaded yet.
 
-    def __init__(self, llm: ChatLookahead, problems: Sequence[Problem], how: CollectionSettings, out: Path) -> None:
+    Args:
+        measures: Of verifiers, by which thresholds are learnt.
+        at_once: Replies that are written at the same time.
+        seed: Of the positions and of the continuations.
+        rule: Decides which continuations a pair needs.
+    """
+
+    def __init__(
+        self,
+        llm: ChatLookahead,
+        problems: Sequence[Problem],
+        out: Path,
+        *,
+        measures: Sequence[Measure] = ("similarity",),
+        at_once: int = 24,
+        seed: int = 0,
+        rule: OutcomeRule | None = None,
+    ) -> None:
         self._llm = llm
         self._problems = problems
-        self._how = how
+        self._measures = measures
+        self._at_once, self._seed, self._rule = at_once, seed, rule or OutcomeRule()
         self._file = RowFile(out)
         self._sampling = llm.request("", CallOptions()).sampling
         self._policy = as_policy(llm.policy)
-        self._room = asyncio.Semaphore(how.at_once)
+        self._room = asyncio.Semaphore(at_once)
         self._settings: dict[str, Any] = {
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
@@ -72,7 +81,7 @@ class Collector:
             "max_tokens": self._sampling.max_tokens,
             "delimiter": str(self._policy.delimiter),
             "temperature_on": _TEMPERATURE,
-            "seed": how.seed,
+            "seed": seed,
         }
         known = {problem.id: problem.fingerprint for problem in problems}
         for row in pair_rows(self._file.rows):
@@ -86,7 +95,7 @@ class Collector:
     @property
     def pairs(self) -> dict[str, LabelledPair]:
         """The pairs by problem."""
-        return labelled_pairs(self._file.rows, self._how.rule)
+        return labelled_pairs(self._file.rows, self._rule)
 
     def run(self, progress: Progress) -> None:
         """Collect the pairs and outcomes that the file lacks."""
@@ -97,7 +106,7 @@ class Collector:
                 return
             self._llm.start(progress)
             # Problems go in turns: after any interruption nearly all pairs that are there have their label.
-            size, done = 2 * self._how.at_once, len(self._problems) - len(pairless)
+            size, done = 2 * self._at_once, len(self._problems) - len(pairless)
             with progress.task("Collecting pairs", len(self._problems)) as advance:
                 for begin in range(0, max(1, len(pairless)), size):
                     advance(done + begin)
@@ -112,20 +121,15 @@ class Collector:
             settings = self._settings | {"models": models, "precision": engines.precision}
             if any(row["settings"] != settings for row in pair_rows(self._file.rows)):
                 raise ConfigurationError(f"{self._file.path} has pairs of other models: choose another file")
-            pairs = background.as_they_come(self._pair(engines, engines.draft, problem) for problem in problems)
-            async with aclosing(pairs):
-                async for pair in pairs:
-                    row = pair.model_copy(update={"settings": settings, "environment": environment()})
-                    self._file.append(row.model_dump(mode="json"))
-            outcomes = background.as_they_come(self._outcomes(engines.target, pair) for pair in self._unfinished())
-            async with aclosing(outcomes):
-                async for outcome in outcomes:
-                    self._file.append(outcome.model_dump(mode="json"))
+            await self._keep(self._pair(engines, engines.draft, problem, settings) for problem in problems)
+            await self._keep(self._outcomes(engines.target, pair) for pair in self._unfinished())
             self._check_models(engines)
-            scores = background.as_they_come(self._scores(engines, *each) for each in self._unmeasured())
-            async with aclosing(scores):
-                async for score in scores:
-                    self._file.append(score.model_dump(mode="json"))
+            await self._keep(self._scores(engines, *each) for each in self._unmeasured())
+
+    async def _keep(self, rows: Iterable[Coroutine[Any, Any, BaseModel]]) -> None:
+        async with aclosing(background.as_they_come(rows)) as found:
+            async for row in found:
+                self._file.append(row.model_dump(mode="json"))
 
     def _unfinished(self) -> list[LabelledPair]:
         """Pairs of which nobody knows yet whether they change the outcome."""
@@ -133,9 +137,7 @@ class Collector:
 
     def _unmeasured(self) -> list[tuple[LabelledPair, list[Measure]]]:
         """Pairs and what is to be measured of them."""
-        missing = [
-            (pair, [name for name in self._how.measures if name not in pair.scores]) for pair in self.pairs.values()
-        ]
+        missing = [(pair, [name for name in self._measures if name not in pair.scores]) for pair in self.pairs.values()]
         return [(pair, names) for pair, names in missing if names]
 
     def _check_models(self, engines: EngineSet) -> None:
@@ -144,7 +146,7 @@ class Collector:
             raise ConfigurationError(engines.problem or "there is no embedding model to measure similarity with")
         judge = engines.names.get("judge")
         judges = {pair.judge for pair in self.pairs.values() if JUDGED & pair.scores.keys()}
-        if JUDGED & set(self._how.measures) and (others := judges - {judge}):
+        if JUDGED & set(self._measures) and (others := judges - {judge}):
             raise ConfigurationError(
                 f"{others.pop() or 'the target'} has judged these pairs, and not {judge or 'the target'}: collect into "
                 "a copy of the file without its rows of scores"
@@ -156,7 +158,7 @@ class Collector:
         judge = engines.names.get("judge") if JUDGED & set(names) else None
         return ScoresRow(problem=pair.row.problem, scores=scores, judge=judge)
 
-    async def _pair(self, engines: EngineSet, draft: Engine, problem: Problem) -> PairRow:
+    async def _pair(self, engines: EngineSet, draft: Engine, problem: Problem, shared: Mapping[str, Any]) -> PairRow:
         """Two steps of a position of the reply, drawn from those with two comparable steps."""
         target, seen = engines.target, _SeenPairs()
         request = ReplyRequest(
@@ -176,27 +178,14 @@ class Collector:
             reply = await lookahead(request, target, draft, seen, settings)
         if reply.report.speculation_disabled is not None:
             raise EngineError(reply.report.speculation_disabled)
-        row = PairRow(
-            problem=problem.id,
-            fingerprint=problem.fingerprint,
-            question=problem.question,
-            answer=problem.answer,
-            reply=reply.text,
-        )
-        if not seen.pairs:
-            return row
-        pair = seen.pairs[int(draw(self._how.seed, "position", problem.fingerprint) * len(seen.pairs))]
-        before = bisect_left(reply.text_ends, len(pair.before)) + 1 if pair.before else 0
-        return row.model_copy(
-            update={
-                "before": pair.before,
-                "before_ids": reply.token_ids[:before],
-                "position": pair.position,
-                "positions": len(seen.pairs),
-                "draft": pair.draft,
-                "target": pair.target,
-            }
-        )
+        row: dict[str, Any] = {"settings": shared, "environment": environment(), "reply": reply.text}
+        row |= {name: getattr(problem, name) for name in ("fingerprint", "question", "answer")}
+        if seen.pairs:
+            pair = seen.pairs[int(draw(self._seed, "position", problem.fingerprint) * len(seen.pairs))]
+            before = bisect_left(reply.text_ends, len(pair.before)) + 1 if pair.before else 0
+            row |= {name: getattr(pair, name) for name in ("before", "position", "draft", "target")}
+            row |= {"before_ids": reply.token_ids[:before], "positions": len(seen.pairs)}
+        return PairRow(problem=problem.id, **row)
 
     async def _outcomes(self, target: Engine, pair: LabelledPair) -> OutcomesRow:
         """The answers that the target comes to from each of two steps, as often as the rule asks."""
@@ -204,7 +193,7 @@ class Collector:
         steps = {"draft": row.pair.draft, "target": row.pair.target}
         right: dict[str, list[bool]] = {"draft": [], "target": []}
         answer = row.answer
-        while missing := self._how.rule.missing(right["draft"], right["target"]):
+        while missing := self._rule.missing(right["draft"], right["target"]):
             numbers = range(len(right["draft"]), len(right["draft"]) + missing)
             texts = {
                 side: await background.all_of(self._whole(target, row, step, side, number) for number in numbers)
@@ -222,7 +211,7 @@ class Collector:
         left = self._sampling.max_tokens - len(prefix)
         if step.end.ends_reply or left < 1:
             return row.before + step.text
-        seed = int(draw(self._how.seed, row.problem, side, number) * _SEEDS)
+        seed = int(draw(self._seed, row.problem, side, number) * _SEEDS)
         sampling = replace(self._sampling, seed=seed, max_tokens=left, temperature=_TEMPERATURE)
         prompt, ids = _prompt(target, row.question), list(prefix)
         async with self._room, aclosing(target.generate((*prompt, *prefix), sampling)) as deltas:

@@ -144,13 +144,8 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str,
 
 def fit(pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate]) -> list[Fit]:
     """Thresholds of verifiers, learnt from pairs by problem; the best may be taken for each risk."""
-    return [
-        Fit(
-            candidate,
-            thresholds(list(scored(pairs, candidate).values()), GRID, tests=len(candidates)),
-        )
-        for candidate in candidates
-    ]
+    tests = len(candidates)
+    return [Fit(each, thresholds(list(scored(pairs, each).values()), GRID, tests=tests)) for each in candidates]
 
 
 def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None:

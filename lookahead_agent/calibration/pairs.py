@@ -23,9 +23,8 @@ from lookahead_agent.verifiers.arithmetic import false_only_in
 class OutcomeRule:
     """Decides by how often the target came to the correct answer from the draft's step and from its own.
 
-    First a few continuations from each; only where the draft's step led there less often by a margin, more are written,
-    and a one-sided exact test of Fisher's on these alone decides. So a step that changes nothing is called an error
-    with a probability of at most `level`.
+    First a few continuations from each. Only of a suspected pair more are written, and a one-sided exact test of
+    Fisher's on these alone decides.
     """
 
     seeds: int = 4  # continuations from each step at first
@@ -51,10 +50,7 @@ class OutcomeRule:
 
 
 def fisher(draft: int, target: int, count: int) -> float:
-    """One-sided p-value of Fisher's exact test of right continuations, of as many from each step.
-
-    It is the probability that the draft's step has no more right ones if both are right equally often.
-    """
+    """One-sided p-value of Fisher's exact test of right continuations, of as many from each step."""
     right = draft + target
     ways = sum(comb(count, d) * comb(count, right - d) for d in range(max(0, right - count), draft + 1))
     return ways / comb(2 * count, right)

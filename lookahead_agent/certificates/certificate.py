@@ -114,34 +114,28 @@ def find_certificate(
     fitting = [each for each in of_these if each.delimiter == delimiter and each.risk <= risk]
     left = [each for each in fitting if each not in given_up]
     tightened = len(left) < len(fitting)
+    reason = f"no threshold keeps a risk of {risk:g} by the pairs that were collected"
     disputed = "accepted steps are disputed more often than in the calibration"
-    if not left:
-        return Found(
-            None, disputed if tightened else _why_none(of_pair, of_these, risk, models, precision, delimiter), tightened
-        )
-    # Those made here come first, and the largest risk accepts most.
-    chosen = max(left, key=lambda each: each.risk)
-    return Found(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
-
-
-def _why_none(
-    of_pair: Sequence[Certificate],
-    of_these: Sequence[Certificate],
-    risk: float,
-    models: Mapping[str, str],
-    precision: Mapping[str, str],
-    delimiter: str,
-) -> str:
-    shown = " / ".join(f"{role} {kind}" for role, kind in sorted(precision.items())) or "as their folders have it"
-    if not of_pair:
+    if left:
+        # Those made here come first, and the largest risk accepts most.
+        chosen = max(left, key=lambda each: each.risk)
+        return Found(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
+    if tightened:
+        reason = disputed
+    elif not of_pair:
         pair = f"{models.get('target', 'this target')} with {models.get('draft', 'this draft')}"
-        return f"no certificate is of {pair}: make one with `lookahead-agent calibrate`"
-    if not of_these:
-        return f"no certificate is of this precision and verifier ({shown}): make one with `lookahead-agent calibrate`"
-    if not any(each.delimiter == delimiter for each in of_these):
+        reason = f"no certificate is of {pair}: make one with `lookahead-agent calibrate`"
+    elif not of_these:
+        shown = " / ".join(f"{role} {kind}" for role, kind in sorted(precision.items())) or "as their folders have it"
+        reason = (
+            f"no certificate is of this precision and verifier ({shown}): make one with `lookahead-agent calibrate`"
+        )
+    elif not any(each.delimiter == delimiter for each in of_these):
         ends = " or ".join(sorted({repr(each.delimiter) for each in of_these}))
-        return f"the certificates are of steps that end at {ends}: make one of others with `lookahead-agent calibrate`"
-    return f"no threshold keeps a risk of {risk:g} by the pairs that were collected"
+        reason = (
+            f"the certificates are of steps that end at {ends}: make one of others with `lookahead-agent calibrate`"
+        )
+    return Found(None, reason, tightened)
 
 
 def _made_here() -> Path:

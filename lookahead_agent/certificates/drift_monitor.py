@@ -66,10 +66,7 @@ class DriftCounts:
 
 
 class DriftMonitor:
-    """Draws accepted steps and has the target judge them when it has nothing else to do.
-
-    `give_up` is told of a certificate whose accepted steps are disputed more often than they may be.
-    """
+    """Draws accepted steps and has the target judge them when idle; `give_up` is told of a certificate to drop."""
 
     def __init__(self, target: Engine, judge: Verifier, give_up: Callable[[Certificate], None]) -> None:
         self._target = target

@@ -1,13 +1,9 @@
 """The most accepting threshold that keeps a risk, with a finite-sample bound (learn then test, arXiv 2110.01052).
 
-An error is an accepted pair whose draft step changes the outcome. Thresholds of a fixed grid are tested one after
-another, from the strictest that accepts enough pairs to be tested at all, and testing ends with the first that fails.
-The hypothesis that the risk is above ρ has the p-value P(Bin(n, ρ) ≤ k), for n independent pairs with k errors.
-
-Every risk of a ladder is tested so at a level δ', and a threshold that keeps a smaller risk also keeps a larger one. In
-ρ the p-value is log-concave, so P(Bin(n, cρ) ≤ k) ≤ P(Bin(n, ρ) ≤ k)^c for c ≥ 1: a threshold taken for the risk r is
-wrong with a probability of at most Σ δ'^(r/ρ) over the ladder's ρ ≤ r. δ' is what makes that δ. What this assumes is in
-docs/explanation/risk.md.
+Thresholds of a fixed grid are tested one after another, from the strictest that accepts enough pairs to be tested at
+all, until one fails. In ρ the p-value P(Bin(n, ρ) ≤ k) is log-concave, so P(Bin(n, cρ) ≤ k) ≤ P(Bin(n, ρ) ≤ k)^c for
+c ≥ 1. A threshold taken for the risk r is wrong with a probability of at most Σ δ'^(r/ρ) over the ladder's ρ ≤ r, and
+the level δ' of each test makes that δ. docs/explanation/risk.md has the assumptions.
 """
 
 import math

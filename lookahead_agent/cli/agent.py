@@ -70,10 +70,8 @@ def agent(
     as_json: options.AsJson = False,
 ) -> None:
     """Run a graph with tools on a question, showing its thoughts, calls, results and answer."""
-    options.check_text(question, "QUESTION")
+    options.check_text(question, "QUESTION", empty=False)
     options.check_text(thread, "--thread")
-    if question is not None and not question.strip():
-        raise typer.BadParameter("the question is empty", param_hint="QUESTION")
     if name not in TEMPLATES:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(TEMPLATES)}", param_hint="--template")
     if live and as_json:
@@ -82,7 +80,9 @@ def agent(
         raise typer.BadParameter(f"{trace.name} is neither .html nor .jsonl", param_hint="--trace")
     if compare and (depth is None or thread is not None):
         raise typer.BadParameter("needs --depth, and goes without --thread", param_hint="--compare")
-    policies = partial(_policies, name, policy, _by_node(name, node_policy or ()))
+    own: Mapping[str, str] = template("graphs", name).POLICIES
+    by_node = options.node_policies(node_policy, own)
+    policies = partial(_policies, own, {node: by_node.get(node, policy) for node in own})
     chat = partial(models.chat_model, seed=seed, max_tokens=max_tokens, temperature=temperature)
     show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
     if checkpoints is None:
@@ -148,27 +148,11 @@ def _run(
         return carry_out(build(llm), start, thread, show, **options), loading
 
 
-def _by_node(name: str, given: Sequence[str]) -> dict[str, str]:
-    """`NODE=POLICY` texts as policies by node."""
-    own: Mapping[str, str] = template("graphs", name).POLICIES
-    chosen = {}
-    for text in given:
-        node, separator, policy = text.partition("=")
-        if not separator or node not in own:
-            form = f"NODE=POLICY, where NODE is one of {', '.join(own)}"
-            raise typer.BadParameter(f"{text!r} is not {form}", param_hint="--node-policy")
-        chosen[node] = policy
-    return chosen
-
-
-def _policies(name: str, every: str | None, by_node: Mapping[str, str], depth: int | None) -> dict[str, VerifierPolicy]:
+def _policies(own: Mapping[str, str], given: Mapping[str, str | None], depth: int | None) -> dict[str, VerifierPolicy]:
     """Each node's policy: the one that is given, or the template's; with the depth, where it allows draft steps."""
-    own: Mapping[str, str] = template("graphs", name).POLICIES
-    given = {node: by_node.get(node, every) for node in own}
+    with_depth = {node for node, policy in own.items() if given[node] is not None or as_policy(policy).speculates}
     return {
-        node: options.policy_of(
-            given[node] or policy, depth if given[node] is not None or as_policy(policy).speculates else None
-        )
+        node: options.policy_of(given[node] or policy, depth if node in with_depth else None)
         for node, policy in own.items()
     }
 

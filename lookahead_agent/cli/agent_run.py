@@ -91,13 +91,12 @@ def _decided(waiting: Interrupt, thread: str, read: Callable[[], str]) -> dict[s
             raise ApprovalNeededError(
                 f"nobody answers whether {request['name']} may be called: resume with --thread {thread}"
             ) from None
-        approved = said.lower() in ("y", "yes")
-        decisions.append({"type": "approve"} if approved else {"type": "reject", "message": _refused(said)})
+        if said.lower() in ("y", "yes"):
+            decisions.append({"type": "approve"})
+            continue
+        why = "." if said.lower() in ("", "n", "no") else f": {said}"
+        decisions.append({"type": "reject", "message": f"The user does not want this call{why}"})
     return {"decisions": decisions}
-
-
-def _refused(said: str) -> str:
-    return f"The user does not want this call{'.' if said.lower() in ('', 'n', 'no') else f': {said}'}"
 
 
 class RunView(BaseCallbackHandler):
@@ -142,13 +141,12 @@ class RunView(BaseCallbackHandler):
                     self._result(message)
 
     def _text(self, reply: str, text: str) -> None:
-        if not text:
-            return
-        if self._written is None:
+        if text and self._written is None:
             self._written, self._pieces = reply, PlainTextStream()
             # LangChain's id of a message ends with that of its run.
             self._section(self._names.get(reply[-36:], "model"))
-        self._show.print(self._pieces.feed(text), end="", soft_wrap=True)
+        if text:
+            self._show.print(self._pieces.feed(text), end="", soft_wrap=True)
 
     def _section(self, title: str) -> None:
         if title != self._title:

@@ -124,7 +124,12 @@ def main(chat_class: Callable[..., Any] | None = None) -> None:
     try:
         code = run_command(sys.argv[1:], chat_class)
     finally:
-        _shut_down()
+        from lookahead_agent.engines.engine_pool import POOL
+        from lookahead_agent.engines.processes import child_processes, end_processes
+
+        POOL.close()
+        # A download or a conversion that a thread of ours was waiting for.
+        end_processes(child_processes())
     _leave(code)
 
 
@@ -158,10 +163,7 @@ def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None 
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit as Python does: after its threads and exit handlers, but without taking apart what it has imported.
-
-    Those are a million objects once vLLM is among them: seconds, to free memory that the system frees anyway.
-    """
+    """Exit as Python does, but without the seconds of taking apart what it has imported, once vLLM is among it."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -173,15 +175,6 @@ def _leave(code: int) -> NoReturn:
             if error.errno in _FULL and stream is sys.stdout:
                 Terminal(stderr=True).error(f"the output cannot be written: {error.strerror}")
     os._exit(code)
-
-
-def _shut_down() -> None:
-    from lookahead_agent.engines.engine_pool import POOL
-    from lookahead_agent.engines.processes import child_processes, end_processes
-
-    POOL.close()
-    # A download or a conversion that a thread of ours was waiting for.
-    end_processes(child_processes())
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:

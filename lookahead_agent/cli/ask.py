@@ -25,10 +25,8 @@ def ask(
     as_json: options.AsJson = False,
 ) -> None:
     """Ask one question and stream the reply."""
-    options.check_text(question, "QUESTION")
+    options.check_text(question, "QUESTION", empty=False)
     options.check_text(system, "--system")
-    if not question.strip():
-        raise typer.BadParameter("the question is empty", param_hint="QUESTION")
     llm = models.chat_model(
         policy=options.policy_of(policy, depth),
         seed=seed,
@@ -42,7 +40,11 @@ def ask(
         started = time.monotonic()
         if as_json:
             message: AIMessage = llm.invoke(messages)
-            typer.echo(json.dumps(_as_json(message, time.monotonic() - started)))
+            metadata = message.response_metadata
+            result: dict[str, Any] = {"text": message.text, "tool_calls": message.tool_calls}
+            result |= {name: metadata[name] for name in ("lookahead", "finish_reason", "token_ids")}
+            result |= {"usage": message.usage_metadata, "seconds": time.monotonic() - started}
+            typer.echo(json.dumps(result))
             return
         whole: AIMessageChunk | None = None
         pieces = PlainTextStream()
@@ -58,15 +60,3 @@ def ask(
             f"draft, {tokens} tokens in {figures['seconds']['total']:.1f} s",
             style="dim",
         )
-
-
-def _as_json(message: AIMessage, seconds: float) -> dict[str, Any]:
-    return {
-        "text": message.text,
-        "tool_calls": message.tool_calls,
-        "lookahead": message.response_metadata["lookahead"],
-        "usage": message.usage_metadata,
-        "seconds": seconds,
-        "finish_reason": message.response_metadata["finish_reason"],
-        "token_ids": message.response_metadata["token_ids"],
-    }

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lookahead_agent.bench.problems import dataset_file, read_problems
-from lookahead_agent.calibration.collector import CollectionSettings, Collector
+from lookahead_agent.calibration.collector import Collector
 from lookahead_agent.calibration.fit import CANDIDATES, MEASURES, Candidate, Measure, certificates_of, fit
 from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
 from lookahead_agent.certificates.certificate import digest, keep
@@ -54,7 +54,6 @@ def collect(
     if unknown := [name for name in names if name not in MEASURES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MEASURES)}", param_hint="--measures")
     chosen: tuple[Measure, ...] = tuple(name for name in MEASURES if name in names)
-    how = CollectionSettings(measures=chosen, at_once=at_once, seed=seed)
     cores = binding(available_cores())
     with options.chat_model(
         model=model,
@@ -70,7 +69,14 @@ def collect(
         temperature=temperature,
         use_daemon=False,
     ) as llm:
-        collector = Collector(llm, read_problems(dataset_file(dataset), limit, skip or 0), how, out)
+        collector = Collector(
+            llm,
+            read_problems(dataset_file(dataset), limit, skip or 0),
+            out,
+            measures=chosen,
+            at_once=at_once,
+            seed=seed,
+        )
         collector.run(ProgressBars())
     labels = [pair.changes_outcome for pair in collector.pairs.values()]
     typer.echo(

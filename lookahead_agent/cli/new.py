@@ -30,10 +30,10 @@ def new(
     if template not in PROJECTS:
         raise typer.BadParameter(f"{template!r} is none of {', '.join(PROJECTS)}", param_hint="--template")
     chosen = words(tools)
-    if unknown := [word for word in chosen if word not in project_tools()]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: choose of {', '.join(_TOOLS)}", param_hint="--tools")
-    if not chosen:
-        raise typer.BadParameter(f"name at least one of {', '.join(_TOOLS)}", param_hint="--tools")
+    unknown = [word for word in chosen if word not in project_tools()]
+    if unknown or not chosen:
+        wrong = f"{', '.join(unknown)}: choose" if unknown else "name at least one"
+        raise typer.BadParameter(f"{wrong} of {', '.join(_TOOLS)}", param_hint="--tools")
     if not _NAME.fullmatch(folder.name):
         raise typer.BadParameter(
             f"{folder.name!r} is no name for a project: it begins with a letter, ends with a letter or a digit, has no "

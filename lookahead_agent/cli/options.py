@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -69,8 +69,22 @@ def policy_of(name: str, depth: int | None) -> VerifierPolicy:
     return policy.model_copy(update={"depth": depth})
 
 
-def check_text(given: str | None, option: str) -> None:
+def node_policies(given: Sequence[str] | None, nodes: Collection[str] = ()) -> dict[str, str]:
+    """`NODE=POLICY` texts as policies by node; `nodes` are all that there are."""
+    chosen = {}
+    for text in given or ():
+        node, _, policy = text.partition("=")
+        if not node or not policy or (nodes and node not in nodes):
+            form = "NODE=POLICY" + (f", where NODE is one of {', '.join(nodes)}" if nodes else "")
+            raise typer.BadParameter(f"{text!r} is not {form}", param_hint="--node-policy")
+        chosen[node] = policy
+    return chosen
+
+
+def check_text(given: str | None, option: str, *, empty: bool = True) -> None:
     """Check a text that a model or a database is to be given, before any is loaded or opened."""
+    if given is not None and not empty and not given.strip():
+        raise typer.BadParameter("the question is empty", param_hint=option)
     try:
         (given or "").encode()
     except UnicodeEncodeError:
@@ -120,15 +134,8 @@ def chat_model(
 ) -> ChatLookahead:
     """A chat model from options; nothing is loaded yet."""
     arguments = engine_arguments(engine_args)
-    return chat_class()(
-        model=model,
-        draft_model=draft,
-        engine_args=arguments,
-        draft_engine_args=arguments,
-        base_url=base_url,
-        draft_url=draft_url,
-        **fields,
-    )
+    fields |= {"engine_args": arguments, "draft_engine_args": arguments, "base_url": base_url, "draft_url": draft_url}
+    return chat_class()(model=model, draft_model=draft, **fields)
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,12 @@ def serve(
     run_server = server_runner()
     key = os.environ.get(_KEY) or None
     if host not in _LOCAL and key is None:
-        raise typer.BadParameter(
-            f"anybody who reaches {host} could use the server: set {_KEY} to a key that clients must send",
-            param_hint="--host",
-        )
+        message = f"anybody who reaches {host} could use the server: set {_KEY} to a key that clients must send"
+        raise typer.BadParameter(message, param_hint="--host")
     llm = models.chat_model(
         policy=options.policy_of(policy, None),
         use_daemon=False,
-        policies=dict(_pair(entry) for entry in node_policy or ()),
+        policies=options.node_policies(node_policy),
         audit_rate=audit_rate,
         max_tokens=max_tokens,
     )
@@ -111,13 +109,6 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigurationError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
     return listener
-
-
-def _pair(text: str) -> tuple[str, str]:
-    node, separator, policy = text.partition("=")
-    if not separator or not node or not policy:
-        raise typer.BadParameter(f"{text!r} is not NODE=POLICY", param_hint="--node-policy")
-    return node, policy
 
 
 _NOT_RUNNING = 3  # Exit status of `status` where nothing runs, as service managers have it

@@ -5,18 +5,10 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -31,8 +23,7 @@ WIDE = 160
 class Terminal(Console):
     """A console that takes no text as markup, and lets no text command the terminal.
 
-    All that commands print goes through one: texts of models, tools, files, servers and users are among it. Styles are
-    given by `style` or in a `Text`. `width` has the columns where output goes to no terminal; None: 80.
+    All that commands print goes through one. `width` has the columns where output goes to no terminal; None: 80.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, **options: Any) -> None:
@@ -64,8 +55,7 @@ def as_rich(
 ) -> Table:
     """A table of headings and rows: the first column and those of `words` to the left, numbers to the right.
 
-    No line of headings is shown where all are empty. Only columns of words break where the terminal is narrow, and none
-    with `no_wrap`.
+    Only columns of words break where the terminal is narrow, and none with `no_wrap`.
     """
     headings, rows = table
     made = Table(box=None, show_header=any(headings))
@@ -91,10 +81,7 @@ class LogFormatter(logging.Formatter):
         """A record in its format; further lines of it are indented."""
         return plain(super().formatMessage(record)).replace("\n", "\n    ")
 
-    def formatException(
-        self,
-        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
-    ) -> str:
+    def formatException(self, ei: Any) -> str:
         """A traceback."""
         return plain(super().formatException(ei))
 

@@ -53,11 +53,6 @@ class Call:
 _Spread = TypeVar("_Spread", Bar, Call)
 
 
-def lane_of(event: Mapping[str, Any]) -> str:
-    """The lane of a step's event."""
-    return "verifier" if event["kind"] == "judged" else str(event["source"])
-
-
 def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
     """The calls of a run, in the order in which they began."""
     calls: dict[str, Call] = {}
@@ -93,12 +88,10 @@ def concurrency(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def _mark_critical(calls: Sequence[Call]) -> None:
     """Mark the calls that the run's length comes of: the last to end, what ended last before it began, and so on."""
     left = list(calls)
-    call = max(left, key=lambda call: call.end, default=None)
-    while call is not None:
-        call.critical = True
-        begun = call.start
-        left = [other for other in left if other.end <= begun + _SAME_MOMENT and other is not call]
-        call = max(left, key=lambda call: call.end, default=None)
+    while left:
+        last = max(left, key=lambda call: call.end)
+        last.critical = True
+        left = [other for other in left if other.end <= last.start + _SAME_MOMENT and other is not last]
 
 
 def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
@@ -107,18 +100,9 @@ def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
     call.end = max(call.end, call.start + row["ended"])
     if row["kind"] not in _SHOWN:
         return
-    call.bars.append(
-        Bar(
-            lane_of(row),
-            call.start + row["started"],
-            call.start + row["ended"],
-            row["kind"],
-            row["position"],
-            row["text"],
-            row["verdict"],
-            row["score"],
-        )
-    )
+    lane = "verifier" if row["kind"] == "judged" else row["source"]
+    known = {name: row[name] for name in ("kind", "position", "text", "verdict", "score")}
+    call.bars.append(Bar(lane, call.start + row["started"], call.start + row["ended"], **known))
 
 
 def _spread(bars: Sequence[_Spread], overlap: float = 1e-9) -> None:

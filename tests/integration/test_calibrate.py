@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import dataset_file, read_problems
-from lookahead_agent.calibration.collector import CollectionSettings, Collector
+from lookahead_agent.calibration.collector import Collector
 from lookahead_agent.calibration.fit import MEASURES
 from lookahead_agent.calibration.pairs import OutcomeRule
 from lookahead_agent.progress import LogProgress
@@ -17,9 +17,7 @@ def test_pairs_are_collected_labelled_and_measured(real: ChatLookahead, tmp_path
     rule = OutcomeRule(seeds=2, margin=2, confirm=3)
     problems = read_problems(dataset_file("own"), 3)
     llm = real.model_copy(update={"max_tokens": 160})
-    collector = Collector(
-        llm, problems, CollectionSettings(rule=rule, measures=MEASURES, at_once=6), tmp_path / "pairs.jsonl"
-    )
+    collector = Collector(llm, problems, tmp_path / "pairs.jsonl", rule=rule, measures=MEASURES, at_once=6)
     collector.run(LogProgress())
     pairs = collector.pairs
     assert pairs, "three replies have a step between them that the draft writes too"

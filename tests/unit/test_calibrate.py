@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from lookahead_agent.bench.problems import Problem, read_problems
-from lookahead_agent.calibration.collector import CollectionSettings, Collector
+from lookahead_agent.calibration.collector import Collector
 from lookahead_agent.calibration.fit import CANDIDATES, Fit, Measure, best, count_disputed, fit
 from lookahead_agent.calibration.pairs import LabelledPair, OutcomesRow, PairRow, ScoresRow, labelled_pairs
 from lookahead_agent.certificates.certificate import PACKAGED, Certificate, certificates, find_certificate, keep
@@ -79,8 +79,9 @@ def problems(count: int = 8, answer: str | None = "12") -> list[Problem]:
 def collected(
     out: Path, count: int = 8, answer: str | None = "12", llm: ChatLookahead | None = None, *measures: Measure
 ) -> dict[str, LabelledPair]:
-    how = CollectionSettings(measures=measures or ("similarity",), at_once=3)
-    collector = Collector(llm or scripted(), problems(count, answer), how, out)
+    collector = Collector(
+        llm or scripted(), problems(count, answer), out, measures=measures or ("similarity",), at_once=3
+    )
     collector.run(LogProgress())
     return collector.pairs
 
@@ -119,7 +120,7 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     whole = collected(tmp_path / "whole.jsonl", 12)
     out = tmp_path / "pairs.jsonl"
     with pytest.raises(EngineError, match="gone"):
-        Collector(scripted(_gone), problems(12), CollectionSettings(at_once=3), out).run(LogProgress())
+        Collector(scripted(_gone), problems(12), out, at_once=3).run(LogProgress())
     assert 0 < len(RowFile(out).rows) < len(RowFile(tmp_path / "whole.jsonl").rows)
     again = collected(out, 12)
     assert {name: pair.changes_outcome for name, pair in again.items()} == {
@@ -130,14 +131,14 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     collected(out, 12)
     assert out.read_text().splitlines() == rows, "nothing is done twice"
     with pytest.raises(ConfigurationError, match="other settings"):
-        Collector(scripted(), problems(), CollectionSettings(seed=1), out)
+        Collector(scripted(), problems(), out, seed=1)
     with pytest.raises(ConfigurationError, match="is another in"):
-        Collector(scripted(), [Problem("p0", "Another?", "1")], CollectionSettings(), out)
+        Collector(scripted(), [Problem("p0", "Another?", "1")], out)
     other = scripted()
     assert other.engines is not None
     other.engines.names["draft"] = "another"
     with pytest.raises(ConfigurationError, match="other models"):
-        Collector(other, problems(13), CollectionSettings(), out).run(LogProgress())
+        Collector(other, problems(13), out).run(LogProgress())
 
 
 def test_what_cannot_be_collected(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_what_cannot_be_collected(tmp_path: Path) -> None:
     assert alone.engines is not None
     alone.engines.draft = None
     with pytest.raises(ConfigurationError, match="no draft model"):
-        Collector(alone, problems(), CollectionSettings(), tmp_path / "pairs.jsonl").run(LogProgress())
+        Collector(alone, problems(), tmp_path / "pairs.jsonl").run(LogProgress())
     (tmp_path / "other.jsonl").write_text('{"kind": "sample"}\n')
     with pytest.raises(ConfigurationError, match="none of `lookahead-agent calibrate`"):
         labelled_pairs(RowFile(tmp_path / "other.jsonl").rows)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent.cli.app import run_command
+from tests.unit.chat import scripted_chat
 
 
 def test_leaving_is_after_threads_and_exit_handlers_and_keeps_the_exit_code() -> None:
@@ -120,10 +121,7 @@ def test_depth_changes_the_policy() -> None:
     assert engine_arguments(["dtype=float32", "max-model-len=4096"]) == {"dtype": "float32", "max_model_len": 4096}
 
 
-def test_json_of_ask_has_what_is_promised() -> None:
-    from lookahead_agent.cli.ask import _as_json
-    from tests.unit.chat import scripted_chat
-
-    message = scripted_chat("It is 4.", return_token_ids=True).invoke("?")
-    result = json.loads(json.dumps(_as_json(message, 1.0)))
+def test_json_of_ask_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ask", "?", "--json", chat_class=lambda **_: scripted_chat("It is 4.", return_token_ids=True)) == 0
+    result = json.loads(capsys.readouterr().out)
     assert {"text", "tool_calls", "lookahead", "usage", "seconds", "token_ids"} <= set(result)
