@@ -3,13 +3,14 @@
 import json
 import pickle
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, TypeVar, cast, get_args
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
@@ -28,6 +29,24 @@ _MEDIA = (
     *("image_url_inputs", "pdf_inputs", "image_tool_message", "pdf_tool_message", "attachment"),
 )
 """What this model does not take or write, by the names that LangChain's profiles have for it."""
+# A call that is required is held to its grammar, whatever the template says of tools.
+_TAKEN = (
+    *("text_inputs", "text_outputs", "tool_calling", "tool_choice", "tool_call_streaming", "structured_output"),
+    "temperature",
+)
+
+
+Entry = TypeVar("Entry", bound=Callable[..., Any])
+
+
+def _with_configured_policy(entry: Entry) -> Entry:
+    """A method of LangChain's, which hands a model nothing of "configurable" outside a chain or a graph."""
+
+    @wraps(entry)
+    def call(self: BaseChatModel, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return entry(self, input, config, **with_configurable_policy(kwargs, config))
+
+    return cast(Entry, call)
 
 
 class BindingModel(BaseChatModel):
@@ -37,27 +56,10 @@ class BindingModel(BaseChatModel):
     def _tokenizer(self) -> Tokenizer:
         """The target's tokenizer; starts no engine."""
 
-    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        """Reply to a text or messages."""
-        return super().invoke(input, config, **with_configurable_policy(kwargs, config))
-
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """`invoke` for callers in an event loop."""
-        return await super().ainvoke(input, config, **with_configurable_policy(kwargs, config))
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Reply to a text or messages in chunks."""
-        return super().stream(input, config, **with_configurable_policy(kwargs, config))
-
-    def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        """`stream` for callers in an event loop."""
-        return super().astream(input, config, **with_configurable_policy(kwargs, config))
+    invoke = _with_configured_policy(BaseChatModel.invoke)  # type: ignore[pydantic-field]
+    ainvoke = _with_configured_policy(BaseChatModel.ainvoke)  # type: ignore[pydantic-field]
+    stream = _with_configured_policy(BaseChatModel.stream)  # type: ignore[pydantic-field]
+    astream = _with_configured_policy(BaseChatModel.astream)  # type: ignore[pydantic-field]
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         if isinstance(model_input, Sequence) and not isinstance(model_input, str):
@@ -85,9 +87,7 @@ class BindingModel(BaseChatModel):
             tools: Tools, functions, Pydantic classes, or tool dictionaries in the format of OpenAI or Anthropic. Tools
                 that run on a provider's servers, such as `{"type": "web_search_preview"}`, are refused.
             tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
-                it must call one; a tool's name: it must call that one. The dictionaries of OpenAI and Anthropic work
-                too: `{"type": "any"}`, `{"type": "tool", "name": …}`, `{"type": "function", "function": {"name": …}}`,
-                `{"type": "allowed_tools", …}`.
+                it must call one; a tool's name: it must call that one. Dictionaries of OpenAI and Anthropic work too.
             parallel_tool_calls: True: a reply that must call tools may call several; False: a reply calls one at most;
                 None: as the model likes, but one where it must.
             kwargs: Bound as well.
@@ -220,12 +220,7 @@ class BindingModel(BaseChatModel):
                 raise ConfigurationError(
                     f"{name} cannot be pickled ({error}): pickle a model without it, and give it where it is read again"
                 ) from error
-        return _made_of, (type(self), fields)
-
-
-def _made_of(kind: type[BindingModel], fields: dict[str, Any]) -> BindingModel:
-    """A model from its fields; what `pickle` calls."""
-    return kind(**fields)
+        return partial(type(self), **fields), ()
 
 
 def _as_fields(value: Any) -> Any:
@@ -236,17 +231,8 @@ def _as_fields(value: Any) -> Any:
 
 def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
     """The profile, which LangChain reads, of a model whose replies have at most `max_tokens`; loads nothing."""
-    profile = ModelProfile(
-        max_output_tokens=max_tokens,
-        text_inputs=True,
-        text_outputs=True,
-        tool_calling=True,  # a call that is required is held to its grammar, whatever the template says of tools
-        tool_choice=True,
-        tool_call_streaming=True,
-        structured_output=True,
-        temperature=True,
-    )
-    profile.update(cast(ModelProfile, dict.fromkeys(_MEDIA, False)))
+    known: dict[str, Any] = dict.fromkeys(_TAKEN, True) | dict.fromkeys(_MEDIA, False)
+    profile = cast(ModelProfile, {"max_output_tokens": max_tokens, **known})
     if (engines := backend.running) is not None:
         profile["reasoning_output"] = backend.thinking(engines) is not None
     elif (catalogued := backend.catalogue_entry) is not None:

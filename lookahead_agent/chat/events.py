@@ -1,6 +1,7 @@
 """From a reply's events to LangChain's: its message, the chunks of a stream, and callbacks for steps."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -112,7 +113,12 @@ class StepCallbacks:
         run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
     ) -> None:
         self._call = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
-        self._write = _stream_writer() if to_stream else None
+        self._write: Callable[[Any], None] | None = None
+        if to_stream:
+            from langgraph.config import get_stream_writer
+
+            with suppress(RuntimeError):  # there is no graph
+                self._write = get_stream_writer()
         own = CallbackManager(run.handlers, parent_run_id=run.run_id) if run is not None else None
         callbacks = own or get_callback_manager_for_config(ensure_config())
         self._config: RunnableConfig | None = {"callbacks": callbacks} if callbacks.parent_run_id is not None else None
@@ -132,13 +138,3 @@ class StepCallbacks:
             await adispatch_custom_event(STEP_EVENT, data, config=self._config)
         if self._write is not None:
             self._write({STEP_EVENT: data})
-
-
-def _stream_writer() -> Callable[[Any], None] | None:
-    """LangGraph's writer of the graph that is running; None outside a graph."""
-    from langgraph.config import get_stream_writer
-
-    try:
-        return get_stream_writer()
-    except RuntimeError:
-        return None

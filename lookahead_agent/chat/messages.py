@@ -111,11 +111,9 @@ def _calls(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]]:
     known = {call["id"] for call in found}
     for block in message.content:
         # Most replies have their calls here once more.
-        if (
-            isinstance(block, dict)
-            and _kind(block) in _CALLS
-            and known.isdisjoint((block.get("id"), block.get("call_id")))
-        ):
+        if not isinstance(block, dict) or _kind(block) not in _CALLS:
+            continue
+        if known.isdisjoint((block.get("id"), block.get("call_id"))):
             arguments = next((block[key] for key in ("input", "args", "arguments") if key in block), None)
             found.append(_call(block.get("name"), arguments, block.get("call_id") or block.get("id")))
     old = message.additional_kwargs.get("function_call")
@@ -125,10 +123,8 @@ def _calls(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]]:
 
 
 def _parted(calls: Sequence[ToolCall | InvalidToolCall]) -> tuple[list[ToolCall], list[InvalidToolCall]]:
-    return (
-        [call for call in calls if call["type"] == "tool_call"],
-        [call for call in calls if call["type"] == "invalid_tool_call"],
-    )
+    read = [call for call in calls if call["type"] == "tool_call"]
+    return read, [call for call in calls if call["type"] == "invalid_tool_call"]
 
 
 def _as_written(call: InvalidToolCall) -> str:
@@ -239,16 +235,12 @@ def _without_results(content: Any) -> tuple[list[dict[str, Any]], Any]:
     """Results of tools that stand in a user's message, as Anthropic's API has them, and the rest of it."""
     if isinstance(content, str):
         return [], content
-    results = [block for block in content if isinstance(block, dict) and block.get("type") == "tool_result"]
-    made = [
-        {
-            "role": "tool",
-            "content": _text(block.get("content") or "", "a tool's result", "\n"),
-            "tool_call_id": str(block.get("tool_use_id") or ""),
-        }
-        for block in results
-    ]
-    return made, [block for block in content if block not in results]
+    made: list[dict[str, Any]] = []
+    for block in content:
+        if _kind(block) == "tool_result":
+            text = _text(block.get("content") or "", "a tool's result", "\n")
+            made.append({"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id") or "")})
+    return made, [block for block in content if _kind(block) != "tool_result"]
 
 
 def _text(content: Any, name: str, between: str) -> str:
@@ -259,11 +251,11 @@ def _text(content: Any, name: str, between: str) -> str:
     kinds: set[str] = set()
     for block in content:
         match block:
-            case str() as text:
-                texts.append(text)
-            case {"type": "text" | "input_text" | "output_text", "text": str() as text}:
-                texts.append(text)
-            case {"type": "refusal", "refusal": str() as text}:
+            case (
+                (str() as text)
+                | {"type": "text" | "input_text" | "output_text", "text": str() as text}
+                | {"type": "refusal", "refusal": str() as text}
+            ):
                 texts.append(text)
             case {"text": str() as text, **rest} if "type" not in rest:
                 texts.append(text)

@@ -197,10 +197,7 @@ def matching_key(keys: Sequence[str], node: str) -> str | None:
 
 
 def with_configurable_policy(options: dict[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of a call, with the policy that its configuration names if the call itself names none.
-
-    LangChain hands a model nothing of the configuration's "configurable" outside a chain or a graph.
-    """
+    """The options of a call, with the policy that its configuration names if the call itself names none."""
     policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
     if policy is None or options.get("policy") is not None:
         return options
