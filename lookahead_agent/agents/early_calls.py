@@ -13,9 +13,8 @@ from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, BaseM
 from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
-from lookahead_agent.agents.plan_run import plan_call
 from lookahead_agent.agents.planning import PlanMiddleware
-from lookahead_agent.agents.plans import read_plan
+from lookahead_agent.agents.plans import plan_call, read_plan
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
 from lookahead_agent.agents.turns import Asked

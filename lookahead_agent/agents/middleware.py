@@ -16,11 +16,10 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.final_answer import FINISHER, MODEL_CALLS, FinalAnswerMiddleware
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
 from lookahead_agent.agents.tool_use import error_text
-from lookahead_agent.agents.turns import Asked, Turn, TurnMiddleware
+from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, Asked, FinalAnswerMiddleware, Turn, TurnMiddleware
 from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
 

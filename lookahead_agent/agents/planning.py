@@ -20,8 +20,7 @@ from langchain_core.messages import (
 )
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.plan_run import Conversation, PlanRun, plan_call
-from lookahead_agent.agents.plans import MARKER, PlanLine, plan_form
+from lookahead_agent.agents.plans import MARKER, Conversation, PlanLine, PlanRun, plan_call, plan_form
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings
 from lookahead_agent.agents.turns import Asked, Turn, TurnMiddleware
 

@@ -7,7 +7,6 @@ from typing import Any
 from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 
-from lookahead_agent.agents.final_answer import FINISHER
 from lookahead_agent.agents.prompts import (
     conversation_with_results,
     describe_tools,
@@ -15,6 +14,7 @@ from lookahead_agent.agents.prompts import (
     this_question,
 )
 from lookahead_agent.agents.turns import (
+    FINISHER,
     Asked,
     Turn,
     TurnMiddleware,

@@ -143,8 +143,11 @@ class CallOptions(SamplingArguments):
                 check_schema(schema["json"])
         self._form = self._structured = form
         if self.tools:
-            self._structured = _call_constraint(self.tools, several=self.parallel_tool_calls is True)
-            check_schema(self._structured["json"])
+            calls: dict[str, Any] = {"anyOf": _calls(self.tools, "/anyOf")}
+            if self.parallel_tool_calls:
+                calls = {"type": "array", "items": {"anyOf": _calls(self.tools, "/items/anyOf")}, "minItems": 1}
+            check_schema(calls)
+            self._structured = {"json": calls}
         return self
 
     @property
@@ -272,13 +275,6 @@ def _constraint(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
         'response_format is {"type": "text"}, {"type": "json_object"} or '
         '{"type": "json_schema", "json_schema": {"name": …, "schema": …}}'
     )
-
-
-def _call_constraint(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
-    """The constraint for a reply that is a call of one of these tools, or of `several` in a list."""
-    if several:
-        return {"json": {"type": "array", "items": {"anyOf": _calls(tools, "/items/anyOf")}, "minItems": 1}}
-    return {"json": {"anyOf": _calls(tools, "/anyOf")}}
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:

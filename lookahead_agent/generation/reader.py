@@ -30,15 +30,6 @@ class ReadReply:
         return sum(any(begin <= at < end for begin, end in self.thinking_spans) for at in begins[: len(text_ends)])
 
 
-@dataclass
-class _Call:
-    """Calls that were read, and the text that they would be if others were the reply's."""
-
-    calls: ParsedReply
-    rank: int
-    text: str
-
-
 class ReplyReader:
     """Reads one reply: passes on what is certain while it is written, and reads the whole at its end.
 
@@ -71,7 +62,8 @@ class ReplyReader:
         self._offset = 0  # where the answer is in the reply
         self._floor = 0  # where the line may begin at the earliest: after a call, thinking or code in it
         self._spans: list[tuple[int, int]] = []
-        self._parts: list[str | _Call | None] = []  # the answer; None means thinking
+        # The answer; calls have the text that they would be if others were the reply's, and None means thinking.
+        self._parts: list[str | tuple[ParsedReply, int, str] | None] = []
 
     def push(self, text: str) -> None:
         """Add text."""
@@ -91,12 +83,11 @@ class ReplyReader:
     def finish(self, cut: bool) -> ReadReply:
         """The whole reply; `cut`: the model had more to say, but ran out of tokens or wrote a stop string."""
         reply = self._read(cut)
-        kinds: tuple[tuple[Literal["thinking", "answer"], str], ...] = (
-            ("thinking", reply.thinking),
-            ("answer", reply.parsed.content),
+        rest = (
+            TextDelta("thinking", reply.thinking[len(self._passed["thinking"]) :]),
+            TextDelta("answer", reply.parsed.content[len(self._passed["answer"]) :]),
         )
-        rest = [(kind, said[len(self._passed[kind]) :]) for kind, said in kinds]
-        reply.pieces = [TextDelta(kind, said) for kind, said in rest if said]
+        reply.pieces = [piece for piece in rest if piece.text]
         return reply
 
     def _begin(self) -> None:
@@ -156,38 +147,33 @@ class ReplyReader:
         at = 0
         while at < len(self._text):
             mark = self._next_mark(at)
-            self._add(self._text[at:mark])
+            self._parts.append(self._text[at:mark])
             at = self._read_mark(mark) if mark < len(self._text) else mark
         thoughts = (self._whole[begin:end].strip() for begin, end in self._spans)
         return ReadReply(self._parsed(), "\n\n".join(filter(None, thoughts)), self._spans)
 
     def _parsed(self) -> ParsedReply:
         """The answer without the calls, which are those of the lowest rank."""
-        rank = min((part.rank for part in self._parts if isinstance(part, _Call)), default=0)
-        parsed, called = ParsedReply(""), False
+        least = min((part[1] for part in self._parts if isinstance(part, tuple)), default=0)
+        parsed = ParsedReply("")
         for part in self._parts:
             if part is None:
                 self._thought = True
                 continue
-            said = part if isinstance(part, str) else part.calls.content if part.rank == rank else part.text
+            calls, rank, text = part if isinstance(part, tuple) else (ParsedReply(part), least, part)
             blank = not parsed.content.strip()
-            parsed.content += said
-            if blank and (self._thought or called):
+            parsed.content += calls.content if rank == least else text
+            if blank and (self._thought or parsed.called):
                 parsed.content = parsed.content.lstrip()
-            if isinstance(part, _Call) and part.rank == rank:
-                parsed.extend(part.calls)
-                called = called or parsed.called
-        if called:
+            if rank == least:
+                parsed.extend(calls)
+        if parsed.called:
             parsed.content = parsed.content.rstrip()
         return parsed
 
     def _drop(self, length: int) -> None:
         self._text = self._text[length:]
         self._offset += length
-
-    def _add(self, text: str) -> None:
-        if text:
-            self._parts.append(text)
 
     def _next_mark(self, at: int) -> int:
         """Where a call, a code block or thinking may begin next; the text's end, if nowhere."""
@@ -203,13 +189,13 @@ class ReplyReader:
         text, tags = self._text, self._tags
         fence = _FENCE.match(text, at)
         if fence is None and (code_end := self._code_end(at)) > at:
-            self._add(text[at:code_end])
+            self._parts.append(text[at:code_end])
             self._floor = code_end
             return code_end
         if tags is not None and text.startswith(tags.open, at):
             begin = at + len(tags.open)
             if tags.close not in text[begin:] and not self._cut:
-                self._add(tags.open)
+                self._parts.append(tags.open)
                 return begin
             self._unopened = False  # what stands before a tag that opens it is answer
             self._parts.append(None)
@@ -225,13 +211,13 @@ class ReplyReader:
         if self._parser is not None and self._parser.begins.match(text, at):
             found = self._parser.read(text, at, self._tools, cut=self._cut)
             if found.calls is not None:
-                self._parts.append(_Call(found.calls, found.rank, text[at : found.end]))
+                self._parts.append((found.calls, found.rank, text[at : found.end]))
                 self._floor = found.end
                 return found.end
             end = found.end
         if end == at:
             end = self._fence_end(fence) if fence is not None else at + 1
-        self._add(text[at:end])
+        self._parts.append(text[at:end])
         return end
 
     def _note_thinking(self, tags: ThinkingTags, begin: int, search: int) -> int:

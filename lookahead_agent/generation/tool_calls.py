@@ -306,16 +306,14 @@ def parse_constrained(text: str, tools: Tools) -> ParsedReply:
     return parsed
 
 
-def invalid_call_text(call: InvalidToolCall) -> str:
-    """The text that tells a model that a call could not be read; small models call again only if the tool is named."""
-    reason = call.get("error") or "its arguments are not a JSON object"
-    name = call.get("name") or name_in(call.get("args") or "") or "the tool"
-    return f"Error: this call could not be read ({reason}). Call {name} again, with arguments that are one JSON object."
-
-
 def invalid_call_messages(message: AIMessage) -> list[ToolMessage]:
     """For each call of a reply that could not be read, a message that tells the model so."""
-    return [
-        ToolMessage(invalid_call_text(call), tool_call_id=call.get("id") or "", name=call.get("name"), status="error")
-        for call in message.invalid_tool_calls
-    ]
+    told = []
+    for call in message.invalid_tool_calls:
+        reason = call.get("error") or "its arguments are not a JSON object"
+        # Small models call again only if the tool is named.
+        name = call.get("name") or name_in(call.get("args") or "") or "the tool"
+        again = f"Call {name} again, with arguments that are one JSON object."
+        text = f"Error: this call could not be read ({reason}). {again}"
+        told.append(ToolMessage(text, tool_call_id=call.get("id") or "", name=call.get("name"), status="error"))
+    return told
