@@ -137,16 +137,11 @@ class VerifierPolicy(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _encodable(cls, fields: Any) -> Any:
+    def _risk_says_how(cls, fields: Any) -> Any:
         try:
             check_encodable(fields, "policy")
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
-        return fields
-
-    @model_validator(mode="before")
-    @classmethod
-    def _risk_says_how(cls, fields: Any) -> Any:
         if isinstance(fields, Mapping) and fields.get("risk") is not None:
             return {"verifier": "certified", "name": f"risk={fields['risk']}", **fields}
         return fields
@@ -154,8 +149,7 @@ class VerifierPolicy(BaseModel):
     @model_validator(mode="after")
     def _only_what_counts(self) -> VerifierPolicy:
         given = self.model_fields_set - {"name", "verifier"}
-        readable = _READS[self.verifier]
-        ignored = given & (_OF_VERIFIERS - readable)
+        ignored = given & (_OF_VERIFIERS - _READS[self.verifier])
         if not self.speculates:
             ignored = given
         elif self.draft_first:

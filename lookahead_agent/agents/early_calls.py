@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from langchain.agents.middleware import ModelRequest, ModelResponse, ToolCallRequest
 from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, BaseMessage, ToolCall, ToolMessage
@@ -49,9 +49,12 @@ class EarlyCallMiddleware(PlanMiddleware):
                 # With the context of the node: tools are traced where they belong.
                 running.add(threads.submit(copy_context().run, make, one))
 
+        def call(made: ToolCallRequest) -> Any:
+            return cast(BaseTool, made.tool).invoke(made.tool_call)
+
         def make(one: _Ready) -> None:
             with suppress(GraphBubbleUp):  # it asks a person: the tool node's part
-                early.record(one, results.wrap_tool_call(one.request, lambda made: _called(made).invoke(one.call)))
+                early.record(one[0], results.wrap_tool_call(one[1], call))
             start()
 
         stream: Any = asked.request.model.stream(_prompt(asked.request), **asked.request.model_settings)
@@ -77,12 +80,12 @@ class EarlyCallMiddleware(PlanMiddleware):
             for one in early.ready(complete=complete):
                 running.add(asyncio.create_task(make(one)))
 
-        async def make(one: _Ready) -> None:
-            async def call(made: ToolCallRequest) -> Any:
-                return await _called(made).ainvoke(one.call)
+        async def call(made: ToolCallRequest) -> Any:
+            return await cast(BaseTool, made.tool).ainvoke(made.tool_call)
 
+        async def make(one: _Ready) -> None:
             with suppress(GraphBubbleUp):
-                early.record(one, await results.awrap_tool_call(one.request, call))
+                early.record(one[0], await results.awrap_tool_call(one[1], call))
             start()
 
         stream: Any = asked.request.model.astream(_prompt(asked.request), **asked.request.model_settings)
@@ -102,12 +105,8 @@ class EarlyCallMiddleware(PlanMiddleware):
         return ModelResponse(result=early.messages())
 
 
-class _Ready(NamedTuple):
-    """A call whose line is complete and whose references are known."""
-
-    number: int
-    call: ToolCall
-    request: ToolCallRequest
+_Ready = tuple[int, ToolCallRequest]
+"""A line's number, and its call, whose references are known."""
 
 
 class _EarlyCalls:
@@ -126,11 +125,11 @@ class _EarlyCalls:
         with self._lock:
             self._reply += chunk
 
-    def record(self, one: _Ready, result: Any) -> None:
+    def record(self, number: int, result: Any) -> None:
         """Keep a result; a call that failed is left to the tool node."""
         if isinstance(result, ToolMessage) and result.status != "error":
             with self._lock:
-                self._results[one.number] = result
+                self._results[number] = result
 
     def messages(self) -> list[BaseMessage]:
         """The reply, and the calls that went well with their results."""
@@ -158,17 +157,12 @@ class _EarlyCalls:
                     call = plan_call(self._plan, line.number, tool.name, arguments)
                     self._calls[line.number] = call
                     given = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
-                    found.append(_Ready(line.number, call, given))
+                    found.append((line.number, given))
             return found
 
 
 def _results(request: ModelRequest[Any]) -> ToolResultMiddleware:
     return ToolResultMiddleware(request.model, exact=bool(lookahead_settings(request.model, node="planner")))
-
-
-def _called(request: ToolCallRequest) -> BaseTool:
-    assert request.tool is not None
-    return request.tool
 
 
 def _prompt(request: ModelRequest[Any]) -> list[AnyMessage]:

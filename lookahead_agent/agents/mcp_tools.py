@@ -93,14 +93,8 @@ def _variable(found: re.Match[str]) -> str:
 def open_mcp_tools(servers: Mapping[str, McpServer]) -> Iterator[list[tuple[str, BaseTool]]]:
     """Connect to servers, and close the connections at the end.
 
-    The connections live in an event loop of their own, so that the tools work in `invoke` and in `ainvoke` of any loop.
-    A server that ends meanwhile makes calls of its tools fail, with a result that says so.
-
-    Args:
-        servers: Servers by name.
-
-    Yields:
-        The tools, each with its server's name. Their metadata are MCP's annotations, such as `readOnlyHint`.
+    Yields the tools, each with its server's name; their metadata are MCP's annotations, such as `readOnlyHint`. They
+    work in `invoke` and in `ainvoke` of any loop. Calls of a server that has ended fail, with a result that says so.
 
     Raises:
         MissingExtraError: `mcp` is not installed.
@@ -170,8 +164,6 @@ async def _listed(client: Client) -> list[Tool]:
 
 
 class _McpTool(BaseTool):
-    """One of a server's tools."""
-
     begin: Callable[[dict[str, Any]], Future[str]] = Field(exclude=True, repr=False)
     """Starts a call in the connection's own event loop."""
 

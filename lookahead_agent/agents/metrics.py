@@ -16,12 +16,9 @@ from lookahead_agent.trace.timeline import concurrency
 
 
 class NodeMetrics(BaseCallbackHandler):
-    """Collects the metadata of `ChatLookahead`'s replies in a graph, summed by node.
+    """Sums the metadata of `ChatLookahead`'s replies by node: `graph.invoke(..., {"callbacks": [NodeMetrics()]})`.
 
-    Give it to the graph: `graph.invoke(..., {"callbacks": [metrics]})`.
-
-    Args:
-        now: Clock in seconds.
+    `now` is a clock in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -61,13 +58,9 @@ class NodeMetrics(BaseCallbackHandler):
         node["acceptance_rate"] = acceptance_rate(node["accepted"], node["steps"])
         tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else 0
         node["output_tokens"] = node.get("output_tokens", 0) + tokens
-        node["tokens"] = {
-            role: _added(node.get("tokens", {}).get(role, {}), counts) for role, counts in reported["tokens"].items()
-        }
-        node["prompt_tokens"] = {
-            role: _added(node.get("prompt_tokens", {}).get(role, {}), counts)
-            for role, counts in reported["prompt_tokens"].items()
-        }
+        for key in ("tokens", "prompt_tokens"):
+            before = node.get(key, {})
+            node[key] = {role: _added(before.get(role, {}), counts) for role, counts in reported[key].items()}
         node["seconds"] = _added(node.get("seconds", {}), reported["seconds"])
 
     def concurrency(self) -> tuple[float, float]:

@@ -95,12 +95,10 @@ Script = Callable[[Sequence[ProjectTool]], Mapping[str, Any]]
 
 
 def _call(name: str, arguments: Mapping[str, str]) -> str:
-    """A reply that calls a tool, where the model has to call one."""
     return json.dumps({"name": name, "arguments": dict(arguments)})
 
 
 def _plan(tools: Sequence[ProjectTool]) -> str:
-    """A plan whose lines call the tools."""
     lines = [
         f"{number}. {tool.name}({', '.join(f'{name}={json.dumps(value)}' for name, value in tool.arguments.items())})"
         for number, tool in enumerate(tools, 1)

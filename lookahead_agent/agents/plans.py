@@ -212,7 +212,6 @@ def _arguments(inside: str, names: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _one_text(inside: str, names: Sequence[str]) -> dict[str, Any] | None:
-    """The whole as the text of the tool's first argument."""
     if not names:
         return None
     return {names[0]: re.sub(rf"^{re.escape(names[0])}\s*=\s*", "", inside.strip()).strip("\"'")}

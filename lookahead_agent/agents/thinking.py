@@ -51,16 +51,10 @@ READY: dict[str, Any] = {
 
 
 class ThinkingMiddleware(TurnMiddleware):
-    """Has the model think in a few sentences before each of its turns.
+    """Has the model think in a few sentences before each of its turns that may call tools.
 
     The thought is a call of its own, with a policy of its own: `policies={"thinker": "balanced"}`. It is the content of
     the message that has the turn's tool calls; of an answer it is the `reasoning_content`, as with models that think.
-
-        ```python
-        agent = create_agent(llm, tools, middleware=[*standard_middleware(llm, tools), ThinkingMiddleware()])
-        ```
-
-    A turn that may call no tools needs no thought.
 
     Args:
         prompt: System prompt of the thought. The agent's own follows, and the tools with arguments and descriptions.
@@ -109,7 +103,6 @@ def _after_thought(request: ModelRequest[Any], thought: str) -> ModelRequest[Any
 
 
 def _without_thought(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
-    """The messages as they are in the graph's state."""
     return [
         message.model_copy(update={"content": message.additional_kwargs[_BEFORE_THOUGHT]})
         if _BEFORE_THOUGHT in message.additional_kwargs
@@ -182,12 +175,15 @@ class CallOrAnswerMiddleware(TurnMiddleware):
         return answer.override(system_message=SystemMessage(system), messages=results)
 
 
+def _reply(response: ModelResponse[Any]) -> AIMessage:
+    reply = response.result[0] if response.result else None
+    return reply if isinstance(reply, AIMessage) else AIMessage("")
+
+
 def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> list[Any]:
     """What is left to a reply that repeats its last calls, or calls that failed, READY included; none: it does not."""
-    turns, reply = turns_of(request.messages), response.result[0] if response.result else None
-    if not isinstance(reply, AIMessage) or not reply.tool_calls:
-        return []
-    if not is_repetition([*turns, (reply, [])]):
+    reply = _reply(response)
+    if not is_repetition([*turns_of(request.messages), (reply, [])]):
         return []
     repeated = {call["name"] for call in reply.tool_calls}
     others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
@@ -195,18 +191,16 @@ def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> li
 
 
 def _made_before(request: ModelRequest[Any], response: ModelResponse[Any]) -> bool:
-    """Whether a reply makes calls that an earlier turn made."""
-    reply = response.result[0] if response.result else None
-    calls = calls_of(reply) if isinstance(reply, AIMessage) else []
+    calls = calls_of(_reply(response))
     return bool(calls) and any(calls == calls_of(before) for before, _ in turns_of(request.messages))
 
 
 def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:
     """The response with the calls of tools alone; None: the model is ready to answer."""
-    reply = response.result[0] if response.result else None
-    if not isinstance(reply, AIMessage) or all(call["name"] != READY_NAME for call in reply.tool_calls):
-        return response
+    reply = _reply(response)
     calls = [call for call in reply.tool_calls if call["name"] != READY_NAME]
+    if len(calls) == len(reply.tool_calls):
+        return response
     if not calls and not reply.invalid_tool_calls:
         return None
     return replace(response, result=[reply.model_copy(update={"tool_calls": calls}), *response.result[1:]])

@@ -53,13 +53,7 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
 def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
     """As `load_tools`, with the tools of MCP servers after them, whose connections are closed at the end.
 
-    Args:
-        sources: See `load_tools`.
-        servers: An `mcpServers` file, see `read_servers`.
-
-    Raises:
-        ConfigurationError: As for `load_tools`, or the file or a server does not work.
-        MissingExtraError: `mcp` is not installed.
+    `servers` is an `mcpServers` file. Raises what `read_servers` and `open_mcp_tools` raise as well.
     """
     loaded = _loaded(sources)
     if servers is None:
@@ -71,7 +65,6 @@ def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[
 
 
 def _loaded(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:
-    """Each tool with its source."""
     given = list(sources)
     folders = [value for kind, _, value in (_source(text)[1].partition(":") for text in given) if kind == "files"]
     loaded: list[tuple[str, BaseTool]] = []

@@ -127,14 +127,9 @@ the results say, and what is missing, if something is. Add nothing that the resu
 class FinalAnswerMiddleware(TurnMiddleware):
     """Ends a run with an answer in place of a loop, a limit or nothing.
 
-    The model gets a last turn, without tools, in which it says what the results say and what is missing, if
-
-    - it has used all but one of its turns,
-    - it makes the same calls as in the turn before, or calls that failed before (which are not made again),
-    - its calls failed in several turns in a row, or
-    - it neither called a tool nor answered.
-
-    All of that is read from the messages since the last question, so that a thread's next question begins anew.
+    The model gets a last turn, without tools, in which it says what the results say and what is missing. This follows
+    the last but one of its turns, calls that repeat the turn before or that failed before (they are not made again),
+    several turns whose calls failed, and an empty reply. All of that is read from the messages since the last question.
 
     Args:
         model_calls: Turns of the model on one question, the last included.

@@ -142,12 +142,7 @@ class BindingModel(BaseChatModel):
         return with_parser(bound, FormParser(form=form, called=method == "function_calling"), include_raw=include_raw)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text by the target's tokenizer, without special tokens around it; starts no engine.
-
-        Raises:
-            ModelError: The tokenizer could not be fetched.
-            ConfigurationError: The text has a lone surrogate.
-        """
+        """Token ids of a text by the target's tokenizer, without special tokens around it; starts no engine."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         check_encodable(text, "the text")
@@ -157,11 +152,7 @@ class BindingModel(BaseChatModel):
         """How many tokens the prompt of these messages has, by the target's chat template; starts no engine.
 
         Equal to the `input_tokens` of a reply to them. Of messages that are no prompt alone, such as a part of
-        a conversation that begins with a tool's result, the texts are counted.
-
-        Args:
-            messages: The messages; none at all have no tokens.
-            tools: As of `bind_tools`.
+        a conversation that begins with a tool's result, the texts are counted. `tools` are as of `bind_tools`.
 
         Raises:
             ModelError: The tokenizer could not be fetched.

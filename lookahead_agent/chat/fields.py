@@ -66,7 +66,6 @@ class ModelFields(BaseModel):
     """Times that a request to a server is repeated that failed before it was answered."""
 
     def _remote_models(self) -> dict[str, RemoteModel]:
-        """The models behind servers, by role."""
         found: dict[str, RemoteModel] = {}
         for role, model_field, url_field, key_field in _SERVERS:
             model: str | None = getattr(self, model_field)
@@ -114,7 +113,6 @@ class EngineFields(ModelFields):
     """Whether the server that `lookahead-agent up` runs generates the replies, where it has the same engines."""
 
     def _find_runtime(self, policies: Sequence[VerifierPolicy]) -> Runtime:
-        """The runtime of the engines that the fields describe."""
         remote = self._remote_models()
         self._check_engine_settings(remote)
         wants_draft = (

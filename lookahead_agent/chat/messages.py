@@ -105,7 +105,6 @@ def _reply(message: AIMessage, name: str) -> dict[str, Any]:
 
 
 def _calls(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]]:
-    """The calls of a reply, and those that could not be read."""
     found = [_call(call["name"], call["args"], call["id"]) for call in message.tool_calls]
     found += message.invalid_tool_calls
     known = {call["id"] for call in found}
@@ -128,7 +127,6 @@ def _parted(calls: Sequence[ToolCall | InvalidToolCall]) -> tuple[list[ToolCall]
 
 
 def _as_written(call: InvalidToolCall) -> str:
-    """The text of a call that could not be read."""
     name, arguments = call.get("name") or "", (call.get("args") or "").removeprefix(UNREADABLE)
     if not name or json.dumps(name) in arguments:
         return arguments

@@ -173,7 +173,6 @@ class CallDefaults(SamplingArguments, EngineFields):
 
 
 def _nodes(graph: Any) -> Iterator[str]:
-    """Paths of the nodes of a compiled graph and its subgraphs."""
     subgraphs = dict(graph.get_subgraphs(recurse=False))
     for name in graph.nodes:
         if not name.startswith("__"):

@@ -63,11 +63,9 @@ class Form:
 
     @classmethod
     def of(cls, schema: Any) -> Form:
-        """The form of a Pydantic class, a dataclass or another type, a TypedDict, a function, a tool, a JSON schema, or
-        a function or tool in OpenAI's format.
+        """The form of a type, a TypedDict, a function, a tool, a JSON schema, or a function or tool in OpenAI's format.
 
-        Raises:
-            ConfigurationError: It is something else.
+        Raises ConfigurationError if it is something else.
         """
         try:
             if isinstance(schema, Mapping):

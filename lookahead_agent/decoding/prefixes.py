@@ -161,7 +161,6 @@ class Prefixes:
         return self._draft_reply if self._is_translated(source) else self.committed.token_ids
 
     def _ids_of(self, node: Node, source: Source) -> Sequence[int]:
-        """The tokens of a node's last step."""
         assert node.step is not None
         if not self._is_translated(source):
             return node.step.token_ids

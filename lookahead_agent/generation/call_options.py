@@ -250,7 +250,6 @@ def _read(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] |
 
 
 def _named(choice: Any) -> str | None:
-    """The name of a tool in a choice."""
     match choice:
         case {"type": "function", "function": {"name": str() as name}} | {
             "type": "function" | "tool",

@@ -138,7 +138,6 @@ class ReplyGenerator:
         await asyncio.to_thread(setup.speeds.add, setup.configuration.name, pace, rate)
 
     def _target_prompt(self) -> list[int]:
-        """The prompt's tokens, which leave room for a reply."""
         context = self._engines.target.context_length
         prompt = self._prompt(self._engines.target.tokenizer, context)
         if len(prompt) >= context:
@@ -184,7 +183,6 @@ class ReplyGenerator:
         return read, [written]
 
     def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
-        """The reader of a reply to this prompt."""
         end, tags = self._end_of(prompt), self._thinking
         return ReplyReader(
             tags,

@@ -146,7 +146,6 @@ class JsonToolParser(ToolParser):
                 invalid["args"] = self._without_tags(whole)
 
     def _after_broken(self, text: str, found: JsonCalls) -> int:
-        """Where a call ends that cannot be read."""
         broken = found.broken
         if broken is not None and broken.unfinished:
             return len(text)

@@ -196,7 +196,6 @@ def _events(data: str) -> list[GenerateEvent]:
 
 
 def _error(answer: Mapping[str, Any]) -> LookaheadError:
-    """The error that the server raised."""
     told = answer.get("lookahead") or {}
     kind = getattr(errors, str(told.get("type")), EngineError)
     known = isinstance(kind, type) and issubclass(kind, LookaheadError)

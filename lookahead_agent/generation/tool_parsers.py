@@ -125,7 +125,6 @@ class VLLMToolParser(ToolParser):
         return invalid(None, source, end, f"the {self.name} parser reads no call in it", cut=cut)
 
     def _extract(self, text: str, tools: Tools) -> Any | None:
-        """The calls that vLLM's parser finds; None: no call."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], model="", tools=list(tools))

@@ -4,11 +4,7 @@ from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict
 
 
 class ExactVerifier:
-    """Accepts a draft step that is the target's, token for token.
-
-    At temperature 0 the reply is then the one that the target alone writes. Tokens are compared and not only text:
-    the same text in other tokens would lead the target on another way.
-    """
+    """Accepts a draft step that is the target's, token for token: other tokens of the same text lead elsewhere."""
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""

@@ -35,11 +35,10 @@ class JudgeModel(Protocol):
 
 
 class JudgeVerifier:
-    """Asks a model whether two steps mean the same.
+    """Asks a model whether two steps mean the same: the paper's verifier (section 3.2).
 
-    The paper's verifier (section 3.2), with p(aligned) = p(yes) / (p(yes) + p(no)) over the first token of the answer
-    in place of the written answer. If a pair is too long for the judge's context, the question is shortened to its
-    end; if the steps themselves are, the pair is rejected.
+    p(aligned) is p(yes) / (p(yes) + p(no)) over the answer's first token. Of a pair that is too long for the judge's
+    context, the question is shortened to its end; if the steps themselves are too long, the pair is rejected.
 
     Args:
         model: The judge.
@@ -76,12 +75,11 @@ class JudgeVerifier:
 
     def _messages(self, pair: StepPair, longest: int | None) -> list[dict[str, str]]:
         steps = {"target": pair.target.text.strip(), "draft": pair.draft.text.strip()}
-        user = USER_PROMPT.format(question=_end(pair.question, longest), **steps)
+        question = pair.question
+        if longest is not None and len(question) > longest:
+            question = "…" + question[-longest:]
+        user = USER_PROMPT.format(question=question, **steps)
         return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": user}]
-
-
-def _end(text: str, longest: int | None) -> str:
-    return text if longest is None or len(text) <= longest else "…" + text[-longest:]
 
 
 class EngineJudge:

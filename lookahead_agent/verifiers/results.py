@@ -76,11 +76,10 @@ def normalized(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def numbers(text: str) -> frozenset[Fraction | str]:
-    """The distinct numbers in `text` by value.
+    """The distinct numbers in `text` by value, without the enumerators of lists ("2.", "Step 3:").
 
     Thousands separators, currency signs, trailing zeros and the spelling of LaTeX fractions make no difference; the
-    sign does, and a percentage is not the bare number. The enumerators of lists ("2.", "Step 3:") are not counted:
-    they number the thoughts and are no part of them.
+    sign does, and a percentage is not the bare number.
     """
     return frozenset(_by_place(text).values())
 
@@ -139,7 +138,6 @@ def _contradict(first: dict[object, set[object]], second: dict[object, set[objec
 
 
 def _units(text: str) -> dict[object, set[object]]:
-    """Units named beside each number."""
     found: dict[object, set[object]] = defaultdict(set)
     text = normalized(text)
     for match in _NUMBER.finditer(text):
