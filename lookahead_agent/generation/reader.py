@@ -155,19 +155,20 @@ class ReplyReader:
     def _parsed(self) -> ParsedReply:
         """The answer without the calls, which are those of the lowest rank."""
         least = min((part[1] for part in self._parts if isinstance(part, tuple)), default=0)
-        parsed = ParsedReply("")
+        parsed, called = ParsedReply(""), False
         for part in self._parts:
             if part is None:
                 self._thought = True
                 continue
-            calls, rank, text = part if isinstance(part, tuple) else (ParsedReply(part), least, part)
+            calls, rank, text = part if isinstance(part, tuple) else (None, None, part)
             blank = not parsed.content.strip()
-            parsed.content += calls.content if rank == least else text
-            if blank and (self._thought or parsed.called):
+            parsed.content += calls.content if calls is not None and rank == least else text
+            if blank and (self._thought or called):
                 parsed.content = parsed.content.lstrip()
-            if rank == least:
+            if calls is not None and rank == least:
                 parsed.extend(calls)
-        if parsed.called:
+                called = called or parsed.called
+        if called:
             parsed.content = parsed.content.rstrip()
         return parsed
 
