@@ -57,21 +57,14 @@ _BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "landlock")
 class PythonLimits:
     """What code may use.
 
-    Attributes:
-        seconds: Wall-clock time, Python's start included.
-        memory: Address space in bytes.
-        output: Bytes of what it prints.
-        files: Bytes that its files may come to. They are in memory, beside `memory`. Behind "landlock" it has none, and
-            with "none" the size of one file counts.
-
     Raises:
         ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
     """
 
-    seconds: float = 20
-    memory: int = 512 << 20
-    output: int = 10_000
-    files: int = 64 << 20
+    seconds: float = 20  # wall-clock time, Python's start included
+    memory: int = 512 << 20  # address space in bytes
+    output: int = 10_000  # bytes of what it prints
+    files: int = 64 << 20  # bytes of all its files, which are in memory, too; with "none" of one file
 
     def __post_init__(self) -> None:
         if not (0 < self.seconds < math.inf and self.memory > 0 and self.output >= 0 and self.files >= 0):
@@ -129,10 +122,7 @@ def _problem_of_status(status: int) -> str | None:
 
 
 def available() -> dict[Isolation, str | None]:
-    """Why each backend cannot be used here; None for those that can, the strongest first.
-
-    Each is tried once in a process, by running a program that does nothing (some hundredths of a second).
-    """
+    """Why each backend cannot be used here; None for those that can, the strongest first. Each is tried once."""
     found: dict[Isolation, str | None] = {}
     for name in _BY_STRENGTH:
         try:
@@ -151,15 +141,14 @@ def choose(isolation: Isolation) -> Isolation:
     """
     if isolation not in get_args(Isolation):
         raise ConfigurationError(f"there is no isolation {isolation!r}: {', '.join(get_args(Isolation))}")
-    if isolation == "none":
+    if isolation == "auto":
+        for name in _BY_STRENGTH:
+            if _problem(name) is None:
+                return name
+    elif isolation == "none" or (problem := _problem(isolation)) is None:
         return isolation
-    if isolation != "auto":
-        if (problem := _problem(isolation)) is not None:
-            raise IsolationError(f"the isolation {isolation!r} does not work here: {problem}")
-        return isolation
-    for name in _BY_STRENGTH:
-        if _problem(name) is None:
-            return name
+    else:
+        raise IsolationError(f"the isolation {isolation!r} does not work here: {problem}")
     found = "; ".join(f"{name}: {problem}" for name, problem in available().items())
     raise IsolationError(
         "nothing here can keep a program inside: install bubblewrap (apt-get install bubblewrap, dnf install "
@@ -191,6 +180,11 @@ def start(
     packages: Sequence[str] = (),
 ) -> ChildResult:
     """As `run_isolated`, behind a backend that is known to work; with copies of the folder's files, or None."""
+    program = b"" if isolation == "none" else system_call_filter(landlock=isolation == "landlock")
+    if program is None:
+        raise IsolationError(
+            "system calls are known here for x86_64 and aarch64 only: isolation='none' is what is left"
+        )
     of_packages = package_files(*packages) if packages else ()
     readable = (*_readable(), *of_packages)
     home, room = {"landlock": "/"}.get(isolation, _INSIDE), limits.files + space(copied or {})
@@ -220,7 +214,7 @@ def start(
                 "folder": shown,
                 "importable": shown if copied is None else home,
                 "threads": _threads(isolation),
-                "filter": _filter(isolation),
+                "filter": base64.b64encode(program).decode(),
             }
             finished = run_child(
                 [*around, _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
@@ -280,18 +274,6 @@ def _bubblewrap(readable: Sequence[str]) -> list[str]:
     return [program, *who, *there, *own, "--remount-ro", "/", "--"]
 
 
-def _filter(isolation: Isolation) -> str:
-    """The filter of system calls in base64; empty for none."""
-    if isolation == "none":
-        return ""
-    program = system_call_filter(landlock=isolation == "landlock")
-    if program is None:
-        raise IsolationError(
-            "system calls are known here for x86_64 and aarch64 only: isolation='none' is what is left"
-        )
-    return base64.b64encode(program).decode()
-
-
 def _threads(isolation: Isolation) -> int:
     """How many threads the user who runs the code may have, for the kernel counts by user."""
     if isolation == "none":
@@ -318,8 +300,7 @@ def _readable() -> tuple[str, ...]:
     """What a Python program needs to read: existing paths, none inside of another."""
     base = os.path.realpath(sys.base_prefix)
     candidates = [_interpreter(), os.path.realpath(sysconfig.get_path("stdlib")), *_SYSTEM]
-    if base != "/usr":
-        candidates.append(os.path.join(base, "lib"))
+    candidates += [os.path.join(base, "lib")] if base != "/usr" else []
     found: list[str] = []
     for path in sorted(dict.fromkeys(candidates), key=len):
         if os.path.exists(path) and not any(path == kept or path.startswith(kept + os.sep) for kept in found):
@@ -329,11 +310,7 @@ def _readable() -> tuple[str, ...]:
 
 @cache
 def package_files(*names: str) -> tuple[str, ...]:
-    """Folders and modules of installed packages, and of those that they need.
-
-    Raises:
-        ConfigurationError: A package is not installed.
-    """
+    """Folders and modules of installed packages, and of what they need; ConfigurationError if one is not installed."""
     # Without packages, the sandbox itself needs none.
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name

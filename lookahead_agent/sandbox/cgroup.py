@@ -1,7 +1,4 @@
-"""A cgroup for one run, where this process can make one: the kernel counts memory that no limit of a process does.
-
-Such is what the kernel itself needs for a process: page tables alone can take 512 MiB.
-"""
+"""A cgroup for one run, where this process can make one: the kernel counts its own memory, such as page tables."""
 
 import errno
 import os
@@ -23,10 +20,7 @@ _LIMITS = {
 
 @contextmanager
 def memory_cgroup(memory: int) -> Iterator[int | None]:
-    """A cgroup whose processes, with the kernel's memory for them, may have so many bytes.
-
-    Yields a descriptor: a process that writes 0 to it is in the cgroup. None where none can be made.
-    """
+    """A cgroup with so much memory, by a descriptor: who writes 0 to it is in it. None where none can be made."""
     group, descriptor = None, None
     with suppress(OSError):
         if (above := place()) is not None:
@@ -48,10 +42,7 @@ def memory_cgroup(memory: int) -> Iterator[int | None]:
 
 
 def place(root: Path = _ROOT, memberships: str | None = None) -> Path | None:
-    """The cgroup to make one in: of version 1 its own, of version 2 the one above, for only leaves have processes.
-
-    `memberships` are this process's cgroups; None: as /proc says them.
-    """
+    """The cgroup to make one in: of version 1 its own, of version 2 the one above, for only leaves have processes."""
     memberships = _MEMBERSHIPS.read_text() if memberships is None else memberships
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)

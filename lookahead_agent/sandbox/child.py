@@ -51,18 +51,12 @@ def run_child(
     changes: int | None = None,
     descriptors: Sequence[int] = (),
 ) -> ChildResult:
-    """Run a program, and end it and all that it started when its time is over.
-
-    Processes that leave its process group are not ended: a sandbox has to refuse that.
+    """Run a program with a standard input, and end it and its process group when its time is over.
 
     Args:
-        command: The program and its arguments.
-        given: Its standard input.
-        seconds: Wall-clock time for all of it.
         output: Bytes that it may print, or of its results.
         results: Whether its last argument is a descriptor for results; its output goes nowhere then.
         environment: All of its environment; None: nothing but an empty PATH.
-        folder: Where it runs.
         changes: Bytes that it may write to a second descriptor, whose number is its last argument; None: it has none.
         descriptors: Descriptors that it inherits.
 

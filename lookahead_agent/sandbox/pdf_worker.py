@@ -1,8 +1,7 @@
-"""The text of a PDF's pages, in a process of its own.
+"""The text of a PDF's pages, in a process of its own, whose interpreter is given this text (`python -I -c`).
 
-The text of this file is handed to another interpreter (`python -I -c`). It reads the PDF from its standard input, and
-writes a result for each page, `{"page": its number from 1, "text": ...}`, and a last one, `{"problem": ...}`: why it
-has to stop, or None.
+It reads the PDF from its standard input, and writes a result for each page, `{"page": its number from 1, "text": ...}`,
+and a last one, `{"problem": ...}`: why it has to stop, or None.
 """
 
 import io

@@ -3,13 +3,9 @@
 Classic BPF over `struct seccomp_data`, see seccomp(2). A call that is not listed is refused (EPERM). A call that is
 newer than this list does not exist for the code (ENOSYS), and a call of another architecture kills the process.
 
-Four kinds of calls are left out on purpose:
-
-- calls that reach other programs, processes and networks;
-- calls that change the machine;
-- calls that slow down or spy on other users of the same files (leases, locks, watches, dropped caches);
-- calls that hold memory which no limit counts (`splice`, `vmsplice`, `memfd_create`, `sendmsg`, `mmap` of shared memory
-  without a file).
+Left out on purpose are calls that reach other programs, processes and networks, that change the machine, that slow down
+or spy on other users of the same files (leases, locks, watches, dropped caches), and that hold memory which no limit
+counts (`splice`, `vmsplice`, `memfd_create`, `sendmsg`, `mmap` of shared memory without a file).
 """
 
 import errno
@@ -90,10 +86,7 @@ _CALLS_OF_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
 
 
 def _load_argument(argument: int) -> _Line:
-    """The low half of an argument.
-
-    The kernel reads these arguments as 32 bits itself, or their high half is none of what is tested.
-    """
+    """The low half of an argument: the kernel reads 32 bits itself, or the high half is none of what is tested."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)
 
 
@@ -161,25 +154,16 @@ _CALLS_BY_ARGUMENT: dict[tuple[int, int], list[_Line]] = {
 def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes | None:
     """The program of a filter, 8 bytes an instruction; None for an architecture whose calls are not known here.
 
-    Args:
-        landlock: Whether Landlock is all that is between the code and the user's files and processes.
-        machine: The architecture; this machine's by default.
+    `landlock` says whether Landlock is all that is between the code and the user's files and processes.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         return None
     column, identity = _MACHINES[machine]
     calls = _CALLS if landlock else _CALLS | _CALLS_OF_NAMESPACES
-    program = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, identity),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, _X32),
-        (_RETURN, 0, 0, _KILL),
-        (_ABOVE, 0, 1, _NEWEST),
-        _UNKNOWN,
-    ]
+    killed = (_RETURN, 0, 0, _KILL)
+    program = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, identity), killed]
+    program += [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), killed, (_ABOVE, 0, 1, _NEWEST), _UNKNOWN]
     for numbers in calls.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), _ALLOWED]

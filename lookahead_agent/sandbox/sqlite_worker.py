@@ -1,8 +1,7 @@
 """One SELECT on a SQLite database, in a process of its own.
 
-The text of this file is handed to another interpreter (`python -I -S -c`), so it imports the standard library only. It
-reads a JSON object from its standard input and writes a line of JSON, {"text": ..., "problem": ...}, to the descriptor
-that its argument names.
+Another interpreter is given this text (`python -I -S -c`), so it imports the standard library only. It reads a JSON
+object from its standard input, and writes {"text": ..., "problem": ...} to the descriptor that its argument names.
 """
 
 import json
@@ -50,9 +49,8 @@ def authorise(action: int, first: str | None, second: str | None = None, *_: str
 
 def authorise_schema(action: int, first: str | None, *others: str | None) -> int:
     """As `authorise`, and the pragmas that tell of tables and columns."""
-    if action == sqlite3.SQLITE_PRAGMA and first in SCHEMA_PRAGMAS:
-        return sqlite3.SQLITE_OK
-    return authorise(action, first, *others)
+    told = action == sqlite3.SQLITE_PRAGMA and first in SCHEMA_PRAGMAS
+    return sqlite3.SQLITE_OK if told else authorise(action, first, *others)
 
 
 def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
@@ -97,11 +95,7 @@ def cell(value: object) -> str:
 
 
 def schema(connection: sqlite3.Connection, characters: int) -> str:
-    """A line for each table and view: `Album(AlbumId INTEGER, Title, ArtistId INTEGER)`.
-
-    It has no indexes, no names of constraints and no long types. A foreign key is shown where its column is called
-    otherwise than the column that it refers to.
-    """
+    """A line for each table and view: `Album(AlbumId INTEGER, Title, ArtistId INTEGER)`, without long types."""
     connection.set_authorizer(authorise_schema)
     # The tables inside of a full-text index; SQLite before 3.37 does not tell them from others.
     inside = {row[1] for row in connection.execute("PRAGMA main.table_list") if row[2] == "shadow"}

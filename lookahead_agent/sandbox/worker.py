@@ -1,7 +1,7 @@
 """The child's program: it goes into the sandbox, gives up what it may do, and only then runs the code.
 
-The text of this file is handed to another interpreter (`python -I -S -c`), so it imports the standard library only. Its
-argument is a JSON object, see `_run` in `backends.py`; the code comes by standard input.
+Another interpreter is given this text (`python -I -S -c`), so it imports the standard library only. Its argument is a
+JSON object, see `start` in `backends.py`; the code comes by standard input.
 """
 
 import base64
@@ -87,10 +87,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def landlock(plan: dict[str, Any]) -> None:
-    """Close all files but what may be read, see landlock(7).
-
-    There is no folder to write to: Landlock counts no files, so they could fill the disk.
-    """
+    """Close all files but what may be read, see landlock(7). Nothing can be written, since Landlock counts no files."""
     create, add, restrict = 444, 445, 446
     version = libc.syscall(create, None, 0, 1)
     if version < 3:

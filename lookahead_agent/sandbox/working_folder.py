@@ -1,8 +1,7 @@
 """The folder that an agent works in: opens and replaces its files, and takes a copy of them in and out of a sandbox.
 
 Every part of a name is opened from the folder's own descriptor, and no link is followed: a folder that is swapped for a
-link meanwhile changes nothing. A file is written beside the old one and put in its place, so that it is there whole or
-not at all, and another name of the old one keeps what it had.
+link meanwhile changes nothing. A file is there whole or not at all, and another name of the old one keeps what it had.
 """
 
 import errno
@@ -38,16 +37,11 @@ def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
 
 
 def read_regular(path: str | Path, most: int, folder: int | None = None) -> bytes:
-    """The bytes of a regular file; no link is followed, and no other process is waited for.
-
-    Args:
-        path: The file.
-        most: Bytes that it may have.
-        folder: Descriptor of the folder that the path begins at; None: as usual.
+    """The bytes of a regular file below a folder's descriptor; no link is followed, no other process waited for.
 
     Raises:
         OSError: It cannot be opened, is a link, or is a folder (IsADirectoryError).
-        ValueError: It is no regular file, or too long; the message says which, as "is no regular file".
+        ValueError: It is no regular file, or longer than `most` bytes; the message goes on from its name.
     """
     descriptor = os.open(path, _FILE_FLAGS, dir_fd=folder)
     try:
@@ -135,16 +129,15 @@ def replace_file(root: Path, name: str, data: bytes) -> None:
 def _mode_of(parent: int, name: str, asked: str) -> int:
     """The permissions of the file that is replaced, or of a new one."""
     try:
-        there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return 0o644
-    if stat.S_ISDIR(there.st_mode):
-        raise ValueError(f"{asked!r} is a folder")
-    if stat.S_ISLNK(there.st_mode):
-        raise ValueError(f"{asked!r} is a link, and may lead outside: links are not followed")
-    if not stat.S_ISREG(there.st_mode):
-        raise ValueError(f"{asked!r} is no regular file")
-    return stat.S_IMODE(there.st_mode)
+    if stat.S_ISREG(mode):
+        return stat.S_IMODE(mode)
+    link = "a link, and may lead outside: links are not followed"
+    raise ValueError(
+        f"{asked!r} is {'a folder' if stat.S_ISDIR(mode) else link if stat.S_ISLNK(mode) else 'no regular file'}"
+    )
 
 
 def refusal(name: str, error: OSError) -> str:
@@ -244,10 +237,7 @@ def save_changes(root: Path, before: Mapping[str, bytes], changes: bytes) -> str
 
 
 def _unpacked(changes: bytes) -> tuple[dict[str, bytes], list[str]]:
-    """The files that were written, and the names that are gone; nothing of a report that has no end.
-
-    Names that begin with a dot are left out: code was given none of them.
-    """
+    """The files that were written, and the names that are gone, without a dot; nothing of a report without an end."""
     written: dict[str, bytes] = {}
     place = 0
     while (end := changes.find(b"\n", place)) >= 0:
