@@ -65,16 +65,10 @@ def estimate(
             write_costs(costs, measured)
     found = Acceptance(0.0, 0.0)
     if not known:
-        fields: dict[str, Any] = {
-            # A depth forces step speculation: the draft needs an engine.
-            "policy": chosen.model_copy(update={"depth": chosen.steps_ahead}),
-            "temperature": 0.0,
-            "max_tokens": 256,
-            "precision": precision,
-            "draft_precision": draft_precision,
-            "streaming": True,
-            "return_token_ids": True,
-        }
+        # A depth forces step speculation: the draft needs an engine.
+        fields: dict[str, Any] = {"policy": chosen.model_copy(update={"depth": chosen.steps_ahead})}
+        fields |= {"temperature": 0.0, "max_tokens": 256, "precision": precision, "draft_precision": draft_precision}
+        fields |= {"streaming": True, "return_token_ids": True}
         with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_daemon=False, **fields) as llm:
             llm.start(ProgressBars())
             found = measurement.acceptance(llm, problems, ProgressBars())
@@ -86,13 +80,11 @@ def estimate(
     )
     settings = best_settings(measured, acceptance)
     if as_json:
-        result = {
+        result: dict[str, Any] = {
             "settings": [asdict(setting) for setting in settings],
             "acceptance": asdict(acceptance),
-            "c": measured.c,
-            "free_batch": measured.beside.free_batch(),
-            "costs": measured.model_dump(),
         }
+        result |= {"c": measured.c, "free_batch": measured.beside.free_batch(), "costs": measured.model_dump()}
         typer.echo(json.dumps(result))
     else:
         _show(measured, acceptance, settings)
@@ -101,10 +93,8 @@ def estimate(
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting]) -> None:
     show = Terminal(width=WIDE)
     show.print(as_rich(measured.table()))
-    models = [
-        name + (f" in {measured.precision[role]}" if role in measured.precision else "")
-        for role, name in measured.models.items()
-    ]
+    known = measured.precision
+    models = [name + (f" in {known[role]}" if role in known else "") for role, name in measured.models.items()]
     if models:
         show.print(f"{' with '.join(models)}.")
     show.print(

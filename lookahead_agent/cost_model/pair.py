@@ -61,16 +61,13 @@ class Pair:
     ) -> None:
         require_vllm()
         if dummy_weights and "int8" in (precision, draft_precision):
-            raise ConfigurationError(
-                "the precision int8 is read from a folder, and made-up weights have none: choose int8-weights"
-            )
+            raise ConfigurationError("int8 is read from a folder, and made-up weights have none: choose int8-weights")
         models = choose_models(model, draft_model)
         assert models.draft is not None  # one was asked for
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
-        kernels = chosen_kernels(
-            models, {"target": precision, "draft": draft_precision}, engine_args, fetched, dummy_weights
-        )
+        precisions: dict[Role, Precision | None] = {"target": precision, "draft": draft_precision}
+        kernels = chosen_kernels(models, precisions, engine_args, fetched, dummy_weights)
         self.names = {str(role): each.name for role, each in facts.items()}
         self.dummy_weights = dummy_weights
         self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
@@ -127,13 +124,8 @@ def chosen_kernels(
     """The precision of each model's weights, None: as vLLM has them. "auto" is what a chat model would choose."""
     chosen: Mapping[str, Kernel] = {}
     if "auto" in precisions.values() and not dummy_weights:
-        spec = RuntimeSpec(
-            models,
-            precision=precisions["target"] or "auto",
-            draft_precision=precisions["draft"] or "auto",
-            target_arguments=engine_args,
-            draft_arguments=engine_args,
-        )
+        target, draft = (precisions[role] or "auto" for role in ("target", "draft"))
+        spec = RuntimeSpec(models, engine_args, engine_args, precision=target, draft_precision=draft)
         chosen = select(spec, folders["target"], folders["draft"]).precision
     return {role: chosen.get(role) if each == "auto" else each for role, each in precisions.items()}
 

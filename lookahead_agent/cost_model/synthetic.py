@@ -1,8 +1,7 @@
 """The measurement of every mode at exact acceptance rates: its settings, its rows, and their results as tables.
 
-The speed of a pair does not depend on its words. Steps end by their number of tokens, the verifier draws the acceptance
-of each draft step, and vLLM that of draft tokens: α and α₂ are exact, and the result can be compared with theory. All
-replies have the same length.
+Steps end by their number of tokens, the verifier draws the acceptance of each draft step, and vLLM that of draft
+tokens: α and α₂ are exact, and the result can be compared with theory. All replies have the same length.
 """
 
 import io
@@ -167,14 +166,13 @@ def results(
         # The drawn share differs from the probability by chance: the prediction takes the drawn one.
         drawn = sum(row.accepted for row in measured) / judged if judged else None
         acceptance = Acceptance(config.alpha if drawn is None else drawn, settings.token_alpha, settings.step_tokens)
+        shape = config.depth, settings.draft_tokens + 1, config.replies
         yield SyntheticResult(
             config,
             statistics.median(speeds),
             min(speeds),
             max(speeds),
-            predicted_speed(costs, acceptance, config.mode, config.depth, settings.draft_tokens + 1, config.replies)
-            if costs
-            else None,
+            predicted_speed(costs, acceptance, config.mode, *shape) if costs else None,
             drawn,
             sum(row.late for row in measured) / steps if steps else 0.0,
             generated / max(sum(row.passes for row in measured), 1),
@@ -186,24 +184,21 @@ def result_table(found: Sequence[SyntheticResult]) -> Table:
     """Measured and predicted speed of each configuration against the target alone."""
     headings = ["mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"]
     headings += ["predicted", "of predicted", "tokens per pass", "idle"]
-    rows = []
-    for one in found:
-        setting = one.config
-        rows.append(
-            [
-                setting.mode,
-                str(setting.replies),
-                str(setting.depth or ""),
-                f"{setting.alpha:g}" if setting.depth else "",
-                f"{one.alpha:.2f}" if one.alpha is not None else "",
-                f"{one.late:.0%}" if setting.depth else "",
-                f"{one.speed:.2f} ({one.least:.2f} to {one.most:.2f})",
-                f"{one.predicted:.2f}" if one.predicted is not None else "",
-                f"{one.speed / one.predicted:.2f}" if one.predicted is not None else "",
-                f"{one.tokens_per_pass:.2f}",
-                f"{one.idle:.1%}",
-            ]
-        )
+    rows = [
+        [
+            one.config.mode,
+            str(one.config.replies),
+            str(one.config.depth or ""),
+            f"{one.config.alpha:g}" if one.config.depth else "",
+            f"{one.alpha:.2f}" if one.alpha is not None else "",
+            f"{one.late:.0%}" if one.config.depth else "",
+            f"{one.speed:.2f} ({one.least:.2f} to {one.most:.2f})",
+            *([f"{one.predicted:.2f}", f"{one.speed / one.predicted:.2f}"] if one.predicted is not None else ["", ""]),
+            f"{one.tokens_per_pass:.2f}",
+            f"{one.idle:.1%}",
+        ]
+        for one in found
+    ]
     return headings, rows
 
 

@@ -57,11 +57,8 @@ class ChanceByPosition:
 def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any]:
     """Entries of vLLM's `speculative_config` that accept a draft token by chance (α₂) if those before it are."""
     rates = [token_alpha**position for position in range(1, draft_tokens + 1)]
-    return {
-        "num_speculative_tokens": draft_tokens,
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": rates,
-    }
+    drawn = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+    return {"num_speculative_tokens": draft_tokens, **drawn}
 
 
 class SyntheticBench:
@@ -120,13 +117,12 @@ class SyntheticBench:
                     for done, (config, repeat) in enumerate(missing, 1):
                         if time.monotonic() >= end:
                             return False
-                        if engines.has(config.mode) and config.mode not in failures:
-                            try:
+                        try:
+                            if engines.has(config.mode) and config.mode not in failures:
                                 row = background.run(self._measure(engines, config, repeat))
-                            except EngineError as error:
-                                failures[config.mode] = error
-                            else:
                                 self._file.append(row.model_dump(mode="json"))
+                        except EngineError as error:
+                            failures[config.mode] = error
                         advance(done)
         if failures:
             raise EngineError("; ".join(f"{name}: {error}" for name, error in failures.items()))

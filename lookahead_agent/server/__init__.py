@@ -33,8 +33,7 @@ class ServerSettings(BaseModel):
     connections: int = Field(512, ge=1)
     """Most connections at once; beyond, those that have waited longest without a request are closed."""
     engines_digest: str | None = None
-    """Digest of the engines, for a Unix socket of this user's own programs: they may send a `GenerateRequest`, and
-    get step events, and the type and text of errors. None: the server has other clients."""
+    """Digest of the engines, for a Unix socket of this user's own programs alone: they send a `GenerateRequest`."""
 
     def body_limit(self, context_length: int) -> int:
         """Longest body of a request, in bytes."""

@@ -170,18 +170,15 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
     routes = [
         Route(CHAT_PATH, with_key(chat), methods=["POST"]),
         Route("/v1/completions", with_key(text), methods=["POST"]),
-        Route("/v1/models", with_key(models)),
-        Route("/v1/models/{name:path}", with_key(models)),
+        *(Route(path, with_key(models)) for path in ("/v1/models", "/v1/models/{name:path}")),
         Route("/health", health),
         Route("/metrics", metrics),
     ]
     if settings.engines_digest is not None:
         routes.append(Route(STATUS_PATH, status))
     middleware = [Middleware(HostCheck, allowed=settings.allowed_hosts, errors=errors)]
-    if settings.cors_origins:
-        cors = Middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
+    if origins := settings.cors_origins:
+        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=errors.handlers, lifespan=lifespan)
     app.state.writer = writer

@@ -22,13 +22,8 @@ _COMMAND = "from lookahead_agent.cli.app import main; main()"
 
 def daemon_settings(engines_digest: str) -> ServerSettings:
     """The server's settings: this user's own programs need no limits."""
-    return ServerSettings(
-        engines_digest=engines_digest,
-        max_body_bytes=64 << 20,
-        max_tokens=2**31 - 1,
-        concurrent=1 << 16,
-        connections=1 << 16,
-    )
+    most = {"max_body_bytes": 64 << 20, "max_tokens": 2**31 - 1, "concurrent": 1 << 16, "connections": 1 << 16}
+    return ServerSettings.model_validate({"engines_digest": engines_digest, **most})
 
 
 def log_path() -> Path:
@@ -76,9 +71,8 @@ def start_lock() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigurationError(
-                "a server of yours starts or ends just now: see `lookahead-agent status`"
-            ) from None
+            said = "a server of yours starts or ends just now: see `lookahead-agent status`"
+            raise ConfigurationError(said) from None
         yield
 
 

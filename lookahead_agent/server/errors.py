@@ -56,10 +56,9 @@ def _shortened(text: str | None) -> str | None:
 
 
 class ErrorReplies:
-    """Answers requests that fail; their texts have a bounded length, whatever a client has sent.
+    """Answers requests that fail, in texts of bounded length, and tells `on_error` the status of each.
 
-    `on_error` is told the status of each. `with_exceptions` adds the exceptions with their whole texts, for this user's
-    programs.
+    `with_exceptions` adds the exceptions with their whole texts, for this user's programs.
     """
 
     def __init__(self, on_error: Callable[[int], None], *, with_exceptions: bool = False) -> None:

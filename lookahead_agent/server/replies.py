@@ -21,11 +21,10 @@ T = TypeVar("T")
 
 
 class Replies:
-    """The replies to one request, whole or in chunks; a stream generates each.
+    """The replies to one request, whole or in chunks; a stream generates each, `choices` for each of the prompts.
 
-    A request has `choices` replies to each of its prompts. With `chat`, their form is that of `/v1/chat/completions`,
-    else that of `/v1/completions`. With `with_usage`, a last chunk tells the tokens. With `with_events`, chunks tell
-    steps, and the last one the whole reply, in their field `lookahead`.
+    With `chat`, their form is that of `/v1/chat/completions`, else that of `/v1/completions`. With `with_usage`, a last
+    chunk tells the tokens; with `with_events`, chunks tell steps and the whole reply in their field `lookahead`.
     """
 
     def __init__(
@@ -98,7 +97,8 @@ class Replies:
                     if self._with_events:
                         yield base | {"choices": [], "lookahead": event_to_json(event)}
                     continue
-                parts = self._chat_parts(index, event) if self._chat else _text_parts(event)
+                text, reason = (event.text, None) if isinstance(event, TextDelta) else ("", event.finish_reason)
+                parts = self._chat_parts(index, event) if self._chat else [{"text": text, "finish_reason": reason}]
                 chunks = [base | {"choices": [{"index": index, "logprobs": None} | part]} for part in parts]
                 if isinstance(event, ChatReply):
                     self._done[index] = event
@@ -139,11 +139,6 @@ class Replies:
             "completion_tokens_details": {"reasoning_tokens": thinking},
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-def _text_parts(event: TextDelta | ChatReply) -> list[dict[str, Any]]:
-    text = event.text if isinstance(event, TextDelta) else ""
-    return [{"text": text, "finish_reason": event.finish_reason if isinstance(event, ChatReply) else None}]
 
 
 def _calls(reply: ChatReply) -> list[dict[str, Any]]:
@@ -195,12 +190,12 @@ class ReplyResponse(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         """Send it."""
-        async with aclosing(self._parts) as parts:
-            self.body_iterator = _from(await anext(parts), parts)
+
+        async def whole(first: str) -> AsyncGenerator[str, None]:
+            yield first
+            async for part in self._parts:
+                yield part
+
+        async with aclosing(self._parts):
+            self.body_iterator = whole(await anext(self._parts))
             await super().stream_response(send)
-
-
-async def _from(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    yield first
-    async for part in rest:
-        yield part

@@ -89,13 +89,9 @@ class BoundedServer(uvicorn.Server):
 
 def run_server(llm: ChatLookahead, settings: ServerSettings, listener: socket.socket, grace: int) -> None:
     """Serve a chat model until SIGTERM, SIGINT or SIGHUP; then running replies have `grace` seconds to end."""
-    config = ServerConfig(
-        create_app(llm, settings),
-        settings,
-        log_level="warning",
-        log_config=None,  # its records go where those of this library go, which shows no terminal sequences
-        timeout_graceful_shutdown=grace,
-    )
+    # Its log records go where those of this library go, which shows no terminal sequences.
+    options: dict[str, Any] = {"log_level": "warning", "log_config": None, "timeout_graceful_shutdown": grace}
+    config = ServerConfig(create_app(llm, settings), settings, **options)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
