@@ -61,12 +61,7 @@ _CERTIFICATES = TypeAdapter(list[Certificate])
 
 def certificates(models: Mapping[str, str]) -> list[Certificate]:
     """Certificates of a pair of models in any precision, those made here before those of the package."""
-    return [
-        certificate
-        for folder in (_made_here(), PACKAGED)
-        if (file := folder / _file_name(models)).is_file()
-        for certificate in _read(file)
-    ]
+    return [certificate for file in _files(models) if file.is_file() for certificate in _read(file)]
 
 
 def keep(found: Sequence[Certificate]) -> Path:
@@ -75,7 +70,7 @@ def keep(found: Sequence[Certificate]) -> Path:
     They replace those of the same precision and delimiter.
     """
     first = found[0]
-    file = _made_here() / _file_name(first.models)
+    file, _ = _files(first.models)
     kind = (first.precision, first.delimiter)
     others = [each for each in (_read(file) if file.is_file() else ()) if (each.precision, each.delimiter) != kind]
     rows = [each.model_dump(mode="json") for each in (*others, *found)]
@@ -138,13 +133,11 @@ def find_certificate(
     return Found(None, reason, tightened)
 
 
-def _made_here() -> Path:
-    return cache_dir() / "certificates"
-
-
-def _file_name(models: Mapping[str, str | None]) -> str:
+def _files(models: Mapping[str, str | None]) -> list[Path]:
+    """The file of certificates made here, and that of the package."""
     names = (models.get(role) or "unnamed" for role in ("target", "draft"))
-    return "+".join(re.sub(r"[^\w.-]+", "--", name) for name in names) + ".json"
+    name = "+".join(re.sub(r"[^\w.-]+", "--", name) for name in names) + ".json"
+    return [cache_dir() / "certificates" / name, PACKAGED / name]
 
 
 def _read(file: Path) -> list[Certificate]:

@@ -46,7 +46,7 @@ def thresholds(
 
     Pairs are independent, one of a problem, and the grid was fixed before. `tests` verifiers are tried on them.
     """
-    check(pairs)
+    _check(pairs)
     each = level_of_each(level / tests)
     found: dict[float, Threshold] = {}
     best: Threshold | None = None
@@ -59,22 +59,19 @@ def thresholds(
     return found
 
 
-def check(pairs: Sequence[ScoredPair]) -> None:
-    """Raise ConfigurationError if no threshold can be learnt from the pairs."""
+def _check(pairs: Sequence[ScoredPair]) -> None:
     if not pairs:
         raise ConfigurationError("there are no labelled pairs: collect some with `lookahead-agent calibrate collect`")
     if any(math.isnan(pair.score) for pair in pairs):
         raise ConfigurationError("a pair's score is not a number: score the pairs again")
     errors = sum(pair.changes_outcome for pair in pairs)
     if errors in (0, len(pairs)):
-        raise ConfigurationError(
-            f"{'all' if errors else 'none'} of {len(pairs)} pairs change the outcome, so no threshold can be learnt: "
-            "collect more pairs, of harder problems or with another draft"
-        )
+        which = f"{'all' if errors else 'none'} of {len(pairs)} pairs change the outcome, so no threshold can be learnt"
+        raise ConfigurationError(f"{which}: collect more pairs, of harder problems or with another draft")
 
 
 def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: float, level: float) -> Threshold | None:
-    kept: tuple[float, int, int] | None = None
+    kept: Threshold | None = None
     for value in sorted(set(grid), reverse=True):
         of_accepted = [pair.changes_outcome for pair in pairs if pair.score >= value]
         accepted, errors = len(of_accepted), sum(of_accepted)
@@ -82,11 +79,8 @@ def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: fl
             continue  # too few to be tested, whatever they are
         if p_value(accepted, errors, risk) > level:
             break
-        kept = value, accepted, errors
-    if kept is None:
-        return None
-    value, accepted, errors = kept
-    return Threshold(value, risk, accepted, errors, len(pairs), upper_bound(accepted, errors, level))
+        kept = Threshold(value, risk, accepted, errors, len(pairs), upper_bound(accepted, errors, level))
+    return kept
 
 
 def p_value(accepted: int, errors: int, risk: float) -> float:

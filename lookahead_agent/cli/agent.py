@@ -33,7 +33,6 @@ from lookahead_agent.trace.timeline import timeline, write_page
 
 EXAMPLE = "How much do 12 packages of the most expensive product cost?"
 
-_TOLD = 0.1  # Seconds in which several replies were written at once, from which that is worth a word
 _TOOLLESS = ("reflection", "self_consistency")
 
 _QUESTION = "What to work out. Default: an example, or the question of --thread."
@@ -107,7 +106,6 @@ def agent(
         run, loading = _run(llm, build, start, thread_id, show, recorder=recorder, live=live)
         # Shown before the recorder is closed, which may find the disk full.
         answer = run.answer
-        some, several = run.metrics.concurrency()
         if as_json:
             result = {
                 "answer": answer,
@@ -115,7 +113,6 @@ def agent(
                 "nodes": run.metrics.nodes(),
                 "seconds": run.seconds,
                 "loading_seconds": loading,
-                "at_once": {"replies": some, "several": several},
                 "thread": thread_id,
             }
             if compare:
@@ -125,8 +122,7 @@ def agent(
         show.print("\nAnswer:", style="bold", end="")
         show.print(f" {answer}\n", soft_wrap=True)
         show.print(node_table(run.metrics.nodes()))
-        together = f", several replies at once for {several:.1f} of {some:.1f} s" if several >= _TOLD else ""
-        show.print(f"{run.seconds:.1f} s in all{together}; before that {loading:.1f} s of loading")
+        show.print(f"{run.seconds:.1f} s in all; before that {loading:.1f} s of loading")
         if compare:
             won = default.seconds - run.seconds
             said = f"won {won:.1f} s" if won > 0 else f"cost {-won:.1f} s"

@@ -46,17 +46,14 @@ def best_settings(costs: MachineCosts, acceptance: Acceptance) -> list[Setting]:
     """The best setting of each mode, the fastest mode first.
 
     The simulation runs steps on the decoder's own scheduler, with the measured cost of as many target steps at once as
-    there are at each moment. With token speculation a forward pass of the target looks at γ₂ tokens of each step. It
-    costs as much as a batch of so many replies, and gains (1-α₂^γ₂)/(1-α₂) tokens. With a shared draft it looks at the
-    tokens that the draft, on cores of its own, has written by then.
+    there are at each moment. With token speculation a forward pass looks at γ₂ tokens of each step, costs as much as a
+    batch of so many replies, and gains (1-α₂^γ₂)/(1-α₂) tokens; with a shared draft, at what that has written by then.
     """
-    best = [
-        max(
-            _settings(costs, acceptance, mode),
-            key=lambda setting: (round(setting.speedup, 3), -setting.depth * setting.width),
-        )
-        for mode in get_args(ModeName)
-    ]
+
+    def order(setting: Setting) -> tuple[float, int]:
+        return round(setting.speedup, 3), -setting.depth * setting.width
+
+    best = [max(_settings(costs, acceptance, mode), key=order) for mode in get_args(ModeName)]
     return sorted(best, key=lambda setting: -setting.speedup)
 
 

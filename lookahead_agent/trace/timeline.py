@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,17 +71,6 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
     _spread(found, _SAME_MOMENT)
     _mark_critical(found)
     return found
-
-
-def concurrency(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds in which a reply was written, and those of them in which several were, from their begins and ends."""
-    edges = sorted(edge for start, end in spans for edge in ((start, 1), (end, -1)))
-    writing, some, several = 0, 0.0, 0.0
-    for (at, change), (following, _) in pairwise(edges):
-        writing += change
-        some += following - at if writing > 0 else 0.0
-        several += following - at if writing > 1 else 0.0
-    return some, several
 
 
 def _mark_critical(calls: Sequence[Call]) -> None:

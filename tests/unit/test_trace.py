@@ -10,7 +10,7 @@ import pytest
 from lookahead_agent.cli.trace import trace
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.trace.recorder import TraceRecorder, read_trace
-from lookahead_agent.trace.timeline import Bar, Call, concurrency, page, timeline, write_page
+from lookahead_agent.trace.timeline import Bar, Call, page, timeline, write_page
 from tests.unit.chat import scripted_chat
 from tests.unit.test_policy_choice import graph_of
 
@@ -125,8 +125,6 @@ def test_what_a_runs_length_comes_of_is_marked() -> None:
     calls = timeline(rows)
     assert [call.path for call in calls if call.critical] == ["planner", "b", "writer"]
     assert {call.path: call.row for call in calls} == {"planner": 0, "a": 0, "b": 1, "c": 0, "writer": 0}
-    assert concurrency((call.start, call.end) for call in calls)[1] == pytest.approx(2.9995), "a and b, then b and c"
-    assert concurrency((call.start, call.end) for call in calls[:2])[1] == 0
     assert timeline([]) == []
     (only,) = timeline([reply("nothing", 1, 1)])
     assert only.critical
