@@ -11,16 +11,26 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, BaseMess
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Interrupt
 from rich.table import Table
+from rich.text import Text
 
 from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.agents.prompts import call_text
 from lookahead_agent.cli.terminal import Terminal, as_rich
-from lookahead_agent.cli.trace import LiveSteps
+from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.trace.recorder import TraceRecorder
 
 _LONGEST = 2000  # Characters of a result that are shown
+# The page's colours, as near as terminals have them.
+_STYLES = {
+    "accepted": "green",
+    "committed": "blue",
+    "rejected": "red",
+    "unused": "bright_blue",
+    "aborted": "bright_black",
+    "judged": "yellow",
+}
 
 
 class ApprovalNeededError(LookaheadError):
@@ -174,6 +184,27 @@ class RunView(BaseCallbackHandler):
         more = f"\n… ({len(text):,} characters)" if len(text) > _LONGEST else ""
         self._show.print(f"[{self._results}] {called}{failed}", style="bold", soft_wrap=True)
         self._show.print(text[:_LONGEST] + more, soft_wrap=True)
+
+
+class LiveSteps(BaseCallbackHandler):
+    """Shows a line for each thing that happens to a step: who wrote or judged it, how long that took, and its text."""
+
+    def __init__(self, show: Terminal) -> None:
+        self._show = show
+
+    def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+        """Show what happened to a step."""
+        if name != STEP_EVENT or data["kind"] not in _STYLES:
+            return
+        who = "verifier" if data["kind"] == "judged" else data["source"]
+        verdict = f", {data['verdict']}" if data["verdict"] else ""
+        line = Text.assemble(
+            (f"{data['path'] or '(no node)'}  ", "bold"),
+            (f"step {data['position'] + 1}: {who} {data['kind']}", _STYLES[data["kind"]]),
+            (f"{verdict}, {data['ended'] - data['started']:.1f} s  ", "bright_black"),
+            " ".join(data["text"].split()),
+        )
+        self._show.print(line, no_wrap=True, overflow="ellipsis")
 
 
 def node_table(nodes: Sequence[dict[str, Any]]) -> Table:

@@ -22,7 +22,7 @@ from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.cli import options
-from lookahead_agent.cli.bench_synthetic import synthetic
+from lookahead_agent.cli.estimate import synthetic
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile

@@ -14,6 +14,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import leave_running
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, runtime_dir, server_status, socket_path
+from lookahead_agent.sandbox.working_folder import open_folder
 from lookahead_agent.server import ServerSettings
 
 _MAX_PATH = 100  # Bytes of a socket's path; the system takes 107
@@ -43,16 +44,13 @@ def private_dir() -> Path:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         # The descriptor is of the folder itself, whatever somebody puts in its place meanwhile.
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open_folder(folder) as opened:
+            if os.fstat(opened).st_uid != os.getuid():
+                raise _unusable(f"{folder}, which is another user's")
+            os.fchmod(opened, 0o700)
     except OSError as error:
         kind = "a symbolic link" if folder.is_symlink() else "a file" if folder.is_file() else None
         raise _unusable(f"{folder}, which is {kind}" if kind else f"{folder} ({_reason(error)})") from error
-    try:
-        if os.fstat(opened).st_uid != os.getuid():
-            raise _unusable(f"{folder}, which is another user's")
-        os.fchmod(opened, 0o700)
-    finally:
-        os.close(opened)
     return folder
 
 

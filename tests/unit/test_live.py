@@ -7,8 +7,8 @@ import io
 from langchain_core.runnables import RunnableLambda
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.cli.agent_run import LiveSteps
 from lookahead_agent.cli.terminal import Terminal
-from lookahead_agent.cli.trace import LiveSteps
 from tests.unit.chat import scripted_engines
 
 

@@ -22,9 +22,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
+from lookahead_agent.cli.agent_run import LiveSteps
 from lookahead_agent.cli.app import app
 from lookahead_agent.cli.terminal import LogFormatter, ProgressBars, Terminal
-from lookahead_agent.cli.trace import LiveSteps
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat
