@@ -47,19 +47,14 @@ class ModelFields(BaseModel):
     """Whose tokenizer the model behind `base_url` has: a catalogue name, a folder or a Hugging Face id; None:
     `model`'s."""
     draft_url: str | None = None
-    """Address of the draft's server."""
+    """Address of the draft's server, as `base_url` is the target's; so are the following for the judge and so on."""
     draft_api_key: SecretStr | None = None
-    """Key for that server."""
     draft_tokenizer: str | None = None
     """Whose tokenizer the model behind `draft_url` has; None: `draft_model`'s."""
     judge_url: str | None = None
-    """Address of the judge's server."""
     judge_api_key: SecretStr | None = None
-    """Key for that server."""
     embedding_url: str | None = None
-    """Address of the embedding model's server."""
     embedding_api_key: SecretStr | None = None
-    """Key for that server."""
     timeout: float | None = Field(None, gt=0)
     """Seconds without a token after which the target has failed; None: never in this process, 600 behind a server."""
     max_retries: int = Field(2, ge=0)

@@ -121,10 +121,6 @@ class Form:
                 return found
         return self.json_schema
 
-    def of_arguments(self, arguments: Mapping[str, Any]) -> Any:
-        """The value in the arguments of a call of `tool`; raises KeyError if it is not there."""
-        return arguments if self.is_object else arguments[_VALUE]
-
 
 def callback_schema(schema: Any, form: Form) -> Any:
     """A schema as LangChain tells its callbacks of it: a Pydantic class as it is, where LangChain can convert it.
@@ -216,7 +212,7 @@ class FormParser(BaseTransformOutputParser[Any]):
         for call in calls:
             if call["name"] == self.form.name:
                 try:
-                    return self.form.of_arguments(call["args"])
+                    return call["args"] if self.form.is_object else call["args"][_VALUE]
                 except KeyError as error:
                     raise _unreadable(generation, f"has no {error} in its call of {self.form.name}") from error
         raise _unreadable(generation, f"has no whole call of {self.form.name}")

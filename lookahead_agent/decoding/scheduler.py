@@ -92,8 +92,10 @@ class LookaheadScheduler:
             case Failed(_, reason) if candidate is None:
                 self.finished = True
                 return [*(Abort(other) for other in self._jobs), Fail(reason)]
-            case Failed(_, reason):
-                self._stop_speculating(reason, actions)
+            case Failed(_, reason):  # nothing is left but the target's own steps from the front
+                self._speculating, self.speculation_disabled, self.front.closed = False, reason, True
+                for other in self.front.open_candidates:
+                    self._refuse(other, actions)
             case _:
                 raise ValueError(f"{event} does not fit its job")
         return self._advance(actions)
@@ -262,14 +264,6 @@ class LookaheadScheduler:
         return True
 
     # What is dropped
-
-    def _stop_speculating(self, reason: str, actions: list[Action]) -> None:
-        """Forget everything but the target's own steps from the front."""
-        self._speculating = False
-        self.speculation_disabled = reason
-        self.front.closed = True
-        for candidate in self.front.open_candidates:
-            self._refuse(candidate, actions)
 
     def _refuse(self, candidate: Candidate, actions: list[Action]) -> None:
         """Drop a candidate and what was written after it, for good."""

@@ -1,9 +1,8 @@
-"""One reply: what is asked, what is told while it is generated, and the protocol of what generates it."""
+"""One reply: what is asked, and what is told while it is generated."""
 
-from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from langchain_core.messages import InvalidToolCall, ToolCall
 from pydantic import TypeAdapter
@@ -66,17 +65,6 @@ class ChatReply:
 
 GenerateEvent = TextDelta | StepEvent | ChatReply
 """Text and steps while they are written, and at last the finished reply."""
-
-
-class Backend(Protocol):
-    """Generates replies: on engines of this process, or on a server."""
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate a reply in the background loop; the last event is the `ChatReply`. Closing the generator aborts it.
-
-        Raises ContextLengthError, ConfigurationError if the engine cannot do what is asked, or EngineError.
-        """
-        ...
 
 
 _KINDS: dict[str, type[GenerateEvent]] = {"text": TextDelta, "step": StepEvent, "reply": ChatReply}

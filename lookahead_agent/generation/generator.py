@@ -80,7 +80,7 @@ class ReplyGenerator:
         return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies_at_once))
 
     async def reply(self) -> ChatReply:
-        """Generate the reply; raises what `Backend.generate` raises."""
+        """Generate the reply; raises what `LocalBackend.generate` raises."""
         engines = self._engines
         # Only a reply beside which no other is written says by its pace what the engines can do.
         alone = engines.replies_at_once == engines.target.in_flight == 0
@@ -88,8 +88,9 @@ class ReplyGenerator:
         engines.replies_at_once += 1
         number = engines.replies
         try:
-            prompt = await asyncio.to_thread(self._target_prompt)
-            room = engines.target.context_length - len(prompt)
+            context = engines.target.context_length
+            prompt = await asyncio.to_thread(self._prompt, engines.target.tokenizer, context)
+            room = context - len(prompt)
             sampling = replace(self._request.sampling, max_tokens=min(self._request.sampling.max_tokens, room))
             read, written = await self._generate(prompt, sampling)
             report = ReplyReport()
@@ -137,16 +138,6 @@ class ReplyGenerator:
             rate = acceptance_rate_of((tokens - 1) / (passes - 1), setup.draft_tokens)
         await asyncio.to_thread(setup.speeds.add, setup.configuration.name, pace, rate)
 
-    def _target_prompt(self) -> list[int]:
-        context = self._engines.target.context_length
-        prompt = self._prompt(self._engines.target.tokenizer, context)
-        if len(prompt) >= context:
-            raise ContextLengthError(
-                f"the messages are {len(prompt)} tokens long and the context {context}: "
-                "shorten them, or raise max_model_len in engine_args"
-            )
-        return prompt
-
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request, target = self._request, self._engines.target.tokenizer
         if request.messages is not None:
@@ -164,6 +155,11 @@ class ReplyGenerator:
                 ids = tokenizer.encode(target.decode(ids))
         if not ids:
             raise ConfigurationError("the prompt is empty")
+        if longest is not None and len(ids) >= longest:
+            raise ContextLengthError(
+                f"the messages are {len(ids)} tokens long and the context {longest}: "
+                "shorten them, or raise max_model_len in engine_args"
+            )
         return ids
 
     async def _generate(self, prompt: list[int], sampling: Sampling) -> Generated:
@@ -202,10 +198,10 @@ class ReplyGenerator:
         """Have the decoder write a reply, or a part of one."""
         request, engines = self._request, self._engines
         verifier = self._verifier if speculate and self._chosen.mode in ("lr", "lr+sd") else None
-        draft_prompt, refused = None, None
-        if verifier is not None:
+        draft_prompt, refused, draft = None, None, engines.draft
+        if verifier is not None and draft and draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint:
             try:
-                draft_prompt = await self._draft_prompt()
+                draft_prompt = tuple(await asyncio.to_thread(self._prompt, draft.tokenizer))
             except ConfigurationError as error:  # never worse than the target alone
                 verifier, refused = None, f"the draft cannot take the prompt: {error}"
         sampling = replace(sampling, drafted=self._chosen.mode != "off")
@@ -215,16 +211,9 @@ class ReplyGenerator:
             shared_draft=self._chosen.mode in ("sd", "lr+sd"),
         )
         asked = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
-        reply = await lookahead(asked, engines.target, engines.draft, verifier, settings, on_text, self._emit)
+        reply = await lookahead(asked, engines.target, draft, verifier, settings, on_text, self._emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or refused
         return reply
-
-    async def _draft_prompt(self) -> tuple[int, ...] | None:
-        """The prompt in the draft's vocabulary, if the draft has another tokenizer."""
-        draft, target = self._engines.draft, self._engines.target
-        if draft is None or draft.tokenizer.fingerprint == target.tokenizer.fingerprint:
-            return None
-        return tuple(await asyncio.to_thread(self._prompt, draft.tokenizer))
 
     def _figures(self, report: ReplyReport) -> dict[str, Any]:
         """`response_metadata["lookahead"]`, as `ChatLookahead` documents it."""

@@ -29,7 +29,10 @@ class LocalBackend:
         self._tool_parsers: dict[str | None, ToolParser] = {}
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate a reply; see `Backend.generate`."""
+        """Generate a reply in the background loop; the last event is the `ChatReply`. Closing the generator aborts it.
+
+        Raises ContextLengthError, ConfigurationError if the engine cannot do what is asked, or EngineError.
+        """
 
         async def reply(emit: Emit) -> ChatReply:
             async with self.engines(request.policy) as engines:

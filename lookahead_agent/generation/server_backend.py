@@ -75,17 +75,16 @@ def peer(connection: socket.socket) -> tuple[int, bool]:
 
 
 class ServerStatus(BaseModel):
-    """The server's process, the digest (`RuntimeSpec.digest`) and names of its engines, and how many replies it has
-    finished and has running since it started, `seconds` ago."""
+    """What the server tells of itself."""
 
     pid: int
-    engines: str
+    engines: str  # their digest, `RuntimeSpec.digest`
     models: str
     reason: str
     context_length: int
     version: str
-    seconds: float
-    replies: int
+    seconds: float  # since it started
+    replies: int  # that it has finished since then
     running: int
 
 
@@ -157,7 +156,7 @@ class ServerBackend:
         self._transport = transport
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate a reply; see `Backend.generate`. Errors are those of the same engines in this process."""
+        """Generate a reply; see `LocalBackend.generate`. Errors are those of the same engines in this process."""
         content = json.dumps({"stream": True, "lookahead": request_to_json(request)})
         headers = {ENGINES_HEADER: self.status.engines, "Content-Type": "application/json"}
         finished = False
