@@ -16,13 +16,13 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.chat.messages import from_openai, template_messages, without_empty_replies
-from lookahead_agent.chat.requests import with_configurable_policy
+from lookahead_agent.chat.requests import CONFIGURED, POLICY_KEY
 from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.generation.call_options import choose_tools, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
-from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.policy import VerifierPolicy, as_policy
 
 _MEDIA = (
     *(f"{kind}_{way}puts" for kind in ("image", "audio", "video") for way in ("in", "out")),
@@ -44,7 +44,10 @@ def _with_configured_policy(entry: Entry) -> Entry:
 
     @wraps(entry)
     def call(self: BaseChatModel, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return entry(self, input, config, **with_configurable_policy(kwargs, config))
+        policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
+        if policy is not None and kwargs.get("policy") is None:
+            kwargs["policy"] = as_policy(policy).with_selection_rule(CONFIGURED)
+        return entry(self, input, config, **kwargs)
 
     return cast(Entry, call)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POLICY_KEY = "lookahead_policy"
 """Key of `config["configurable"]` that chooses a policy."""
-_CONFIGURED = f'config["configurable"]["{POLICY_KEY}"]'
+CONFIGURED = f'config["configurable"]["{POLICY_KEY}"]'
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 
@@ -141,9 +141,9 @@ class CallDefaults(SamplingArguments, EngineFields):
         """
         if policy is not None:
             chosen = as_policy(policy)
-            rule = _CONFIGURED if chosen.rule == _CONFIGURED else "the call's own argument"
+            rule = CONFIGURED if chosen.rule == CONFIGURED else "the call's own argument"
         elif configurable is not None:
-            chosen, rule = as_policy(configurable), _CONFIGURED
+            chosen, rule = as_policy(configurable), CONFIGURED
         else:
             where = f"in the node {node!r}" if node else "outside a graph"
             key = matching_key(list(self.policies), node or "")
@@ -193,11 +193,3 @@ def matching_key(keys: Sequence[str], node: str) -> str | None:
             return tail
     patterns = (key for key in keys if any(character in key for character in "*?["))
     return next((key for key in patterns if any(fnmatchcase(tail, key) for tail in tails)), None)
-
-
-def with_configurable_policy(options: dict[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of a call, with the policy that its configuration names if the call itself names none."""
-    policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
-    if policy is None or options.get("policy") is not None:
-        return options
-    return {**options, "policy": as_policy(policy).with_selection_rule(_CONFIGURED)}
