@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
@@ -17,7 +17,7 @@ from lookahead_agent.agents.planning import PlanMiddleware
 from lookahead_agent.agents.plans import plan_call, read_plan
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
-from lookahead_agent.agents.turns import Asked
+from lookahead_agent.agents.turns import Asked, AsyncHandler, Handler
 
 MOST_CALLS = 8
 """Early calls that run at the same time."""
@@ -38,7 +38,7 @@ class EarlyCallMiddleware(PlanMiddleware):
             if name not in later and (tool.metadata or {}).get("readOnlyHint") is not False and not _is_injected(tool)
         }
 
-    def ask(self, asked: Asked, handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> ModelResponse[Any]:
+    def ask(self, asked: Asked, handler: Handler) -> ModelResponse[Any]:
         """Ask the model; a plan's calls run meanwhile, and their messages follow the plan."""
         if asked.plan is None:
             return super().ask(asked, handler)
@@ -68,9 +68,7 @@ class EarlyCallMiddleware(PlanMiddleware):
                 wait(list(running))
         return ModelResponse(result=early.messages())
 
-    async def aask(
-        self, asked: Asked, handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
+    async def aask(self, asked: Asked, handler: AsyncHandler) -> ModelResponse[Any]:
         """`ask` in an event loop."""
         if asked.plan is None:
             return await super().aask(asked, handler)

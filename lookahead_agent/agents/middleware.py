@@ -109,11 +109,7 @@ class LookaheadPolicyMiddleware(TurnMiddleware):
     """
 
     def __init__(
-        self,
-        planning: PolicyLike | None = None,
-        acting: PolicyLike | None = None,
-        *,
-        choose: Chooser | None = None,
+        self, planning: PolicyLike | None = None, acting: PolicyLike | None = None, *, choose: Chooser | None = None
     ) -> None:
         super().__init__()
         if choose is not None and (planning is not None or acting is not None):

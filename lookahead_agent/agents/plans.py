@@ -50,8 +50,9 @@ class PlanLine:
     @property
     def references(self) -> frozenset[int]:
         """Numbers of the earlier lines whose results the line names."""
-        texts = self.text if self.arguments is None else "\n".join(_texts(self.arguments))
-        named = {int(number) for number in _REFERENCE.findall(texts)}
+        texts: list[str] = []
+        _in_texts(self.text if self.arguments is None else self.arguments, texts.append)
+        named = {int(number) for number in _REFERENCE.findall("\n".join(texts))}
         return frozenset(number for number in named if 0 < number < self.number)  # another is an amount of money
 
     def without_references(self) -> str:
@@ -113,7 +114,11 @@ def read_plan(text: str, tools: Mapping[str, BaseTool]) -> list[PlanLine]:
     _, _, plan = text.partition(MARKER)
     starts: list[re.Match[str]] = []
     for match in _ITEM.finditer(plan):
-        if int(match[1]) == len(starts) + 1 and not (starts and _is_open(plan[starts[-1].end() : match.start()])):
+        before = plan[starts[-1].end() : match.start()] if starts else ""
+        call = _CALL.match(before)
+        # A number within the quotes of a call that goes over several lines begins no line of the plan.
+        is_open = call is not None and _closed(before[call.end() :]) is None and '"""' in before
+        if int(match[1]) == len(starts) + 1 and not is_open:
             starts.append(match)
     ends = [*(match.start() for match in starts[1:]), len(plan)]
     lines = [
@@ -148,12 +153,6 @@ def _read_line(number: int, text: str, tools: Mapping[str, BaseTool]) -> PlanLin
     left_open = [value is ... or (isinstance(value, str) and not _LEFT_OPEN.sub("", value)) for value in given.values()]
     complete = set(required) <= given.keys() <= schemas.keys() and not any(left_open)
     return PlanLine(number, text, found[1], given if complete else None, empty=bool(given) and all(left_open))
-
-
-def _is_open(text: str) -> bool:
-    """Whether a call began in a text that has not ended there."""
-    found = _CALL.match(text)
-    return found is not None and _closed(text[found.end() :]) is None and '"""' in text
 
 
 def _closed(text: str) -> str | None:
@@ -233,14 +232,6 @@ def _in_texts(value: Any, change: Callable[[str], Any]) -> Any:
     if isinstance(value, dict):
         return {key: _in_texts(entry, change) for key, entry in value.items()}
     return value
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [text for entry in value for text in _texts(entry)] if isinstance(value, (list, tuple)) else []
 
 
 # What became of plans

@@ -7,12 +7,7 @@ from typing import Any
 from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 
-from lookahead_agent.agents.prompts import (
-    conversation_with_results,
-    describe_tools,
-    lookahead_settings,
-    this_question,
-)
+from lookahead_agent.agents.prompts import conversation_with_results, describe_tools, lookahead_settings, this_question
 from lookahead_agent.agents.turns import (
     FINISHER,
     Asked,

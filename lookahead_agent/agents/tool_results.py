@@ -19,6 +19,7 @@ from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import describe_tools
 from lookahead_agent.agents.tool_use import cut, cut_line, error_text, in_both_worlds
+from lookahead_agent.agents.turns import AsyncHandler
 
 CountTokens = Callable[[Sequence[BaseMessage]], int]
 ToolResult = ToolMessage | Command[Any]
@@ -96,9 +97,7 @@ class FitContextMiddleware(ContextEditingMiddleware):
     def __init__(self, llm: BaseChatModel, *, exact: bool = False) -> None:
         super().__init__(edits=[FitContextEdit(llm)], token_count_method="model" if exact else "approximate")
 
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
+    async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncHandler) -> ModelResponse[Any]:
         """Edit the messages, and ask."""
         edited: list[ModelRequest[Any]] = []
 

@@ -15,6 +15,9 @@ from lookahead_agent.agents.prompts import (
     this_question,
 )
 
+Handler = Callable[[ModelRequest[Any]], ModelResponse[Any]]
+AsyncHandler = Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+
 
 class Asked(NamedTuple):
     """A question to the agent's model in a turn."""
@@ -36,9 +39,7 @@ class TurnMiddleware(AgentMiddleware[Any, Any, Any]):
         """Take the model's next turn."""
         raise NotImplementedError
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Handler) -> ModelResponse[Any]:
         """Take the next turn."""
         turn: Turn = self.turn(request)
         response: Any = None
@@ -49,9 +50,7 @@ class TurnMiddleware(AgentMiddleware[Any, Any, Any]):
                 return cast("ModelResponse[Any]", end.value)
             response = self.ask(asked, handler)
 
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
+    async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncHandler) -> ModelResponse[Any]:
         """`wrap_model_call` for agents that run in an event loop."""
         turn: Turn = self.turn(request)
         response: Any = None
@@ -62,15 +61,13 @@ class TurnMiddleware(AgentMiddleware[Any, Any, Any]):
                 return cast("ModelResponse[Any]", end.value)
             response = await self.aask(asked, handler)
 
-    def ask(self, asked: Asked, handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> ModelResponse[Any]:
+    def ask(self, asked: Asked, handler: Handler) -> ModelResponse[Any]:
         """The response to a question."""
         if asked.model is None:
             return handler(asked.request)
         return ModelResponse(result=[asked.model.invoke(asked.messages)])
 
-    async def aask(
-        self, asked: Asked, handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
+    async def aask(self, asked: Asked, handler: AsyncHandler) -> ModelResponse[Any]:
         """`ask` in an event loop."""
         if asked.model is None:
             return await handler(asked.request)

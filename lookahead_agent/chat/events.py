@@ -5,19 +5,14 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    CallbackManager,
-    CallbackManagerForLLMRun,
-    adispatch_custom_event,
-    dispatch_custom_event,
-)
+from langchain_core.callbacks import CallbackManager, adispatch_custom_event, dispatch_custom_event
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.runnables.config import RunnableConfig, ensure_config, get_callback_manager_for_config
 
 from lookahead_agent.chat.messages import THINKING_KEY
+from lookahead_agent.chat.requests import RunManager
 from lookahead_agent.decoding.request import STEP_EVENT, StepEvent
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.tool_calls import calls_as_text
@@ -106,12 +101,7 @@ class StepCallbacks:
     `run` is the call whose callbacks get them; None, as where LangChain streams: what calls the model.
     """
 
-    def __init__(
-        self,
-        request: GenerateRequest,
-        to_stream: bool,
-        run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
-    ) -> None:
+    def __init__(self, request: GenerateRequest, to_stream: bool, run: RunManager | None) -> None:
         self._call = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
         self._write: Callable[[Any], None] | None = None
         if to_stream:

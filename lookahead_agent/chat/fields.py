@@ -25,8 +25,8 @@ _SERVERS = (
 """Role, and the names of the fields for model, address and key."""
 
 
-class ModelFields(BaseModel):
-    """Which models, in this process or behind servers."""
+class EngineFields(BaseModel):
+    """Which models, in this process or behind servers, and how engines in this process are chosen."""
 
     model: str = DEFAULT_SET
     """Target model: a name of the catalogue, a folder, or a Hugging Face id."""
@@ -60,6 +60,26 @@ class ModelFields(BaseModel):
     max_retries: int = Field(2, ge=0)
     """Times that a request to a server is repeated that failed before it was answered."""
 
+    token_speculation: str | dict[str, Any] = "auto"
+    """Token-level speculation inside the target's steps, which changes no reply: "auto" (whatever is fastest here),
+    "none", "shared_draft" (by what the draft writes beside it), "draft_model", "ngram", "suffix", or vLLM's
+    `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
+    precision: Precision = "auto"
+    """Of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on a CPU), or "auto": on a CPU
+    the fastest of them, "int8" only where it has instructions for that, on a GPU what the model's folder has."""
+    draft_precision: Precision = "auto"
+    """Of the draft's weights."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`): tensor_parallel_size, quantization, …"""
+    draft_engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the draft's vLLM engine."""
+    judge_engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the judge's vLLM engine, if it has one of its own."""
+    cores: tuple[str, str] | None = None
+    """CPU cores of target and draft ("0-5", "6,7"); None: chosen so that they do not share any."""
+    use_daemon: bool = True
+    """Whether the server that `lookahead-agent up` runs generates the replies, where it has the same engines."""
+
     def _remote_models(self) -> dict[str, RemoteModel]:
         found: dict[str, RemoteModel] = {}
         for role, model_field, url_field, key_field in _SERVERS:
@@ -82,30 +102,6 @@ class ModelFields(BaseModel):
             if role not in found and getattr(self, name) is not None:
                 raise ConfigurationError(f"{name} is for a model behind a server; one in this process has its own")
         return found
-
-
-class EngineFields(ModelFields):
-    """How engines in this process are chosen."""
-
-    token_speculation: str | dict[str, Any] = "auto"
-    """Token-level speculation inside the target's steps, which changes no reply: "auto" (whatever is fastest here),
-    "none", "shared_draft" (by what the draft writes beside it), "draft_model", "ngram", "suffix", or vLLM's
-    `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
-    precision: Precision = "auto"
-    """Of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on a CPU), or "auto": on a CPU
-    the fastest of them, "int8" only where it has instructions for that, on a GPU what the model's folder has."""
-    draft_precision: Precision = "auto"
-    """Of the draft's weights."""
-    engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`): tensor_parallel_size, quantization, …"""
-    draft_engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the draft's vLLM engine."""
-    judge_engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the judge's vLLM engine, if it has one of its own."""
-    cores: tuple[str, str] | None = None
-    """CPU cores of target and draft ("0-5", "6,7"); None: chosen so that they do not share any."""
-    use_daemon: bool = True
-    """Whether the server that `lookahead-agent up` runs generates the replies, where it has the same engines."""
 
     def _find_runtime(self, policies: Sequence[VerifierPolicy]) -> Runtime:
         remote = self._remote_models()

@@ -26,6 +26,11 @@ from lookahead_agent.models.catalogue import GREEDY
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
 
+Messages = list[BaseMessage]
+Stop = list[str] | None
+Run = CallbackManagerForLLMRun | None
+AsyncRun = AsyncCallbackManagerForLLMRun | None
+
 ReplyEvent = TextDelta | StepEvent | AIMessage
 """Text and steps of a reply while they are written, and at last its message."""
 
@@ -101,33 +106,19 @@ class ChatLookahead(CallDefaults, BindingModel):
 
     # From messages to the engines
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def _generate(self, messages: Messages, stop: Stop = None, run_manager: Run = None, **kwargs: Any) -> ChatResult:
         *_, message = self._events(messages, stop, run_manager, kwargs)
         return _result(message)
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Messages, stop: Stop = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> ChatResult:
         async with aclosing(self._aevents(messages, stop, run_manager, kwargs)) as events:
             *_, message = [event async for event in events]
         return _result(message)
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Messages, stop: Stop = None, run_manager: Run = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         for event in self._events(messages, stop, run_manager, kwargs):
             chunk = ChatGenerationChunk(message=as_chunk(event))
@@ -136,11 +127,7 @@ class ChatLookahead(CallDefaults, BindingModel):
             yield chunk
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Messages, stop: Stop = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         async with aclosing(self._aevents(messages, stop, run_manager, kwargs)) as events:
             async for event in events:
@@ -150,11 +137,7 @@ class ChatLookahead(CallDefaults, BindingModel):
                 yield chunk
 
     def _events(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run_manager: CallbackManagerForLLMRun | None,
-        options: dict[str, Any],
+        self, messages: Messages, stop: Stop, run_manager: Run, options: dict[str, Any]
     ) -> Iterator[TextDelta | AIMessage]:
         """A reply's text and at last its message; step events go to the callbacks."""
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
@@ -166,11 +149,7 @@ class ChatLookahead(CallDefaults, BindingModel):
                 yield event
 
     async def _aevents(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run_manager: AsyncCallbackManagerForLLMRun | None,
-        options: dict[str, Any],
+        self, messages: Messages, stop: Stop, run_manager: AsyncRun, options: dict[str, Any]
     ) -> AsyncGenerator[TextDelta | AIMessage, None]:
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)

@@ -58,13 +58,10 @@ class CallDefaults(SamplingArguments, EngineFields):
         *,
         run_manager: RunManager | None = None,
     ) -> GenerateRequest:
-        """Decide everything about a call.
+        """Decide everything about a call with these options; `run_manager` knows which node makes it.
 
-        Args:
-            prompt: Messages; or a prompt without a chat template, as text or as token ids. The reply continues
-                a last message of the model's own, unless that was a finished reply.
-            options: What the call sets.
-            run_manager: Knows which node makes the call.
+        `prompt` may do without a chat template, as text or token ids. The reply continues a last message of the model's
+        own, unless that was a finished reply.
         """
         policy, node = self._chosen_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None

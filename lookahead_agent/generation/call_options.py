@@ -284,8 +284,7 @@ def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
             "properties": {
                 "name": {"const": tool["function"]["name"]},
                 "arguments": relocated(
-                    tool["function"].get("parameters") or {"type": "object"},
-                    f"{at}/{index}/properties/arguments",
+                    tool["function"].get("parameters") or {"type": "object"}, f"{at}/{index}/properties/arguments"
                 ),
             },
             "required": ["name", "arguments"],

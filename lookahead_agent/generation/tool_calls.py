@@ -193,11 +193,7 @@ def _countable(digits: str) -> int:
     return number
 
 
-STRICT_NUMBERS: dict[str, Any] = {
-    "parse_constant": _no_number,
-    "parse_float": _finite,
-    "parse_int": _countable,
-}
+STRICT_NUMBERS: dict[str, Any] = {"parse_constant": _no_number, "parse_float": _finite, "parse_int": _countable}
 """For `json.loads`: numbers that JSON, a float or 64 bits cannot carry raise a ValueError."""
 
 

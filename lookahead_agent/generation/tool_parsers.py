@@ -8,13 +8,7 @@ from typing import Any
 
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
-from lookahead_agent.generation.json_tool_parsers import (
-    Found,
-    JsonToolParser,
-    ToolParser,
-    beginnings,
-    invalid,
-)
+from lookahead_agent.generation.json_tool_parsers import Found, JsonToolParser, ToolParser, beginnings, invalid
 from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_space
 
 logger = logging.getLogger(__name__)
