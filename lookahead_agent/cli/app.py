@@ -117,7 +117,7 @@ def _options(
 def main(chat_class: Callable[..., Any] | None = None) -> None:
     """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise."""
     signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # where the locale's encoding lacks a character
@@ -181,7 +181,3 @@ def _interrupt(number: int, _: FrameType | None) -> None:
     # Ending the engines takes a moment, and an impatient second Ctrl-C must not leave them behind.
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _terminate(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -8,7 +8,7 @@ import typer
 
 from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import Collector
-from lookahead_agent.calibration.fit import CANDIDATES, MEASURES, Candidate, Measure, certificates_of, fit
+from lookahead_agent.calibration.fit import CANDIDATES, MEASURES, Measure, certificates_of, fit
 from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
 from lookahead_agent.certificates.certificate import digest, keep
 from lookahead_agent.cli import options
@@ -50,9 +50,7 @@ def collect(
 
     Interrupt it at any time: run again, it goes on.
     """
-    names = options.words(measures)
-    if unknown := [name for name in names if name not in MEASURES]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MEASURES)}", param_hint="--measures")
+    names = options.choices(measures, MEASURES, "--measures")
     chosen: tuple[Measure, ...] = tuple(name for name in MEASURES if name in names)
     cores = binding(available_cores())
     with options.chat_model(
@@ -89,7 +87,7 @@ def collect(
 def fit_command(pairs: Pairs, verifiers: Verifiers = _DEFAULT_VERIFIERS, as_json: options.AsJson = False) -> None:
     """Find the most accepting threshold of each risk, and keep certificates of it: policies `risk=…` go by them."""
     known = labelled_pairs(pair_file(pairs).rows)
-    fits = fit(known, _candidates(verifiers))
+    fits = fit(known, [CANDIDATES[name] for name in options.choices(verifiers, CANDIDATES, "--verifiers")])
     found = certificates_of(known, fits, digest(pairs))
     if found:
         file = keep(found)
@@ -116,10 +114,3 @@ def fit_command(pairs: Pairs, verifiers: Verifiers = _DEFAULT_VERIFIERS, as_json
     for certificate in found:
         show.print(certificate.describe())
     show.print(f"Kept in {file}")
-
-
-def _candidates(verifiers: str) -> list[Candidate]:
-    names = list(dict.fromkeys(options.words(verifiers)))
-    if not names or (set(names) - set(CANDIDATES)):
-        raise typer.BadParameter(f"choose some of {', '.join(CANDIDATES)}", param_hint="--verifiers")
-    return [CANDIDATES[name] for name in names]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich, echo
-from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
+from lookahead_agent.hardware.diagnostics import Machine, diagnose
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.catalogue import CATALOGUE, DEFAULT_SET, ModelFacts
 from lookahead_agent.models.resolve import choose_models, fetch, locate
@@ -71,18 +71,14 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        _show(checks)
+        show = Terminal(width=WIDE)
+        rows: list[list[str | Text]] = [[_SIGNS[check.state], check.name, check.found] for check in checks]
+        show.print(as_rich((["", "", ""], rows), words=[""]))
+        for title, state in (("Needed", "missing"), ("If you want it", "optional")):
+            commands = [check.fix for check in checks if check.state == state and check.fix is not None]
+            if commands:
+                show.print(f"\n{title}:")
+            for command in commands:
+                show.print(f"    {command}", soft_wrap=True)
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
-
-
-def _show(checks: list[Check]) -> None:
-    show = Terminal(width=WIDE)
-    rows: list[list[str | Text]] = [[_SIGNS[check.state], check.name, check.found] for check in checks]
-    show.print(as_rich((["", "", ""], rows), words=[""]))
-    for title, state in (("Needed", "missing"), ("If you want it", "optional")):
-        commands = [check.fix for check in checks if check.state == state and check.fix is not None]
-        if commands:
-            show.print(f"\n{title}:")
-        for command in commands:
-            show.print(f"    {command}", soft_wrap=True)

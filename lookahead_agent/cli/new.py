@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from packaging.utils import canonicalize_name
 
-from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files, project_tools
-from lookahead_agent.cli.options import words
+from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files
+from lookahead_agent.cli.options import choices
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import writable
@@ -29,11 +29,7 @@ def new(
     """Write a small project with a graph and tools to change, and a test of both."""
     if template not in PROJECTS:
         raise typer.BadParameter(f"{template!r} is none of {', '.join(PROJECTS)}", param_hint="--template")
-    chosen = words(tools)
-    unknown = [word for word in chosen if word not in project_tools()]
-    if unknown or not chosen:
-        wrong = f"{', '.join(unknown)}: choose" if unknown else "name at least one"
-        raise typer.BadParameter(f"{wrong} of {', '.join(_TOOLS)}", param_hint="--tools")
+    chosen = choices(tools, _TOOLS, "--tools")
     if not _NAME.fullmatch(folder.name):
         raise typer.BadParameter(
             f"{folder.name!r} is no name for a project: it begins with a letter, ends with a letter or a digit, has no "

@@ -97,6 +97,16 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def choices(text: str, known: Collection[str], option: str) -> list[str]:
+    """The words between commas, of which there is at least one, and all are known."""
+    chosen = list(dict.fromkeys(words(text)))
+    wrong = ", ".join(word for word in chosen if word not in known)
+    if wrong or not chosen:
+        which = f"{wrong}: choose" if wrong else "name at least one"
+        raise typer.BadParameter(f"{which} of {', '.join(known)}", param_hint=option)
+    return chosen
+
+
 def numbers(text: str, number: Callable[[str], Number], option: str) -> list[Number]:
     """The numbers between commas, as `int` or `float` reads them."""
     try:

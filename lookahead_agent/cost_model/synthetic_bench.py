@@ -73,10 +73,10 @@ class SyntheticBench:
         self._recorded = {"models": pair.names, "arguments": pair.arguments, **shared}
         tokens = [mode for mode in settings.modes if mode not in STEPS_ONLY]
         if tokens and pair.divided:
-            raise ConfigurationError(
-                f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would "
-                f"need: choose the modes {','.join(STEPS_ONLY)}"
+            undrawn = (
+                f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would"
             )
+            raise ConfigurationError(f"{undrawn} need: choose the modes {','.join(STEPS_ONLY)}")
         if any(row.settings != self._recorded for row in self.rows()):
             raise ConfigurationError(f"{out} has results of other settings: choose another file")
 
@@ -105,9 +105,9 @@ class SyntheticBench:
         known = {row.key for row in self.rows()}
         missing = [each for each in self._settings.measurements if each not in known]
         with self._file.writing(), ExitStack() as stack:
+            if missing and time.monotonic() >= end:
+                return False
             if missing:
-                if time.monotonic() >= end:
-                    return False
                 engines = _Engines(self._pair, {config.mode for config, _ in missing}, self._settings, stack)
                 failures |= engines.failures
                 if measure_costs is not None and engines.draft is not None and "none" in engines.targets:
@@ -197,18 +197,13 @@ class _Engines:
         if modes - {"off", "sd"}:
             wanted["draft"] = pair.engine("draft", pair.shares["draft"])
         with ThreadPoolExecutor(len(wanted)) as starting:
-            started = {name: starting.submit(engine.__enter__) for name, engine in wanted.items()}
+            started = {name: starting.submit(stack.enter_context, engine) for name, engine in wanted.items()}
         found: dict[str, Engine] = {}
         for name, future in started.items():
-            error = future.exception()
-            if error is None:
-                stack.push(wanted[name].__exit__)
+            try:
                 found[name] = future.result()
-            elif isinstance(error, EngineError):
+            except EngineError as error:
                 self.failures[name] = error
-        for future in started.values():
-            if (error := future.exception()) is not None and not isinstance(error, EngineError):
-                raise error
         self.draft = found.pop("draft", None)
         self._alone = found.pop("alone", found.get("none"))
         self.targets = found

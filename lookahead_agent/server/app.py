@@ -93,7 +93,9 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         finally:
             await asyncio.to_thread(llm.close)
 
-    async def respond(request: Request, model: type[ChatRequestBody | CompletionRequestBody]) -> Response:
+    async def respond(
+        request: Request, model: type[ChatRequestBody | CompletionRequestBody] = CompletionRequestBody
+    ) -> Response:
         length = await writer.context_length()
         body = await bodies.read(request, model, settings.body_limit(length), length)
         policy, node = (request.headers.get(f"X-Lookahead-{name}") for name in ("Policy", "Node"))
@@ -111,9 +113,6 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
             replies = Replies(streams, 1, writer.model_name, chat=True, with_events=True)
             return ReplyResponse(replies.events(errors), "text/event-stream")
         return await respond(request, ChatRequestBody)
-
-    async def text(request: Request) -> Response:
-        return await respond(request, CompletionRequestBody)
 
     async def models(request: Request) -> Response:
         name = request.path_params.get("name", writer.model_name)
@@ -169,7 +168,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
 
     routes = [
         Route(CHAT_PATH, with_key(chat), methods=["POST"]),
-        Route("/v1/completions", with_key(text), methods=["POST"]),
+        Route("/v1/completions", with_key(respond), methods=["POST"]),
         *(Route(path, with_key(models)) for path in ("/v1/models", "/v1/models/{name:path}")),
         Route("/health", health),
         Route("/metrics", metrics),

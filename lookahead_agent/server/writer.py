@@ -38,13 +38,9 @@ class Admission:
     async def slot(self) -> AsyncIterator[None]:
         """Wait for one's turn, and have it while the context lasts."""
         if self.running >= self._concurrent and self.waiting >= self._queue:
-            wait = math.ceil(self._seconds * (self.waiting + 1) / self._concurrent)
-            raise RefusedError(
-                429,
-                f"{self.running} replies are being generated and {self.waiting} wait: try again later",
-                code="queue_full",
-                headers={"Retry-After": str(wait)},
-            )
+            wait = {"Retry-After": str(math.ceil(self._seconds * (self.waiting + 1) / self._concurrent))}
+            message = f"{self.running} replies are being generated and {self.waiting} wait: try again later"
+            raise RefusedError(429, message, code="queue_full", headers=wait)
         self.waiting += 1
         try:
             await self._slots.acquire()
