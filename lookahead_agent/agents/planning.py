@@ -189,8 +189,7 @@ class PlanMiddleware(TurnMiddleware):
         if said.plans:
             shown = "\n\n".join(run.shown() for run in said.plans)
             task = REPLANNER.format(question=task, results=shown)
-        settings = lookahead_settings(request.model, node="planner", action_markers=(MARKER,))
-        return _asking(request, self._planner, [*said.before, HumanMessage(task)], settings)
+        return _asking(request, "planner", self._planner, [*said.before, HumanMessage(task)], (MARKER,))
 
     def _plan_now_request(self, asked: ModelRequest[Any], thoughts: BaseMessage) -> ModelRequest[Any]:
         """Ask for the plan that a model left out behind its thoughts."""
@@ -213,29 +212,23 @@ class PlanMiddleware(TurnMiddleware):
         tools: list[BaseTool | dict[str, Any]] = [*self.by_name.values()]
         if line.tool is not None and run.tries(line) < 2:
             tools = [self.by_name[line.tool]]
-        settings = lookahead_settings(request.model, node="executor")
-        asked = _asking(request, EXECUTOR, [HumanMessage(task)], settings)
+        asked = _asking(request, "executor", EXECUTOR, [HumanMessage(task)])
         return asked.override(tools=tools, tool_choice="any")
 
     def _finisher_request(self, request: ModelRequest[Any], said: Conversation, run: PlanRun) -> ModelRequest[Any]:
         shown = "\n\n".join(run.shown() for run in said.plans)
         task = FINISHER_TASK.format(question=said.question, results=shown)
-        settings = lookahead_settings(request.model, node="finisher")
-        return _asking(request, self._finisher, [*said.before, HumanMessage(task)], settings)
+        return _asking(request, "finisher", self._finisher, [*said.before, HumanMessage(task)])
 
 
 def _asking(
-    request: ModelRequest[Any], system: str, messages: list[AnyMessage], settings: dict[str, Any]
+    request: ModelRequest[Any], node: str, system: str, messages: list[AnyMessage], markers: Sequence[str] = ()
 ) -> ModelRequest[Any]:
     """A request without tools, behind the agent's own system prompt."""
     own = f"{request.system_message.text}\n\n" if request.system_message is not None else ""
-    return request.override(
-        system_message=SystemMessage(own + system),
-        messages=messages,
-        tools=[],
-        tool_choice=None,
-        model_settings={**request.model_settings, **settings},
-    )
+    settings = request.model_settings | lookahead_settings(request.model, node=node, action_markers=markers)
+    asked = request.override(system_message=SystemMessage(own + system), messages=messages, model_settings=settings)
+    return asked.override(tools=[], tool_choice=None)
 
 
 def _named(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -> AIMessage:

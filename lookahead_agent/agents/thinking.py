@@ -1,7 +1,7 @@
 """Middleware with which a model thinks before a turn, and decides by guided decoding between a call and the answer."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from langchain.agents.middleware import ModelRequest, ModelResponse
@@ -45,42 +45,38 @@ READY: dict[str, Any] = {
 }
 
 
+@dataclass(eq=False)
 class ThinkingMiddleware(TurnMiddleware):
     """Has the model think in a few sentences before each of its turns that may call tools.
 
     The thought is a call of its own, with a policy of its own: `policies={"thinker": "balanced"}`. It is the content of
     the message that has the turn's tool calls; of an answer it is the `reasoning_content`, as with models that think.
-
-    Args:
-        prompt: System prompt of the thought. The agent's own follows, and the tools with arguments and descriptions.
-        node: Name of the thought's call.
-        each_turn: Whether there is a thought before each turn. False: before the first one, if there are several tools
-            to choose from, and after calls that failed.
     """
 
-    def __init__(self, prompt: str = THINKER, *, node: str = "thinker", each_turn: bool = True) -> None:
-        super().__init__()
-        self._prompt = prompt
-        self._node = node
-        self._each_turn = each_turn
+    prompt: str = THINKER  # of the thought; the agent's own follows, and the tools with arguments and descriptions
+    _: KW_ONLY
+    node: str = "thinker"  # name of the thought's call
+    # Whether there is a thought before each turn. False: before the first one, if there are several tools to choose
+    # from, and after calls that failed.
+    each_turn: bool = True
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Think, and then take the turn."""
         if not self._is_needed(request):
             return (yield Asked(request))
         # A small model goes on with code, which is the next turn's.
-        thinker = named_call(request, self._node).bind(stop=["\n"])
+        thinker = named_call(request, self.node).bind(stop=["\n"])
         thought = (yield Asked(request, thinker, self._messages(request))).result[0].text.strip()
         return _with_thought((yield Asked(_after_thought(request, thought))), thought)
 
     def _is_needed(self, request: ModelRequest[Any]) -> bool:
-        if self._each_turn or not request.tools:
+        if self.each_turn or not request.tools:
             return bool(request.tools)
         turns = turns_of(request.messages)
         return has_failed(turns[-1][1]) if turns else len(request.tools) > 1
 
     def _messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
-        parts = [self._prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
+        parts = [self.prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
         system = SystemMessage("\n\n".join(filter(None, parts)))
         turns = turns_of(request.messages)
         asked = FIRST_THOUGHT if not turns else FAILURE_THOUGHT if has_failed(turns[-1][1]) else NEXT_THOUGHT
@@ -119,6 +115,7 @@ def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[A
     return replace(response, result=[changed, *response.result[1:]])
 
 
+@dataclass(eq=False)
 class CallOrAnswerMiddleware(TurnMiddleware):
     """Has the model decide in each turn, by guided decoding, for the call of a tool or for the answer.
 
@@ -126,18 +123,12 @@ class CallOrAnswerMiddleware(TurnMiddleware):
     fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results. A model that
     repeats its last call, or one that failed, decides once more, for another tool or the answer; where it makes an
     earlier call again then, it answers.
-
-    Args:
-        prompt: System prompt of the decision; the agent's own follows.
-        finisher: Name of the answer's call.
-        finisher_prompt: System prompt of the answer.
     """
 
-    def __init__(self, prompt: str = ACTOR, *, finisher: str = "finisher", finisher_prompt: str = FINISHER) -> None:
-        super().__init__()
-        self._prompt = prompt
-        self._finisher = finisher
-        self._finisher_prompt = finisher_prompt
+    prompt: str = ACTOR  # system prompt of the decision; the agent's own follows
+    _: KW_ONLY
+    finisher: str = "finisher"  # name of the answer's call
+    finisher_prompt: str = FINISHER  # system prompt of the answer
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Decide, and answer if that is the decision."""
@@ -151,7 +142,7 @@ class CallOrAnswerMiddleware(TurnMiddleware):
         return _without_ready(response) or (yield Asked(self._answer(request)))
 
     def _decision(self, request: ModelRequest[Any], tools: Sequence[Any] = ()) -> ModelRequest[Any]:
-        system = "\n\n".join(filter(None, [self._prompt, request.system_prompt]))
+        system = "\n\n".join(filter(None, [self.prompt, request.system_prompt]))
         return request.override(
             system_message=SystemMessage(system),
             messages=conversation_with_results(request.messages, "Results so far"),
@@ -160,12 +151,12 @@ class CallOrAnswerMiddleware(TurnMiddleware):
         )
 
     def _answer(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        settings = {**request.model_settings, **lookahead_settings(request.model, node=self._finisher)}
+        settings = {**request.model_settings, **lookahead_settings(request.model, node=self.finisher)}
         messages = _without_thought(request.messages)
         answer = request.override(tools=[], model_settings=settings, messages=messages)
         if not any(isinstance(message, ToolMessage) for message in this_question(messages)):
             return answer
-        system = "\n\n".join(filter(None, [self._finisher_prompt, request.system_prompt]))
+        system = "\n\n".join(filter(None, [self.finisher_prompt, request.system_prompt]))
         results: list[AnyMessage] = conversation_with_results(messages, "Results")
         return answer.override(system_message=SystemMessage(system), messages=results)
 

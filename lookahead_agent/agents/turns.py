@@ -1,6 +1,7 @@
 """Turns of an agent's model: those that its messages tell of, middleware that takes them, and the last turn."""
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
@@ -121,6 +122,7 @@ FINISHER = """You answer a question from the results of tools that were called. 
 the results say, and what is missing, if something is. Add nothing that the results do not say."""
 
 
+@dataclass(eq=False, kw_only=True)
 class FinalAnswerMiddleware(TurnMiddleware):
     """Ends a run with an answer in place of a loop, a limit or nothing.
 
@@ -128,41 +130,27 @@ class FinalAnswerMiddleware(TurnMiddleware):
     the last but one of its turns, calls that repeat the turn before or that failed before (they are not made again),
     several turns whose calls failed, and an empty reply. All of that is read from the messages since the last question.
 
-    Args:
-        model_calls: Turns of the model on one question, the last included.
-        retries: Turns in a row that may fail after a first one.
-        node: Name of the model's turns; None: that of LangGraph's node.
-        finisher: Name of the last turn.
-        prompt: System prompt of the last turn.
-
     Raises:
         ValueError: No turn, or a negative number of retries.
     """
 
-    def __init__(
-        self,
-        *,
-        model_calls: int = MODEL_CALLS,
-        retries: int = RETRIES,
-        node: str | None = None,
-        finisher: str = "finisher",
-        prompt: str = FINISHER,
-    ) -> None:
-        super().__init__()
-        if model_calls < 1 or retries < 0:
+    model_calls: int = MODEL_CALLS  # turns of the model on one question, the last included
+    retries: int = RETRIES  # turns in a row that may fail after a first one
+    node: str | None = None  # name of the model's turns; None: that of LangGraph's node
+    finisher: str = "finisher"  # name of the last turn
+    prompt: str = FINISHER  # system prompt of the last turn
+
+    def __post_init__(self) -> None:
+        if self.model_calls < 1 or self.retries < 0:
             raise ValueError("model_calls is at least 1 and retries at least 0")
-        self._model_calls = model_calls
-        self._retries = retries
-        self._node = node
-        self._finisher = finisher
-        self._prompt = prompt
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Let the model take its turn, or its last one."""
         if not self._is_last(request.state["messages"]):
-            return (yield Asked(self._with_name(request)))
-        asked = [SystemMessage(self._prompt), *conversation_with_results(request.messages, "Results")]
-        reply = (yield Asked(request, named_call(request, self._finisher), asked)).result[0]
+            settings = {} if self.node is None else lookahead_settings(request.model, node=self.node)
+            return (yield Asked(request.override(model_settings={**settings, **request.model_settings})))
+        asked = [SystemMessage(self.prompt), *conversation_with_results(request.messages, "Results")]
+        reply = (yield Asked(request, named_call(request, self.finisher), asked)).result[0]
         if not reply.text.strip():
             results = result_blocks(this_question(request.messages))
             reply = reply.model_copy(update={"content": f"The model wrote no answer. Results:\n\n{results}"})
@@ -187,20 +175,14 @@ class FinalAnswerMiddleware(TurnMiddleware):
             return {"messages": told, "jump_to": "model"}
         return {"jump_to": "model"} if _is_empty(reply) else None
 
-    def _with_name(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        if self._node is None:
-            return request
-        settings = lookahead_settings(request.model, node=self._node)
-        return request.override(model_settings={**settings, **request.model_settings})
-
     def _is_last(self, messages: Sequence[AnyMessage]) -> bool:
         turns = turns_of(messages)
-        if len(turns) >= self._model_calls - 1 or not turns:
-            return len(turns) >= self._model_calls - 1
+        if len(turns) >= self.model_calls - 1 or not turns:
+            return len(turns) >= self.model_calls - 1
         if _is_empty(turns[-1][0]) or is_repetition(turns):
             return True
         failed = [has_failed(results) for _, results in turns]
-        return len(failed) > self._retries and all(failed[-self._retries - 1 :])
+        return len(failed) > self.retries and all(failed[-self.retries - 1 :])
 
 
 def _is_empty(reply: AIMessage) -> bool:

@@ -79,8 +79,6 @@ class Form:
                 return _form(convert_to_json_schema(schema))
             adapter: TypeAdapter[Any] = TypeAdapter(schema)
             return _form(adapter.json_schema(), getattr(schema, "__name__", ""), bound(_validated, adapter))
-        except ConfigurationError:
-            raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, PydanticUserError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigurationError(f"this is not a schema of structured output: {reason[0]}") from error

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -74,33 +74,30 @@ async def lookahead(
     return await _Loop(request, target, draft or target, verifier, settings, on_text or (lambda _: None), on_step).run()
 
 
+@dataclass(eq=False)
 class _Loop:
     """The decoding of one reply: `run` is the algorithm, and one task per job reports to its queue of events."""
 
-    def __init__(
-        self,
-        request: ReplyRequest,
-        target: Engine,
-        draft: Engine,
-        verifier: Verifier | DraftVerifier | None,
-        settings: DecodingSettings,
-        on_text: Callable[[str], None],
-        on_step: OnStep | None,
-    ) -> None:
-        self._request = request
-        self._verifier = verifier
-        self._early = verifier if settings.early and isinstance(verifier, EarlyVerifier) else None
-        self._settings = settings
-        self._on_step = on_step
+    request: ReplyRequest
+    target: Engine
+    draft: Engine
+    verifier: Verifier | DraftVerifier | None
+    settings: DecodingSettings
+    on_text: Callable[[str], None]
+    on_step: OnStep | None
+
+    def __post_init__(self) -> None:
+        request, target, draft, settings = self.request, self.target, self.draft, self.settings
+        self._early = self.verifier if settings.early and isinstance(self.verifier, EarlyVerifier) else None
         self._report = ReplyReport()
         self._clock = ReplyClock(asyncio.get_running_loop().time)
-        self._prefixes = Prefixes(request, target.tokenizer, draft.tokenizer, on_text)
+        self._prefixes = Prefixes(request, target.tokenizer, draft.tokenizer, self.on_text)
         self._scheduler = LookaheadScheduler(
             settings.depth,
             settings.width,
             settings.hedge,
             settings.synchronous,
-            draft_first=isinstance(verifier, DraftVerifier),
+            draft_first=isinstance(self.verifier, DraftVerifier),
             awaits_thinking=self._prefixes.awaits_thinking,
         )
         buffer: BufferLines | None = None
@@ -270,16 +267,16 @@ class _Loop:
         started = self._clock.now()
         node, draft = writer.node, writer.complete
         assert draft is not None
-        question, before = self._request.question, self._prefixes.text(node)
+        question, before = self.request.question, self._prefixes.text(node)
         with self._clock.verifier:
-            async with asyncio.timeout(self._settings.verifier_timeout):
-                if isinstance(self._verifier, DraftVerifier):
+            async with asyncio.timeout(self.settings.verifier_timeout):
+                if isinstance(self.verifier, DraftVerifier):
                     prefix = tuple(self._prefixes.ids(node, Source.TARGET))
-                    verdict = await self._verifier.verify_draft(DraftStep(question, before, draft, prefix))
+                    verdict = await self.verifier.verify_draft(DraftStep(question, before, draft, prefix))
                 else:
-                    assert self._verifier is not None
+                    assert self.verifier is not None
                     assert target is not None
-                    verdict = await self._verifier.verify(StepPair(question, before, draft, target, node.position))
+                    verdict = await self.verifier.verify(StepPair(question, before, draft, target, node.position))
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
@@ -302,7 +299,7 @@ class _Loop:
                 self._invalid_request = error
             reason = str(error) or type(error).__name__
             if isinstance(error, TimeoutError):
-                limit = self._streams.limits[writer.stream.source] if writer else self._settings.verifier_timeout
+                limit = self._streams.limits[writer.stream.source] if writer else self.settings.verifier_timeout
                 who = f"the {writer.stream.source.value} model" if writer else "the verifier"
                 reason = f"{who} gave no sign of life for {limit or 0:g} s"
             event = Failed(job, reason)
@@ -316,12 +313,12 @@ class _Loop:
     def _emit(
         self, kind: StepEventKind, writer: StepWriter, started: float, ended: float, verdict: Verdict | None
     ) -> None:
-        if self._on_step is not None:
+        if self.on_step is not None:
             text = encodable((writer.complete or writer.segmenter).text)
             reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
             source = writer.stream.source
             event = StepEvent(kind, source.value, writer.node.position, text, started, ended, reason, score)
-            self._on_step(event)
+            self.on_step(event)
 
     # The end
 

@@ -1,7 +1,7 @@
 """The reply as far as it is written: its committed text, and the prefix that ends with any undecided step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from lookahead_agent.decoding.request import PROMPT_TAIL, ReplyRequest
 from lookahead_agent.decoding.segmenter import PrefixContext, ThinkingState
@@ -10,27 +10,24 @@ from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import EngineError
 
 
+@dataclass(eq=False)
 class ReplyText:
     """Collects committed tokens and passes their text on, up to where a stop string of the answer may begin."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt_ids: Sequence[int],
-        stop: tuple[str, ...],
-        on_text: Callable[[str], None],
-        thinking: ThinkingState | None = None,
-    ) -> None:
-        self._stream = tokenizer.stream(prompt_ids)
-        self._stop = stop
-        self._held = max((len(text) for text in stop), default=1) - 1
-        self._on_text = on_text
-        self._thinking = thinking or ThinkingState()  # where the waiting text begins
+    tokenizer: Tokenizer
+    prompt_ids: Sequence[int]
+    stop: tuple[str, ...]
+    on_text: Callable[[str], None]
+    thinking: ThinkingState = field(default_factory=ThinkingState)  # where the waiting text begins
+    token_ids: list[int] = field(default_factory=list)
+    text_ends: list[int] = field(default_factory=list)  # Length of the text after each token
+
+    def __post_init__(self) -> None:
+        self._stream = self.tokenizer.stream(self.prompt_ids)
+        self._held = max((len(text) for text in self.stop), default=1) - 1
         self._pieces: list[str] = []
         self._waiting = ""  # committed and not passed on: a stop string would begin in it
         self._length = self._passed_on = 0
-        self.token_ids: list[int] = []
-        self.text_ends: list[int] = []  # Length of the text after each token
 
     @property
     def text(self) -> str:
@@ -61,14 +58,14 @@ class ReplyText:
 
     def _end(self) -> int:
         """The end of the waiting text, or of its part before a stop string."""
-        found = (self._thinking.find(self._waiting, stop) for stop in self._stop)
+        found = (self.thinking.find(self._waiting, stop) for stop in self.stop)
         return min((at for at in found if at >= 0), default=len(self._waiting))
 
     def _pass_on(self, end: int) -> None:
         if end > 0:
-            self._on_text(self._waiting[:end])
-            if self._stop:
-                self._thinking = self._thinking.then(self._waiting[:end])
+            self.on_text(self._waiting[:end])
+            if self.stop:
+                self.thinking = self.thinking.then(self._waiting[:end])
             self._waiting = self._waiting[end:]
             self._passed_on += end
 

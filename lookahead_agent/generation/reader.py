@@ -30,6 +30,7 @@ class ReadReply:
         return sum(any(begin <= at < end for begin, end in self.thinking_spans) for at in begins[: len(text_ends)])
 
 
+@dataclass(eq=False)
 class ReplyReader:
     """Reads one reply: passes on what is certain while it is written, and reads the whole at its end.
 
@@ -37,25 +38,20 @@ class ReplyReader:
     space around thinking and calls is nobody's, tags in code are words, and calls of the lowest rank are the reply's.
     """
 
-    def __init__(
-        self,
-        thinking: ThinkingTags | None,
-        inside: bool,
-        after: bool,
-        parser: ToolParser | None,
-        tools: Tools,
-        emit: Callable[[TextDelta], None],
-    ) -> None:
-        self._tags = thinking
-        self._inside = self._thought = inside
-        self._unopened = thinking is not None and thinking.always and not inside and not after
-        self._parser = parser
-        self._tools = tools
-        self._emit = emit
+    thinking: ThinkingTags | None
+    inside: bool  # whether the reply begins in its thinking
+    after: bool  # or after it
+    parser: ToolParser | None
+    tools: Tools
+    emit: Callable[[TextDelta], None]
+
+    def __post_init__(self) -> None:
+        self._thought = self.inside
+        self._unopened = self.thinking is not None and self.thinking.always and not self.inside and not self.after
         self._whole = ""
         self._text = ""  # what is not passed on of the thinking; or the answer from its beginning
         self._at = 0  # up to where the answer is passed on
-        self._state = "answer" if thinking is None else "thinking" if inside else "begin"
+        self._state = "answer" if self.thinking is None else "thinking" if self.inside else "begin"
         self._passed = {"thinking": "", "answer": ""}
         self._waiting = ""  # white space that is only part of the text if more follows
         self._cut = False
@@ -68,9 +64,9 @@ class ReplyReader:
     def push(self, text: str) -> None:
         """Add text."""
         self._whole += text
-        if self._tags is None and self._parser is None:
+        if self.thinking is None and self.parser is None:
             self._passed["answer"] += text
-            self._emit(TextDelta("answer", text))
+            self.emit(TextDelta("answer", text))
             return
         self._text += text
         if self._state == "begin":
@@ -91,36 +87,36 @@ class ReplyReader:
         return reply
 
     def _begin(self) -> None:
-        assert self._tags is not None
+        assert self.thinking is not None
         text = self._text.lstrip()
-        if text.startswith(self._tags.open):
-            self._text, self._state, self._thought = text[len(self._tags.open) :], "thinking", True
-        elif not self._tags.open.startswith(text):
+        if text.startswith(self.thinking.open):
+            self._text, self._state, self._thought = text[len(self.thinking.open) :], "thinking", True
+        elif not self.thinking.open.startswith(text):
             self._state = "held" if self._unopened else "answer"
 
     def _think(self) -> None:
-        assert self._tags is not None
-        close = self._text.find(self._tags.close)
-        end = close if close >= 0 else len(self._text) - _half(self._text, self._tags.close)
+        assert self.thinking is not None
+        close = self._text.find(self.thinking.close)
+        end = close if close >= 0 else len(self._text) - _half(self._text, self.thinking.close)
         self._pass_on("thinking", self._text[:end])
         self._text = self._text[end:]
         if close >= 0:
-            self._text, self._state, self._waiting = self._text[len(self._tags.close) :], "answer", ""
+            self._text, self._state, self._waiting = self._text[len(self.thinking.close) :], "answer", ""
 
     def _answer(self) -> None:
         """Pass on the text before the first place where a call or thinking may begin."""
         text, at, end = self._text, self._at, len(self._text)
-        found = self._parser.begins.search(text, at) if self._parser is not None else None
+        found = self.parser.begins.search(text, at) if self.parser is not None else None
         begins = [found.start()] if found is not None else []
-        if self._tags is not None and (opened := text.find(self._tags.open, at)) >= 0:
+        if self.thinking is not None and (opened := text.find(self.thinking.open, at)) >= 0:
             begins.append(opened)
         if begins:
             end, self._state = min(begins), "held"
         else:
-            if self._parser is not None and (half := self._parser.may_begin.search(text, at)) is not None:
+            if self.parser is not None and (half := self.parser.may_begin.search(text, at)) is not None:
                 end = half.start()
-            if self._tags is not None:
-                end = min(end, len(text) - _half(text[at:], self._tags.open))
+            if self.thinking is not None:
+                end = min(end, len(text) - _half(text[at:], self.thinking.open))
         self._pass_on("answer", text[at:end])
         self._at = end
 
@@ -132,18 +128,18 @@ class ReplyReader:
         self._waiting = text[len(certain) :]
         if certain:
             self._passed[kind] += certain
-            self._emit(TextDelta(kind, certain))
+            self.emit(TextDelta(kind, certain))
 
     # The whole
 
     def _read(self, cut: bool) -> ReadReply:
-        self._text, self._cut, self._thought = self._whole, cut, self._inside
-        if self._tags is not None:
+        self._text, self._cut, self._thought = self._whole, cut, self.inside
+        if self.thinking is not None:
             begin = 0 if self._thought else skip_space(self._text, 0)
-            if self._thought or self._text.startswith(self._tags.open, begin):
-                begin += 0 if self._thought else len(self._tags.open)
+            if self._thought or self._text.startswith(self.thinking.open, begin):
+                begin += 0 if self._thought else len(self.thinking.open)
                 self._thought, self._unopened = True, False
-                self._drop(self._note_thinking(self._tags, begin, begin))
+                self._drop(self._note_thinking(self.thinking, begin, begin))
         at = 0
         while at < len(self._text):
             mark = self._next_mark(at)
@@ -178,8 +174,8 @@ class ReplyReader:
 
     def _next_mark(self, at: int) -> int:
         """Where a call, a code block or thinking may begin next; the text's end, if nowhere."""
-        text, tags = self._text, self._tags
-        begins = self._parser.begins if self._parser is not None else _NOWHERE
+        text, tags = self._text, self.thinking
+        begins = self.parser.begins if self.parser is not None else _NOWHERE
         found = [match.start() for match in (begins.search(text, at), _FENCE.search(text, at)) if match is not None]
         awaited = [] if tags is None else [tags.open, tags.close] if self._unopened else [tags.open]
         found += [place for tag in awaited if (place := text.find(tag, at)) >= 0]
@@ -187,7 +183,7 @@ class ReplyReader:
 
     def _read_mark(self, at: int) -> int:
         """Read on where a call, a code block or thinking may begin; returns up to where that was read."""
-        text, tags = self._text, self._tags
+        text, tags = self._text, self.thinking
         fence = _FENCE.match(text, at)
         if fence is None and (code_end := self._code_end(at)) > at:
             self._parts.append(text[at:code_end])
@@ -209,8 +205,8 @@ class ReplyReader:
             self._drop(self._note_thinking(tags, 0, at))
             return 0
         end = at
-        if self._parser is not None and self._parser.begins.match(text, at):
-            found = self._parser.read(text, at, self._tools, cut=self._cut)
+        if self.parser is not None and self.parser.begins.match(text, at):
+            found = self.parser.read(text, at, self.tools, cut=self._cut)
             if found.calls is not None:
                 self._parts.append((found.calls, found.rank, text[at : found.end]))
                 self._floor = found.end

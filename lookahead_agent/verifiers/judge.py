@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx
@@ -34,40 +35,36 @@ class JudgeModel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class JudgeVerifier:
     """Asks a model whether two steps mean the same: the paper's verifier (section 3.2).
 
     p(aligned) is p(yes) / (p(yes) + p(no)) over the answer's first token. Of a pair that is too long for the judge's
     context, the question is shortened to its end; if the steps themselves are too long, the pair is rejected.
-
-    Args:
-        model: The judge.
-        threshold: Least p(aligned) of an accepted pair, in [0, 1].
-        both_orders: Whether a pair that is accepted is judged again with the two steps in each other's place, and the
-            lower p(aligned) decides: small judges favour a place.
     """
 
-    def __init__(self, model: JudgeModel, threshold: float, *, both_orders: bool = False) -> None:
-        self._model = model
-        self._threshold = threshold
-        self._both_orders = both_orders
+    model: JudgeModel
+    threshold: float  # least p(aligned) of an accepted pair, in [0, 1]
+    # Whether a pair that is accepted is judged again with the two steps in each other's place, and the lower p(aligned)
+    # decides: small judges favour a place.
+    both_orders: bool = False
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
         try:
             aligned, calls = await self.p_aligned(pair), 1
-            if self._both_orders and aligned >= self._threshold:
+            if self.both_orders and aligned >= self.threshold:
                 aligned, calls = min(aligned, await self.p_aligned(pair.swapped)), 2
         except ContextLengthError:
             return Verdict(False, "too long for the judge")
-        return Verdict(aligned >= self._threshold, "judge", aligned, judge_calls=calls)
+        return Verdict(aligned >= self.threshold, "judge", aligned, judge_calls=calls)
 
     async def p_aligned(self, pair: StepPair) -> float:
         """Probability that the judge answers yes, in [0, 1]."""
         try:
-            answers = await self._model.first_token_probabilities(self._messages(pair, None))
+            answers = await self.model.first_token_probabilities(self._messages(pair, None))
         except ContextLengthError:
-            answers = await self._model.first_token_probabilities(self._messages(pair, _SHORTENED))
+            answers = await self.model.first_token_probabilities(self._messages(pair, _SHORTENED))
         yes, no = (sum(p for text, p in answers.items() if text.strip().lower() == word) for word in ("yes", "no"))
         if yes + no == 0.0:
             raise EngineError("the judge answered neither yes nor no")
