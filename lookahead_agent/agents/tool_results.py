@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from langchain.agents.middleware import (
@@ -33,21 +34,17 @@ _FAILED = "The same call would fail again: call the tool with other arguments, o
 _REST = "ask the tool for less at once"
 
 
+@dataclass(eq=False)
 class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
     """Makes of a tool's result a text that its model `llm` can use.
 
     A result that takes more than a quarter of the model's context is cut, with a line that says so. An error comes with
     the tool's arguments and description, so that the model can call it again.
-
-    Args:
-        llm: The model that reads the results.
-        exact: Whether the model counts the tokens; otherwise LangChain estimates their number.
     """
 
-    def __init__(self, llm: BaseChatModel, *, exact: bool = False) -> None:
-        super().__init__()
-        self._llm = llm
-        self._exact = exact
+    llm: BaseChatModel
+    _: KW_ONLY
+    exact: bool = False  # whether the model counts the tokens; otherwise LangChain estimates their number
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Make the call, also of a tool that is a coroutine alone."""
@@ -81,11 +78,11 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _fitting(self, text: str) -> str:
         text = cut(text, _REST)
-        context = context_length(self._llm)
+        context = context_length(self.llm)
         # A token has a character at least, so that most results need no counting.
         if context is None or len(text) <= (most := context // _SHARE):
             return text
-        tokens = self._llm.get_num_tokens(text) if self._exact else count_tokens_approximately([HumanMessage(text)])
+        tokens = self.llm.get_num_tokens(text) if self.exact else count_tokens_approximately([HumanMessage(text)])
         return text if tokens <= most else shortened(text, max(1, len(text) * most // tokens))
 
 
@@ -109,6 +106,7 @@ class FitContextMiddleware(ContextEditingMiddleware):
         return await handler(edited[0])
 
 
+@dataclass(eq=False)
 class FitContextEdit:
     """An edit of `ContextEditingMiddleware` after which the messages fit into the model's context.
 
@@ -117,15 +115,14 @@ class FitContextEdit:
     context is not known is left to itself.
     """
 
-    def __init__(self, llm: BaseChatModel) -> None:
-        self._llm = llm
+    llm: BaseChatModel
 
     def apply(self, messages: list[AnyMessage], *, count_tokens: CountTokens) -> None:
         """Edit the messages in place."""
-        context = context_length(self._llm)
+        context = context_length(self.llm)
         if context is None:
             return
-        longest_reply = (self._llm.profile or {}).get("max_output_tokens") or context
+        longest_reply = (self.llm.profile or {}).get("max_output_tokens") or context
         # An agent's own prompts, such as a planner's with its tools, come on top of what is counted.
         room = context - min(longest_reply, context // 4) - context // 16
         ClearToolUsesEdit(trigger=room, keep=_KEPT, placeholder=_CLEARED).apply(messages, count_tokens=count_tokens)

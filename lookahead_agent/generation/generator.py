@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
@@ -38,24 +38,21 @@ Generated = tuple[ReadReply, list[Reply]]
 """A reply as it was read, and as the decoder wrote it: in one part, or several."""
 
 
+@dataclass(eq=False)
 class ReplyGenerator:
     """Generates one reply in the model's own words, with tool calls if the model likes."""
 
-    def __init__(
-        self,
-        request: GenerateRequest,
-        engines: EngineSet,
-        thinking: ThinkingTags | None,
-        parser: ToolParser,
-        emit: Emit,
-    ) -> None:
+    request: GenerateRequest
+    engines: EngineSet
+    thinking: ThinkingTags | None
+    parser: ToolParser
+    emit: Emit
+
+    def __post_init__(self) -> None:
+        request, engines = self.request, self.engines
         policy, certificate, self._certificate = engines.certified(request.policy)
-        self._request = request if policy is request.policy else replace(request, policy=policy)
-        self._engines = engines
-        self._thinking = thinking if request.messages is not None else None
-        self._parser = parser
-        self._emit = emit
-        self._tools = request.tools
+        self.request = request if policy is request.policy else replace(request, policy=policy)
+        self.thinking = self.thinking if request.messages is not None else None
         self._verifier = engines.verifier(policy)
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
@@ -64,7 +61,7 @@ class ReplyGenerator:
 
     def _mode(self) -> ModeChoice:
         """The speculation mode: as the policy forces, else the fastest in this node."""
-        engines, policy = self._engines, self._request.policy
+        engines, policy = self.engines, self.request.policy
         tokens: Mode = "sd" if engines.speculates_on_tokens else "off"
         both: Mode = "lr+sd" if engines.speculates_on_tokens else "lr"
         if self._verifier is None:
@@ -81,7 +78,7 @@ class ReplyGenerator:
 
     async def reply(self) -> ChatReply:
         """Generate the reply; raises what `LocalBackend.generate` raises."""
-        engines = self._engines
+        engines = self.engines
         # Only a reply beside which no other is written says by its pace what the engines can do.
         alone = engines.replies_at_once == engines.target.in_flight == 0
         engines.replies += 1
@@ -91,7 +88,7 @@ class ReplyGenerator:
             context = engines.target.context_length
             prompt = await asyncio.to_thread(self._prompt, engines.target.tokenizer, context)
             room = context - len(prompt)
-            sampling = replace(self._request.sampling, max_tokens=min(self._request.sampling.max_tokens, room))
+            sampling = replace(self.request.sampling, max_tokens=min(self.request.sampling.max_tokens, room))
             read, written = await self._generate(prompt, sampling)
             report = ReplyReport()
             for part in written:
@@ -122,13 +119,13 @@ class ReplyGenerator:
 
     async def _learn(self, report: ReplyReport, tokens: int) -> None:
         """Remember the pace of a reply beside which no other was generated, for this node and for later runs."""
-        setup, mode = self._engines.engine_setup, self._chosen.mode
-        if tokens < _LEAST_TOKENS or report.speculation_disabled is not None or self._request.sampling.seeded:
+        setup, mode = self.engines.engine_setup, self._chosen.mode
+        if tokens < _LEAST_TOKENS or report.speculation_disabled is not None or self.request.sampling.seeded:
             return
         # Without the prompt: what it takes depends on its length, and on how much of it the engine has seen before.
         pace = report.pace(tokens)
-        if not self._request.policy.forces_speculation:
-            self._engines.modes.learn(self._kind, mode, pace)
+        if not self.request.policy.forces_speculation:
+            self.engines.modes.learn(self._kind, mode, pace)
         if setup is None or setup.configuration is None or setup.speeds is None:
             return
         if mode != ("off" if setup.speculation_method == "none" else "sd"):
@@ -139,7 +136,7 @@ class ReplyGenerator:
         await asyncio.to_thread(setup.speeds.add, setup.configuration.name, pace, rate)
 
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
-        request, target = self._request, self._engines.target.tokenizer
+        request, target = self.request, self.engines.target.tokenizer
         if request.messages is not None:
             arguments, whole = request.template_arguments, tokenizer is target
             if not whole:  # its template may not have the target's variables
@@ -163,40 +160,40 @@ class ReplyGenerator:
         return ids
 
     async def _generate(self, prompt: list[int], sampling: Sampling) -> Generated:
-        markers = self._parser.markers if self._tools else ()
-        actions = (*(markers or ()), *self._request.action_markers)
-        regions = Regions(actions, self._thinking, self._request.policy.answer_from_target or markers is None)
+        markers = self.parser.markers if self.request.tools else ()
+        actions = (*(markers or ()), *self.request.action_markers)
+        regions = Regions(actions, self.thinking, self.request.policy.answer_from_target or markers is None)
         # In a format whose beginning nobody knows, all may be a call: what comes after the thinking is the target's.
-        speculate = markers is not None or self._thinking is not None
+        speculate = markers is not None or self.thinking is not None
         reader = self._reader(prompt, with_calls=True)
         written = await self._write(prompt, sampling, regions, reader.push, speculate=speculate)
         # vLLM's parsers are slow to start.
         read = await asyncio.to_thread(reader.finish, written.cut)
-        if self._request.parallel_tool_calls is False:
+        if self.request.parallel_tool_calls is False:
             del read.parsed.tool_calls[1:]
         for piece in read.pieces:
-            self._emit(piece)
+            self.emit(piece)
         return read, [written]
 
     def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
-        end, tags = self._end_of(prompt), self._thinking
+        end, tags = self._end_of(prompt), self.thinking
         return ReplyReader(
             tags,
             inside=tags is not None and tags.opened_by(end),
             after=tags is not None and tags.closed_by(end),
-            parser=self._parser if with_calls and self._tools else None,
-            tools=self._tools,
-            emit=self._emit,
+            parser=self.parser if with_calls and self.request.tools else None,
+            tools=self.request.tools,
+            emit=self.emit,
         )
 
     def _end_of(self, prompt: list[int]) -> str:
-        return self._engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
+        return self.engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
 
     async def _write(
         self, prompt: list[int], sampling: Sampling, regions: Regions, on_text: Callable[[str], None], speculate: bool
     ) -> Reply:
         """Have the decoder write a reply, or a part of one."""
-        request, engines = self._request, self._engines
+        request, engines = self.request, self.engines
         verifier = self._verifier if speculate and self._chosen.mode in ("lr", "lr+sd") else None
         draft_prompt, refused, draft = None, None, engines.draft
         if verifier is not None and draft and draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint:
@@ -211,13 +208,13 @@ class ReplyGenerator:
             shared_draft=self._chosen.mode in ("sd", "lr+sd"),
         )
         asked = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
-        reply = await lookahead(asked, engines.target, draft, verifier, settings, on_text, self._emit)
+        reply = await lookahead(asked, engines.target, draft, verifier, settings, on_text, self.emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or refused
         return reply
 
     def _figures(self, report: ReplyReport) -> dict[str, Any]:
         """`response_metadata["lookahead"]`, as `ChatLookahead` documents it."""
-        request, engines, setup = self._request, self._engines, self._engines.engine_setup
+        request, engines, setup = self.request, self.engines, self.engines.engine_setup
         lacks_draft = request.policy.speculates and self._verifier is None and not request.must_call
         return {
             "call": request.id,
@@ -250,11 +247,11 @@ class ConstrainedGenerator(ReplyGenerator):
     async def _generate(self, prompt: list[int], sampling: Sampling) -> Generated:
         # A text that ends replies may be in a string of the form, which would be no form without its end.
         sampling = replace(sampling, stop=())
-        target, tags = self._engines.target, self._thinking
-        calls = self._request.must_call
+        target, tags = self.engines.target, self.thinking
+        calls = self.request.must_call
         thinks = tags is not None and not tags.closed_by(self._end_of(prompt))
-        if isinstance(target, VLLMEngine) and (thinks or (self._tools and not calls)):
-            for structured in filter(None, (sampling.structured, self._request.form)):
+        if isinstance(target, VLLMEngine) and (thinks or (self.request.tools and not calls)):
+            for structured in filter(None, (sampling.structured, self.request.form)):
                 # Or what is written before would be for nothing.
                 await target.check(replace(sampling, structured=structured))
         read, parts = ReadReply(), list[Reply]()
@@ -267,21 +264,21 @@ class ConstrainedGenerator(ReplyGenerator):
             thought = await self._write(opened, free, Regions(thinking=tags), reader.push, speculate=True)
             read = reader.finish(thought.cut)
             for piece in read.pieces:
-                self._emit(piece)
+                self.emit(piece)
             left = sampling.max_tokens - len(thought.token_ids)
             if left < 1 or not tags.closed_by(target.tokenizer.decode(thought.token_ids)):
                 # Also where the model itself ended its thinking.
                 return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
             prompt, sampling = [*opened, *thought.token_ids], replace(sampling, max_tokens=left)
-        if self._tools and not calls:
+        if self.request.tools and not calls:
             calls = await self._decide(prompt, sampling, parts)
             if not calls:
-                sampling = replace(sampling, structured=self._request.form)
+                sampling = replace(sampling, structured=self.request.form)
         # What may be a call is shown when it is complete.
-        show = _ignore if self._tools else self._emit_answer
+        show = _ignore if self.request.tools else self._emit_answer
         written = await self._write(prompt, sampling, Regions(), show, speculate=False)
-        if self._tools:
+        if self.request.tools:
             read.parsed = await asyncio.to_thread(self._in_form, written, calls)
             if read.parsed.content:
                 self._emit_answer(read.parsed.content)
@@ -307,7 +304,7 @@ class ConstrainedGenerator(ReplyGenerator):
         """A reply that must be a call, or in the form although it might have been one."""
         if not calls:
             return ParsedReply(written.text) if is_json(written.text) else self._in_own_format(written)
-        parsed = parse_constrained(written.text, self._tools)
+        parsed = parse_constrained(written.text, self.request.tools)
         if parsed.tool_calls:
             return parsed
         # A server that knows no constraints leaves the model to its own format.
@@ -316,12 +313,14 @@ class ConstrainedGenerator(ReplyGenerator):
 
     def _in_own_format(self, written: Reply) -> ParsedReply:
         """A reply without thinking, read in the model's own format."""
-        reader = ReplyReader(None, inside=False, after=False, parser=self._parser, tools=self._tools, emit=_ignore)
+        reader = ReplyReader(
+            None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=_ignore
+        )
         reader.push(written.text)
         return reader.finish(written.cut).parsed
 
     def _emit_answer(self, text: str) -> None:
-        self._emit(TextDelta("answer", text))
+        self.emit(TextDelta("answer", text))
 
 
 def _ignore(_: object) -> None:
