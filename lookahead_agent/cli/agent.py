@@ -87,11 +87,7 @@ def agent(
     if checkpoints is None:
         state = user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
         checkpoints = str(state / "checkpoints.sqlite")
-    with (
-        _tools(name, tools, mcp) as made,
-        checkpointer(checkpoints) as saver,
-        _recorded(trace) as recorder,
-    ):
+    with _tools(name, tools, mcp) as made, checkpointer(checkpoints) as saver, _recorded(trace) as recorder:
         build = partial(_built, name, made, ask_before or (), saver)
         thread_id = thread or uuid.uuid4().hex
         llm = chat(policies=policies(depth))
@@ -107,14 +103,14 @@ def agent(
         # Shown before the recorder is closed, which may find the disk full.
         answer = run.answer
         if as_json:
-            result = {
+            messages = convert_to_openai_messages(list(run.messages))
+            result: dict[str, Any] = {
                 "answer": answer,
-                "messages": convert_to_openai_messages(list(run.messages)),
+                "messages": messages,
                 "nodes": run.metrics.nodes(),
-                "seconds": run.seconds,
-                "loading_seconds": loading,
                 "thread": thread_id,
             }
+            result |= {"seconds": run.seconds, "loading_seconds": loading}
             if compare:
                 result["default"] = {"seconds": default.seconds, "nodes": default.metrics.nodes()}
             typer.echo(json.dumps(result))
@@ -204,10 +200,8 @@ def _start_of(graph: Any, question: str | None, thread: str | None) -> tuple[str
     before = [message.text for message in state.values.get("messages", ()) if message.type == "human"] if state else []
     if state is not None and state.next and before:
         if question not in (None, before[-1]):
-            raise ConfigurationError(
-                f"the thread {thread!r} is in the middle of another question: {before[-1]!r}. Leave the question "
-                "out to resume it, or choose another --thread."
-            )
+            middle = f"the thread {thread!r} is in the middle of another question: {before[-1]!r}"
+            raise ConfigurationError(f"{middle}. Leave the question out to resume it, or choose another --thread.")
         return before[-1], None
     if question is None and before:
         raise ConfigurationError(f"the thread {thread!r} has its answer: ask another question, or choose another")

@@ -137,9 +137,8 @@ def up(
     stderr = Terminal(stderr=True)
     if (running := background.run(server_status())) is not None:
         if running.engines != digest:
-            raise ConfigurationError(
-                f"other engines run in the background ({running.models}): end them with `lookahead-agent down` first"
-            )
+            others = f"other engines run in the background ({running.models})"
+            raise ConfigurationError(f"{others}: end them with `lookahead-agent down` first")
         stderr.print(f"Running already, in process {running.pid}.")
     elif foreground:
         with start_lock(), bound_socket() as listener, llm:
@@ -157,17 +156,16 @@ def up(
 def status(as_json: options.AsJson = False) -> None:
     """Tell which engines run in the background; exit status 3 if none do."""
     running = background.run(server_status())
+    if as_json:
+        typer.echo(json.dumps(running and {**running.model_dump(), "log": str(log_path())}))
+    elif running is None:
+        Terminal(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
     if running is None:
-        if as_json:
-            typer.echo("null")
-        else:
-            Terminal(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
         raise typer.Exit(_NOT_RUNNING)
     if as_json:
-        typer.echo(json.dumps({**running.model_dump(), "log": str(log_path())}))
         return
-    minutes = int(running.seconds) // 60
-    lasting = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    hours, minutes = divmod(int(running.seconds) // 60, 60)
+    lasting = f"{hours} h {minutes} min" if hours else f"{minutes} min"
     rows = [
         ["models", running.models],
         ["process", f"{running.pid}, for {lasting}"],

@@ -16,18 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from lookahead_agent.bench.samples import environment
+from lookahead_agent.cost_model import synthetic
 from lookahead_agent.cost_model.costs import always_the_same, meaningless_prompt
 from lookahead_agent.cost_model.estimator import ModeName
 from lookahead_agent.cost_model.pair import Pair
-from lookahead_agent.cost_model.synthetic import (
-    PROMPT_TOKENS,
-    SPECULATION,
-    STEPS_ONLY,
-    Configuration,
-    Speculation,
-    SyntheticRow,
-    SyntheticSettings,
-)
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines import background
@@ -64,26 +56,26 @@ def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any
 class SyntheticBench:
     """A measurement into a file of rows; one that takes the `longest` seconds has failed. Nothing is loaded yet."""
 
-    def __init__(self, pair: Pair, settings: SyntheticSettings, out: Path, longest: float = 600.0) -> None:
+    def __init__(self, pair: Pair, settings: synthetic.SyntheticSettings, out: Path, longest: float = 600.0) -> None:
         self._pair = pair
         self._settings = settings
         self._file = RowFile(out)
         self._longest = longest
         shared = settings.model_dump(include={"step_tokens", "steps", "token_alpha", "draft_tokens", "seed"})
         self._recorded = {"models": pair.names, "arguments": pair.arguments, **shared}
-        tokens = [mode for mode in settings.modes if mode not in STEPS_ONLY]
+        tokens = [mode for mode in settings.modes if mode not in synthetic.STEPS_ONLY]
         if tokens and pair.divided:
             undrawn = (
                 f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would"
             )
-            raise ConfigurationError(f"{undrawn} need: choose the modes {','.join(STEPS_ONLY)}")
+            raise ConfigurationError(f"{undrawn} need: choose the modes {','.join(synthetic.STEPS_ONLY)}")
         if any(row.settings != self._recorded for row in self.rows()):
             raise ConfigurationError(f"{out} has results of other settings: choose another file")
 
-    def rows(self) -> list[SyntheticRow]:
+    def rows(self) -> list[synthetic.SyntheticRow]:
         """The rows that are measured so far."""
         try:
-            return [SyntheticRow.model_validate(row) for row in self._file.rows]
+            return [synthetic.SyntheticRow.model_validate(row) for row in self._file.rows]
         except ValidationError as error:
             raise ConfigurationError(f"{self._file.path} has other rows than of bench synthetic: {error}") from error
 
@@ -130,7 +122,7 @@ class SyntheticBench:
             measure_costs()
         return True
 
-    async def _measure(self, engines: _Engines, config: Configuration, repeat: int) -> SyntheticRow:
+    async def _measure(self, engines: _Engines, config: synthetic.Configuration, repeat: int) -> synthetic.SyntheticRow:
         target = engines.target(config.mode)
         draft = engines.draft if config.mode not in ("off", "sd") else None
         settings = DecodingSettings(
@@ -143,7 +135,7 @@ class SyntheticBench:
         async def write(number: int) -> Reply:
             name = f"{repeat}.{number}"
             # Different prompts, or the prefix cache would make all but one for nothing.
-            prompt = meaningless_prompt(target, PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
+            prompt = meaningless_prompt(target, synthetic.PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
             request = ReplyRequest(tuple(prompt), always_the_same(target, self._settings.tokens), question=name)
             verifier = ChanceByPosition(config.alpha, self._settings.seed) if config.depth else None
 
@@ -162,7 +154,7 @@ class SyntheticBench:
         drafts, targets, judged = (
             [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
         )
-        return SyntheticRow(
+        return synthetic.SyntheticRow(
             **asdict(config),
             repeat=repeat,
             seconds_per_token=statistics.mean(report.pace(self._settings.tokens) for report in reports),
@@ -187,10 +179,12 @@ class SyntheticBench:
 class _Engines:
     """The engines that some modes need, started at the same time."""
 
-    def __init__(self, pair: Pair, modes: set[ModeName], settings: SyntheticSettings, stack: ExitStack) -> None:
+    def __init__(
+        self, pair: Pair, modes: set[ModeName], settings: synthetic.SyntheticSettings, stack: ExitStack
+    ) -> None:
         self.failures: dict[str, EngineError] = {}
         wanted: dict[str, AbstractContextManager[Engine]] = {}
-        for kind in sorted({SPECULATION[mode] for mode in modes - {"off"}}):
+        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - {"off"}}):
             wanted[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, settings))
         if "off" in modes and (pair.divided or "none" not in wanted):
             wanted["alone"] = pair.engine("target", pair.every_core)
@@ -210,7 +204,7 @@ class _Engines:
 
     def target(self, mode: ModeName) -> Engine:
         """The target that writes in a mode."""
-        found = self._alone if mode == "off" else self.targets[SPECULATION[mode]]
+        found = self._alone if mode == "off" else self.targets[synthetic.SPECULATION[mode]]
         assert found is not None
         return found
 
@@ -218,10 +212,10 @@ class _Engines:
         """Whether the engines of a mode have started."""
         if mode == "off":
             return self._alone is not None
-        return SPECULATION[mode] in self.targets and (mode == "sd" or self.draft is not None)
+        return synthetic.SPECULATION[mode] in self.targets and (mode == "sd" or self.draft is not None)
 
 
-def _token_level(kind: Speculation, pair: Pair, settings: SyntheticSettings) -> dict[str, Any]:
+def _token_level(kind: synthetic.Speculation, pair: Pair, settings: synthetic.SyntheticSettings) -> dict[str, Any]:
     """Engine arguments for a kind of token speculation."""
     if kind == "none":
         return {}

@@ -56,7 +56,7 @@ class ServerConfig(uvicorn.Config):
     def __init__(self, app: ASGIApp, settings: ServerSettings, **options: Any) -> None:
         super().__init__(
             app,
-            http=BoundedProtocol,
+            http=_BoundedProtocol,
             ws="none",
             loop="asyncio",
             h11_max_incomplete_event_size=_MAX_HEAD,
@@ -66,7 +66,7 @@ class ServerConfig(uvicorn.Config):
             **options,
         )
         self.settings = settings
-        self.incomplete: OrderedDict[BoundedProtocol, None] = OrderedDict()
+        self.incomplete: OrderedDict[_BoundedProtocol, None] = OrderedDict()
         """Connections without a whole request, those that wait longest first."""
         self.ending = False  # Whether the server ends: what is still being accepted is not waited for
         once = _OncePerMinute()
@@ -105,7 +105,7 @@ def most_connections(settings: ServerSettings) -> int:
     return min(settings.connections, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3))
 
 
-class BoundedProtocol(H11Protocol):
+class _BoundedProtocol(H11Protocol):
     """A connection that is closed when no whole request has come in time, or its reply is not read."""
 
     config: ServerConfig
@@ -113,7 +113,7 @@ class BoundedProtocol(H11Protocol):
     _unread_deadline: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; too many close that which has waited longest."""
+        # Too many connections close that which has waited longest.
         super().connection_made(transport)
         connected = transport.get_extra_info("socket")
         if connected.family != socket.AF_UNIX:
@@ -131,14 +131,13 @@ class BoundedProtocol(H11Protocol):
             oldest.abort("more connections than the server takes")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._clear_deadline()
         self.config.incomplete.pop(self, None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come, in pieces: a long head is refused also where it comes at once."""
+        # In pieces: a long head is refused also where it comes at once.
         for start in range(0, len(data), _PIECE):
             if self.transport.is_closing():
                 return
@@ -146,25 +145,22 @@ class BoundedProtocol(H11Protocol):
         self._update_deadline()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         super().on_response_complete()
         self._update_deadline()
 
     def shutdown(self) -> None:
-        """End after the reply that is being written; at once, if there is no whole request to reply to."""
+        # After the reply that is being written; at once, if there is no whole request to reply to.
         if self.has_request or self.cycle is None or self.cycle.response_complete:
             super().shutdown()
         else:
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
         super().pause_writing()
         if self._unread_deadline is None:
             self._unread_deadline = self.loop.call_later(_UNREAD_SECONDS, self.abort, "replies that are not read")
 
     def resume_writing(self) -> None:
-        """It reads again."""
         if self._unread_deadline is not None:
             self._unread_deadline.cancel()
             self._unread_deadline = None
@@ -176,7 +172,6 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def abort(self, why: str) -> None:
-        """Close the connection at once."""
         logger.warning("Closed a connection, and may close others without a word: %s", why)
         self.config.incomplete.pop(self, None)
         self.transport.abort()

@@ -8,22 +8,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lookahead_agent.decoding import step
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import (
-    Abort,
-    Action,
-    Commit,
-    Event,
-    Finish,
-    Judged,
-    Source,
-    StartDraft,
-    StartTarget,
-    Step,
-    StepEnd,
-    StepWritten,
-    Verify,
-)
 
 Draw = Callable[[random.Random], float]
 """Draws how long something takes."""
@@ -70,38 +56,38 @@ class _World:
     committed: int = 0
     accepted: int = 0
     finished: bool = False
-    _agenda: list[tuple[float, int, Event]] = field(default_factory=list)
+    _agenda: list[tuple[float, int, step.Event]] = field(default_factory=list)
     # Target steps that are being written, with the time that each would still take alone.
-    _writing: dict[int, tuple[float, StepWritten]] = field(default_factory=dict)
+    _writing: dict[int, tuple[float, step.StepWritten]] = field(default_factory=dict)
     _order: itertools.count[int] = field(default_factory=itertools.count)
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def carry_out(self, actions: list[step.Action]) -> None:
         for action in actions:
             match action:
-                case StartDraft(job, node):
+                case step.StartDraft(job, node):
                     # Candidates say different things: equal ones would be dropped.
-                    self._after(self.durations.draft, StepWritten(job, self._step(node.position, job)))
-                case StartTarget(job, node):
-                    written = StepWritten(job, self._step(node.position))
+                    self._after(self.durations.draft, step.StepWritten(job, self._step(node.position, job)))
+                case step.StartTarget(job, node):
+                    written = step.StepWritten(job, self._step(node.position))
                     self._writing[job] = self.durations.target(self.randomly), written
-                case Verify(job):
-                    self._after(self.durations.verifier, Judged(job, self.randomly.random() < self.alpha))
-                case Commit(node):
+                case step.Verify(job):
+                    self._after(self.durations.verifier, step.Judged(job, self.randomly.random() < self.alpha))
+                case step.Commit(node):
                     self.committed += 1
-                    self.accepted += node.source is Source.DRAFT
-                case Finish():
+                    self.accepted += node.source is step.Source.DRAFT
+                case step.Finish():
                     self.finished = True
-                case Abort(job):
+                case step.Abort(job):
                     # A draft step's event still comes, and the machine ignores it.
                     self._writing.pop(job, None)
 
-    def _step(self, position: int, token: int = 0) -> Step:
-        return Step((token,), "step", StepEnd.EOS if position + 1 >= self.steps else StepEnd.DELIMITER)
+    def _step(self, position: int, token: int = 0) -> step.Step:
+        return step.Step((token,), "step", step.StepEnd.EOS if position + 1 >= self.steps else step.StepEnd.DELIMITER)
 
-    def _after(self, duration: Draw, event: Event) -> None:
+    def _after(self, duration: Draw, event: step.Event) -> None:
         heapq.heappush(self._agenda, (self.now + duration(self.randomly), next(self._order), event))
 
-    def next_event(self) -> Event:
+    def next_event(self) -> step.Event:
         slowdown = self.durations.slowdown(len(self._writing)) if self._writing else 1.0
         first = min(self._writing, key=lambda job: self._writing[job][0], default=None)
         ends = self.now + self._writing[first][0] * slowdown if first is not None else float("inf")

@@ -149,17 +149,9 @@ class TraceRecorder(RunRecorder):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a reply."""
         for message, figures in replies(response):
-            self._add(
-                {
-                    "type": "reply",
-                    "at": self.elapsed(),
-                    "text": message.text,
-                    "tool_calls": [{"name": call["name"], "args": call["args"]} for call in message.tool_calls],
-                    "usage": message.usage_metadata,
-                    **self._of_prompt(run_id, message),
-                    **figures,
-                }
-            )
+            calls = [{"name": call["name"], "args": call["args"]} for call in message.tool_calls]
+            row = {"type": "reply", "at": self.elapsed(), "text": message.text, "tool_calls": calls}
+            self._add({**row, "usage": message.usage_metadata, **self._of_prompt(run_id, message), **figures})
 
     def _add(self, row: Row) -> None:
         with self._lock:
