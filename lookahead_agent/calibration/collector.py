@@ -75,22 +75,16 @@ class Collector:
         self._policy = as_policy(llm.policy)
         self._room = asyncio.Semaphore(at_once)
         self._settings: dict[str, Any] = {
-            "temperature": self._sampling.temperature,
-            "top_p": self._sampling.top_p,
-            "top_k": self._sampling.top_k,
-            "max_tokens": self._sampling.max_tokens,
-            "delimiter": str(self._policy.delimiter),
-            "temperature_on": _TEMPERATURE,
-            "seed": seed,
+            **{name: getattr(self._sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")},
+            **{"delimiter": str(self._policy.delimiter), "temperature_on": _TEMPERATURE, "seed": seed},
         }
         known = {problem.id: problem.fingerprint for problem in problems}
         for row in pair_rows(self._file.rows):
             if any(row["settings"].get(name) != value for name, value in self._settings.items()):
                 raise ConfigurationError(f"{self._file.path} has pairs of other settings: choose another file")
             if known.get(row["problem"], row["fingerprint"]) != row["fingerprint"]:
-                raise ConfigurationError(
-                    f"the problem {row['problem']!r} is another in {self._file.path}: choose another file"
-                )
+                other = f"the problem {row['problem']!r} is another in {self._file.path}"
+                raise ConfigurationError(f"{other}: choose another file")
 
     @property
     def pairs(self) -> dict[str, LabelledPair]:
@@ -147,10 +141,8 @@ class Collector:
         judge = engines.names.get("judge")
         judges = {pair.judge for pair in self.pairs.values() if JUDGED & pair.scores.keys()}
         if JUDGED & set(self._measures) and (others := judges - {judge}):
-            raise ConfigurationError(
-                f"{others.pop() or 'the target'} has judged these pairs, and not {judge or 'the target'}: collect into "
-                "a copy of the file without its rows of scores"
-            )
+            judged = f"{others.pop() or 'the target'} has judged these pairs, and not {judge or 'the target'}"
+            raise ConfigurationError(f"{judged}: collect into a copy of the file without its rows of scores")
 
     async def _scores(self, engines: EngineSet, pair: LabelledPair, names: Sequence[Measure]) -> ScoresRow:
         async with self._room:

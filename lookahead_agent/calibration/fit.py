@@ -94,6 +94,7 @@ class Candidate:
         return VerifierPolicy.model_validate(self.fields)
 
 
+_CASCADE = {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True}
 GRID = tuple(number / 100 for number in range(101))
 """Thresholds to choose from, fixed before any pair is seen."""
 CANDIDATES: dict[str, Candidate] = {
@@ -104,11 +105,7 @@ CANDIDATES: dict[str, Candidate] = {
         Candidate("judge", "p_aligned", {"verifier": "judge", "same_numbers": False}),
         Candidate("judge+results", "p_aligned", {"verifier": "judge", "same_numbers": True}),
         Candidate("both orders", "p_aligned", {"verifier": "judge", "both_orders": True}),
-        Candidate(
-            "cascade",
-            "p_aligned",
-            {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True},
-        ),
+        Candidate("cascade", "p_aligned", _CASCADE),
     )
 }
 """Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""
@@ -134,10 +131,8 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str,
         score = candidate.score(pair)
         if score is None:
             missing = ",".join(name for name in candidate.measures if name not in pair.scores)
-            raise ConfigurationError(
-                f"the pair of {problem!r} has no {missing}: measure it with "
-                f"`lookahead-agent calibrate collect --measures {missing}`"
-            )
+            command = f"lookahead-agent calibrate collect --measures {missing}"
+            raise ConfigurationError(f"the pair of {problem!r} has no {missing}: measure it with `{command}`")
         found[problem] = ScoredPair(score, errors)
     return found
 
@@ -153,11 +148,8 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
 
     Of those that accept about as many it is the one that costs least: the order of `CANDIDATES`.
     """
-    found = [
-        (each.candidate, each.of_risk[max(keeps)])
-        for each in fits
-        if (keeps := [other for other in each.of_risk if other <= risk])
-    ]
+    kept = [(each, [other for other in each.of_risk if other <= risk]) for each in fits]
+    found = [(each.candidate, each.of_risk[max(risks)]) for each, risks in kept if risks]
     most = max((threshold.accepted for _, threshold in found), default=0)
     about_as_many = [one for one in found if one[1].accepted >= (1 - _AS_MANY) * most]
     by_cost = list(CANDIDATES)
@@ -165,20 +157,11 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
 
 
 def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold) -> int | None:
-    """The number of accepted pairs that the target disputes, asked as `DriftMonitor` asks it.
-
-    None where it was not asked about one of them.
-    """
-    known = scored(pairs, candidate)
-    count = 0
-    for problem, pair in known.items():
-        if pair.score < threshold.value or pairs[problem].row.same_text:
-            continue
-        aligned = pairs[problem].scores.get("p_swapped")
-        if aligned is None:
-            return None
-        count += aligned < DISPUTED_BELOW
-    return count
+    """The accepted pairs that the target disputes, asked as by `DriftMonitor`; None: it was not asked about one."""
+    accepted = [name for name, pair in scored(pairs, candidate).items() if pair.score >= threshold.value]
+    asked = [pairs[name].scores.get("p_swapped") for name in accepted if not pairs[name].row.same_text]
+    known = [aligned for aligned in asked if aligned is not None]
+    return sum(aligned < DISPUTED_BELOW for aligned in known) if len(known) == len(asked) else None
 
 
 def certificates_of(pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], data: str) -> list[Certificate]:

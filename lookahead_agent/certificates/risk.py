@@ -85,15 +85,12 @@ def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: fl
 
 def p_value(accepted: int, errors: int, risk: float) -> float:
     """P(Bin(accepted, risk) ≤ errors): how likely so few are errors if the risk is no smaller."""
-    logs = (
-        math.lgamma(accepted + 1)
-        - math.lgamma(count + 1)
-        - math.lgamma(accepted - count + 1)
-        + count * math.log(risk)
-        + (accepted - count) * math.log1p(-risk)
-        for count in range(errors + 1)
-    )
-    return min(math.fsum(map(math.exp, logs)), 1.0)
+
+    def log_of(count: int) -> float:
+        ways = math.lgamma(accepted + 1) - math.lgamma(count + 1) - math.lgamma(accepted - count + 1)
+        return ways + count * math.log(risk) + (accepted - count) * math.log1p(-risk)
+
+    return min(math.fsum(math.exp(log_of(count)) for count in range(errors + 1)), 1.0)
 
 
 def upper_bound(accepted: int, errors: int, level: float) -> float:

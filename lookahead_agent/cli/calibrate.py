@@ -67,14 +67,8 @@ def collect(
         temperature=temperature,
         use_daemon=False,
     ) as llm:
-        collector = Collector(
-            llm,
-            read_problems(dataset_file(dataset), limit, skip or 0),
-            out,
-            measures=chosen,
-            at_once=at_once,
-            seed=seed,
-        )
+        problems = read_problems(dataset_file(dataset), limit, skip or 0)
+        collector = Collector(llm, problems, out, measures=chosen, at_once=at_once, seed=seed)
         collector.run(ProgressBars())
     labels = [pair.changes_outcome for pair in collector.pairs.values()]
     typer.echo(

@@ -216,17 +216,11 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
         f"{acceptance.step_tokens:.0f} tokens a step, {acceptance.verifier:.2f} s a verdict.\n",
     )
     headings = ["mode", "predicted speed", "depth", "width", "tokens at once", "as options"]
-    rows = [
-        [
-            setting.mode,
-            f"{setting.speedup:.2f}",
-            str(setting.depth or ""),
-            str(setting.width or ""),
-            str(setting.token_depth) if setting.token_depth > 1 else "",
-            _options(setting),
-        ]
-        for setting in settings
-    ]
+    rows = []
+    for one in settings:
+        tokens = str(one.token_depth) if one.token_depth > 1 else ""
+        shape = [str(one.depth or ""), str(one.width or ""), tokens]
+        rows.append([one.mode, f"{one.speedup:.2f}", *shape, _options(one)])
     show.print(as_rich((headings, rows), words=("as options",)))
 
 

@@ -82,12 +82,8 @@ class MachineCosts(BaseModel):
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows: milliseconds per token by the number of replies at once."""
-        rows = {
-            "target alone": self.target,
-            "target beside the draft": self.beside,
-            "draft beside the target": self.draft,
-            "draft alone": self.draft_alone,
-        }
+        rows = {"target alone": self.target, "target beside the draft": self.beside}
+        rows |= {"draft beside the target": self.draft, "draft alone": self.draft_alone}
         sizes = list(self.target.seconds)
         cells = [[name, *(f"{1000 * costs.at(size):.1f}" for size in sizes)] for name, costs in rows.items()]
         return ["milliseconds per token", *(f"{size} at once" for size in sizes)], cells

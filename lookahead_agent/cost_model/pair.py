@@ -179,12 +179,8 @@ def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress
     if not steps or not likely:
         raise ConfigurationError("no reply had a step to compare: give --alpha and --token-alpha")
     verdicts = [seconds for call in recorder.calls for seconds in call.verdicts]
-    return Acceptance(
-        steps=acceptance_of(recorder.calls),
-        tokens=sum(likely) / len(likely),
-        step_tokens=sum(call.output_tokens for call in recorder.calls) / steps,
-        verifier=mean(verdicts) if verdicts else 0.0,
-    )
+    step_tokens, verifier = sum(call.output_tokens for call in recorder.calls) / steps, mean(verdicts or [0.0])
+    return Acceptance(acceptance_of(recorder.calls), sum(likely) / len(likely), step_tokens, verifier)
 
 
 async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]) -> list[bool]:
