@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from lookahead_agent.generation.tool_calls import (
     BrokenJsonError,
@@ -67,6 +67,7 @@ _UNTAGGED = (
 _FENCE_ENDS = re.compile(r"`{3,}")
 
 
+@dataclass(eq=False)
 class JsonToolParser(ToolParser):
     """Calls that are JSON, after a tag or without one: the formats of Hermes and Qwen, Llama, and Mistral.
 
@@ -75,55 +76,50 @@ class JsonToolParser(ToolParser):
 
     _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
-    def __init__(
-        self,
-        opens: str = "<tool_call>",
-        closes: str | None = "</tool_call>",
-        separators: str = ",",
-        *,
-        named: bool = False,
-    ) -> None:
-        self._opens = opens
-        self._closes = closes
-        self._separators = separators
-        self._named = named
-        self._tags = [tag for tag in (opens, closes) if tag is not None]
+    opens: str = "<tool_call>"
+    closes: str | None = "</tool_call>"
+    separators: str = ","
+    _: KW_ONLY
+    named: bool = False
+
+    def __post_init__(self) -> None:
+        self._tags = [tag for tag in (self.opens, self.closes) if tag is not None]
         self._end = re.compile("|".join(map(re.escape, self._tags)))
-        self.markers = (opens, *_UNTAGGED)
-        self.begins = re.compile(f"{re.escape(opens)}|{_FENCED}|{_CALL}")
-        self.may_begin = re.compile(f"{beginnings(opens)}|{_HALF_FENCED}|{_HALF_CALL}")
+        self.markers = (self.opens, *_UNTAGGED)
+        self.begins = re.compile(f"{re.escape(self.opens)}|{_FENCED}|{_CALL}")
+        self.may_begin = re.compile(f"{beginnings(self.opens)}|{_HALF_FENCED}|{_HALF_CALL}")
 
     def read(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
         """Read on where a call may begin."""
-        if text.startswith(self._opens, at):
+        if text.startswith(self.opens, at):
             return self._tagged(text, at, tools, cut=cut)
         return self._untagged(text, at, tools)
 
     def _tagged(self, text: str, at: int, tools: Tools, *, cut: bool) -> Found:
-        begin = skip_space(text, at + len(self._opens))
-        if self._named and (head := self._HEAD.match(text, begin)) is not None:
+        begin = skip_space(text, at + len(self.opens))
+        if self.named and (head := self._HEAD.match(text, begin)) is not None:
             return self._arguments(text, at, head, tools, cut=cut)
         if begin == len(text) or text[begin] not in "{[":
             return self._mentioned(text, at, begin, cut=cut)
-        found = JsonCalls.read(text, begin, self._separators)
+        found = JsonCalls.read(text, begin, self.separators)
         calls = ParsedReply("")
         if found.broken is None:
-            end = skip_space(text, found.end, self._separators)
+            end = skip_space(text, found.end, self.separators)
             closing, rest = self._end.match(text, end), text[end:]
-            if closing is not None and closing[0] == self._closes:
+            if closing is not None and closing[0] == self.closes:
                 end = closing.end()
-            elif closing is None and self._closes is None:
+            elif closing is None and self.closes is None:
                 end = found.end
-            elif rest and self._closes is not None and self._closes.startswith(rest):
+            elif rest and self.closes is not None and self.closes.startswith(rest):
                 end = len(text)
-            if closing is not None or self._closes is None or any(tag.startswith(rest) for tag in self._tags):
+            if closing is not None or self.closes is None or any(tag.startswith(rest) for tag in self._tags):
                 self._add(calls, text[at:end], found.sources, tools)
                 return Found(end, calls)
         after = self._after_broken(text, found)
         for source in found.sources if found.broken is not None else ():
             calls.add_source(source, tools)
         rest = self._without_tags(text[found.end if found.sources and found.broken is not None else at : after])
-        reason = found.broken or f"there is more than calls before {self._closes}"
+        reason = found.broken or f"there is more than calls before {self.closes}"
         calls.add_invalid(name_in(rest), rest, reason, cut=cut and after == len(text))
         return Found(after, calls)
 
@@ -152,20 +148,20 @@ class JsonToolParser(ToolParser):
         closing = self._end.search(text, broken.at if broken is not None else found.end)
         if closing is None:
             return len(text)
-        return closing.end() if closing[0] == self._closes else closing.start()
+        return closing.end() if closing[0] == self.closes else closing.start()
 
     def _mentioned(self, text: str, at: int, begin: int, *, cut: bool) -> Found:
         """Read a tag that no JSON follows: a word of the answer, unless tags enclose a block."""
-        said = Found(at + len(self._opens))
+        said = Found(at + len(self.opens))
         if text[text.rfind("\n", 0, at) + 1 : at].strip():
             return self._unreadable(text, at, len(text), cut=True) if cut and begin == len(text) else said
-        if self._closes is None:
+        if self.closes is None:
             end = _line_end(text, begin)
             return self._unreadable(text, at, end, cut=cut and end == len(text))
-        close = text.find(self._closes, begin)
+        close = text.find(self.closes, begin)
         if close < 0:
             return self._unreadable(text, at, len(text), cut=True) if cut else said
-        end = close + len(self._closes)
+        end = close + len(self.closes)
         alone = not text[end : _line_end(text, end)].strip()
         return self._unreadable(text, at, end, cut=False) if alone and text[begin:close].strip() else said
 
@@ -174,8 +170,8 @@ class JsonToolParser(ToolParser):
         return invalid(name_in(source), source, end, "it is no JSON", cut=cut)
 
     def _without_tags(self, source: str) -> str:
-        source = source.strip().removeprefix(self._opens)
-        return (source.removesuffix(self._closes) if self._closes is not None else source).strip()
+        source = source.strip().removeprefix(self.opens)
+        return (source.removesuffix(self.closes) if self.closes is not None else source).strip()
 
     def _untagged(self, text: str, at: int, tools: Tools) -> Found:
         fenced = text[at] == "`"
@@ -194,15 +190,15 @@ class JsonToolParser(ToolParser):
             # Fenced, it is code like other code. Else its parts are no calls either.
             return Found(at) if fenced else Found(end)
         if fenced:
-            found = JsonCalls.read(text, begin, self._separators)
-            end = skip_space(text, found.end, self._separators)
+            found = JsonCalls.read(text, begin, self.separators)
+            end = skip_space(text, found.end, self.separators)
             ticks = _FENCE_ENDS.match(text, end)
             if found.broken is not None or (ticks is None and end < len(text)):
                 return Found(at)
             end = end if ticks is None else ticks.end()
         else:
             found = JsonCalls.read(text[:end], begin, "")
-            following = skip_space(text, end, self._separators)
+            following = skip_space(text, end, self.separators)
             end = following if text[following : following + 1] in ("{", "[") else end
         calls = ParsedReply("")
         for source in found.sources:

@@ -72,12 +72,6 @@ def test_tools_that_no_project_can_have(template: str, tools: str, message: str,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is there already"):
-        new(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_every_template_with_tools_has_a_project() -> None:
     graphs = Path(__file__).parents[2] / "graphs"
     assert {path.stem for path in graphs.glob("*.py")} == set(TEMPLATES)
