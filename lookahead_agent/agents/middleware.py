@@ -1,6 +1,7 @@
 """Middleware for agents made by `langchain.agents.create_agent`: `standard_middleware`, policies, unreadable calls."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain.agents.middleware import (
@@ -22,9 +23,6 @@ from lookahead_agent.agents.tool_use import error_text
 from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, Asked, FinalAnswerMiddleware, Turn, TurnMiddleware
 from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
-
-Chooser = Callable[[ModelRequest[Any]], PolicyLike | None]
-"""Given what the agent is about to ask, the policy for it; None: the model chooses as ever."""
 
 
 def standard_middleware(
@@ -87,6 +85,7 @@ def standard_middleware(
     return [one for one in made if one in middleware or one.name not in theirs]
 
 
+@dataclass(eq=False)
 class LookaheadPolicyMiddleware(TurnMiddleware):
     """Chooses the verifier policy of each model call of an agent.
 
@@ -101,33 +100,23 @@ class LookaheadPolicyMiddleware(TurnMiddleware):
     Args:
         planning: Policy until the first tool has answered; None: the model chooses as ever.
         acting: Policy from then on.
-        choose: Decides instead of the two, by the request (its messages, tools and state).
 
     Raises:
         PolicyError: A policy that does not exist.
-        TypeError: `choose` and one of the others.
     """
 
-    def __init__(
-        self, planning: PolicyLike | None = None, acting: PolicyLike | None = None, *, choose: Chooser | None = None
-    ) -> None:
-        super().__init__()
-        if choose is not None and (planning is not None or acting is not None):
-            raise TypeError("give either choose, or planning and acting")
-        for policy in (planning, acting):
+    planning: PolicyLike | None = None
+    acting: PolicyLike | None = None
+
+    def __post_init__(self) -> None:
+        for policy in (self.planning, self.acting):
             if policy is not None:
                 as_policy(policy)
-        self._planning = planning
-        self._acting = acting
-        self._choose = choose or self._by_progress
-
-    def _by_progress(self, request: ModelRequest[Any]) -> PolicyLike | None:
-        has_acted = any(isinstance(message, ToolMessage) for message in request.messages)
-        return self._acting if has_acted else self._planning
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Ask the model under the chosen policy."""
-        policy = self._choose(request)
+        has_acted = any(isinstance(message, ToolMessage) for message in request.messages)
+        policy = self.acting if has_acted else self.planning
         settings = {**request.model_settings, **({} if policy is None else {"policy": as_policy(policy)})}
         return (yield Asked(request.override(model_settings=settings)))
 
