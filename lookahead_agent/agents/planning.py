@@ -22,7 +22,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.plans import MARKER, Conversation, PlanLine, PlanRun, plan_call, plan_form
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings
-from lookahead_agent.agents.turns import Asked, Turn, TurnMiddleware
+from lookahead_agent.agents.turns import RETRIES, Asked, Turn, TurnMiddleware
 
 PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
 
@@ -80,7 +80,6 @@ class PlanMiddleware(TurnMiddleware):
         planner: System prompt with {tools} and {form}, which asks for "Plan:" and numbered calls.
         finisher: System prompt.
         max_plans: Plans of one question; a further one is made when a call failed in the end.
-        max_retries: How often a failed call is written anew.
         ordered: Whether lines run in their order unless their tools are read-only; else only tools that declare
             `metadata={"readOnlyHint": False}` keep the order, and other lines wait for nothing but what they name.
 
@@ -91,25 +90,18 @@ class PlanMiddleware(TurnMiddleware):
     name = "planning"
 
     def __init__(
-        self,
-        tools: Sequence[BaseTool],
-        *,
-        planner: str,
-        finisher: str,
-        max_plans: int = 1,
-        max_retries: int = 2,
-        ordered: bool = False,
+        self, tools: Sequence[BaseTool], *, planner: str, finisher: str, max_plans: int = 1, ordered: bool = False
     ) -> None:
         super().__init__()
         if not tools:
             raise ValueError("a plan needs at least one tool")
-        if max_plans < 1 or max_retries < 0:
-            raise ValueError("max_plans is at least 1, and max_retries at least 0")
+        if max_plans < 1:
+            raise ValueError("max_plans is at least 1")
         self.by_name = {tool.name: tool for tool in tools}
         self._form = plan_form(tools)
         self._planner = planner.format(tools=describe_tools(tools), form=self._form)
         self._finisher = finisher
-        self._max_plans, self._max_retries, self._ordered = max_plans, max_retries, ordered
+        self._max_plans, self._ordered = max_plans, ordered
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Take the next turn: plan, calls, or answer."""
@@ -142,7 +134,7 @@ class PlanMiddleware(TurnMiddleware):
                 told.append(_named(reply, "executor", [made]))
                 attempts = run.attempts.get(line.number, [])
                 if attempts and (attempts[-1].call["name"], attempts[-1].call["args"]) == (call["name"], call["args"]):
-                    told += [_repeated(made) for _ in range(self._max_retries)]
+                    told += [_repeated(made) for _ in range(RETRIES)]
                     continue
                 return ModelResponse(result=told)
             answer, *_ = (yield Asked(self._finisher_request(request, said, run))).result
@@ -180,7 +172,7 @@ class PlanMiddleware(TurnMiddleware):
     def _next_open(self, run: PlanRun) -> PlanLine | None:
         """The first line whose call a model has to write: it leaves something open, or has failed."""
         for line in run.lines:
-            if line.number not in run.results and run.tries(line) <= self._max_retries and not self._waits(line, run):
+            if line.number not in run.results and run.tries(line) <= RETRIES and not self._waits(line, run):
                 return line
         return None
 

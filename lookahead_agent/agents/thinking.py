@@ -29,9 +29,6 @@ FIRST_THOUGHT = "With which tool, or which ones in turn, is this done? Say in on
 FAILURE_THOUGHT = "Why did the last call fail, and how can it be done in another way? Answer in one sentence."
 NEXT_THOUGHT = "What do the results say about the question, and what is to be done next? Answer in one sentence."
 
-ACTOR = """You carry out a task with tools, one call at a time. Make the call that the next step needs. Call \
-"ready_to_answer" when the results say all that was asked for and nothing is left to do."""
-
 _BEFORE_THOUGHT = "content_before_thought"
 """Key of `additional_kwargs` under which a message that a thought was added to has its own content."""
 READY_NAME = "ready_to_answer"
@@ -125,7 +122,7 @@ class CallOrAnswerMiddleware(TurnMiddleware):
     earlier call again then, it answers.
     """
 
-    prompt: str = ACTOR  # system prompt of the decision; the agent's own follows
+    prompt: str  # system prompt of the decision; the agent's own follows
     _: KW_ONLY
     finisher: str = "finisher"  # name of the answer's call
     finisher_prompt: str = FINISHER  # system prompt of the answer

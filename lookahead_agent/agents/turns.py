@@ -131,24 +131,23 @@ class FinalAnswerMiddleware(TurnMiddleware):
     several turns whose calls failed, and an empty reply. All of that is read from the messages since the last question.
 
     Raises:
-        ValueError: No turn, or a negative number of retries.
+        ValueError: No turn.
     """
 
     model_calls: int = MODEL_CALLS  # turns of the model on one question, the last included
-    retries: int = RETRIES  # turns in a row that may fail after a first one
-    node: str | None = None  # name of the model's turns; None: that of LangGraph's node
+    node: str  # name of the model's turns
     finisher: str = "finisher"  # name of the last turn
     prompt: str = FINISHER  # system prompt of the last turn
 
     def __post_init__(self) -> None:
-        if self.model_calls < 1 or self.retries < 0:
-            raise ValueError("model_calls is at least 1 and retries at least 0")
+        if self.model_calls < 1:
+            raise ValueError("model_calls is at least 1")
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Let the model take its turn, or its last one."""
         if not self._is_last(request.state["messages"]):
-            settings = {} if self.node is None else lookahead_settings(request.model, node=self.node)
-            return (yield Asked(request.override(model_settings={**settings, **request.model_settings})))
+            settings = lookahead_settings(request.model, node=self.node) | request.model_settings
+            return (yield Asked(request.override(model_settings=settings)))
         asked = [SystemMessage(self.prompt), *conversation_with_results(request.messages, "Results")]
         reply = (yield Asked(request, named_call(request, self.finisher), asked)).result[0]
         if not reply.text.strip():
@@ -182,7 +181,7 @@ class FinalAnswerMiddleware(TurnMiddleware):
         if _is_empty(turns[-1][0]) or is_repetition(turns):
             return True
         failed = [has_failed(results) for _, results in turns]
-        return len(failed) > self.retries and all(failed[-self.retries - 1 :])
+        return len(failed) > RETRIES and all(failed[-RETRIES - 1 :])
 
 
 def _is_empty(reply: AIMessage) -> bool:
