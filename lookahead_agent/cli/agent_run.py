@@ -63,8 +63,7 @@ def carry_out(
 ) -> Finished:
     """Run a graph with a checkpointer to its end, and ask on the terminal where it stops for an approval.
 
-    `start` is its input; None: it goes on where the thread stopped. `live` shows what happens to each step in place of
-    what is written, and `ask` reads a line that a person writes.
+    Without a `start` it goes on where the thread stopped. `live` shows what happens to each step in place of texts.
 
     Raises:
         ApprovalNeededError: It asks, and standard input has ended. The thread can be resumed.
@@ -98,9 +97,8 @@ def _decided(waiting: Interrupt, thread: str, read: Callable[[], str]) -> dict[s
         try:
             said = read().strip()
         except EOFError:
-            raise ApprovalNeededError(
-                f"nobody answers whether {request['name']} may be called: resume with --thread {thread}"
-            ) from None
+            nobody = f"nobody answers whether {request['name']} may be called"
+            raise ApprovalNeededError(f"{nobody}: resume with --thread {thread}") from None
         if said.lower() in ("y", "yes"):
             decisions.append({"type": "approve"})
             continue

@@ -71,18 +71,15 @@ def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
 
 def explained(error: Exception, seconds: float) -> str:
     """What a model can do something with."""
-    said = str(error)
-    if "not authorized" in said or "prohibited" in said:
-        return "only SELECT statements are carried out: nothing can be changed or attached"
-    if "interrupted" in said:
-        return f"the statement took more than {seconds:g} s"
-    if "one statement at a time" in said:
-        return "one statement at a time"
-    if isinstance(error, MemoryError) or "out of memory" in said:
-        return "the statement needs more memory than it may have: ask for less, or for fewer rows"
-    if "file is not a database" in said or "unable to open" in said or "malformed" in said:
-        return f"this is not a SQLite database: {said}"
-    return f"SQLite says: {said}"
+    said = "out of memory" if isinstance(error, MemoryError) else str(error)
+    known = {
+        "not authorized|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
+        "interrupted": f"the statement took more than {seconds:g} s",
+        "one statement at a time": "one statement at a time",
+        "out of memory": "the statement needs more memory than it may have: ask for less, or for fewer rows",
+        "file is not a database|unable to open|malformed": f"this is not a SQLite database: {said}",
+    }
+    return next((told for words, told in known.items() if re.search(words, said)), f"SQLite says: {said}")
 
 
 def cell(value: object) -> str:
@@ -151,12 +148,10 @@ def columns(connection: sqlite3.Connection, table: str) -> list[str]:
         short = kind.partition("(")[0].strip()
         if short.isalpha() and len(short) <= LONGEST_TYPE and "CHAR" not in short.upper():
             words.append(short.upper())
-        if name.lower() in referred:
-            other, key = referred[name.lower()]
-            if key is None:  # the other's primary key
-                words.append(f"REFERENCES {quoted(connection, other)}")
-            elif key.lower() != name.lower():
-                words.append(f"REFERENCES {quoted(connection, other)}({quoted(connection, key)})")
+        other, key = referred.get(name.lower(), (None, None))
+        if other is not None and (key is None or key.lower() != name.lower()):  # no key: the other's primary one
+            of_other = "" if key is None else f"({quoted(connection, key)})"
+            words.append(f"REFERENCES {quoted(connection, other)}{of_other}")
         found.append(" ".join(words))
     return found
 

@@ -191,10 +191,9 @@ def copies(root: Path, most: int) -> dict[str, bytes]:
                     if not entry.is_file(follow_symlinks=False):
                         continue
                     if entry.stat(follow_symlinks=False).st_size > room or len(found) == _MOST_COPIES:
-                        raise ValueError(
-                            f"the working folder {root.name} has more than {most} bytes or {_MOST_COPIES} files, and "
-                            "code works on a copy of them: choose a smaller folder, or raise PythonLimits.files"
-                        )
+                        large = f"the working folder {root.name} has more than {most} bytes or {_MOST_COPIES} files"
+                        then = "choose a smaller folder, or raise PythonLimits.files"
+                        raise ValueError(f"{large}, and code works on a copy of them: {then}")
                     with suppress(OSError):
                         found[name] = read_regular(entry.name, room, descriptor)
                         room -= len(found[name])
@@ -230,10 +229,9 @@ def save_changes(root: Path, before: Mapping[str, bytes], changes: bytes) -> str
     for name in gone:
         with open_parent(root, name) as (parent, last), suppress(FileNotFoundError):
             os.unlink(last, dir_fd=parent)
-    said = [
-        f"{verb} {', '.join(map(printable, names))}" for verb, names in (("wrote", written), ("removed", gone)) if names
-    ]
-    return f"({'; '.join(said)})" if said else ""
+    changed = {"wrote": written, "removed": gone}
+    said = "; ".join(f"{verb} {', '.join(map(printable, names))}" for verb, names in changed.items() if names)
+    return f"({said})" if said else ""
 
 
 def _unpacked(changes: bytes) -> tuple[dict[str, bytes], list[str]]:

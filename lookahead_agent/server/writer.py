@@ -173,18 +173,13 @@ class ReplyWriter:
             raise RefusedError(400, f"X-Lookahead-Node has at most {_MAX_NODE} characters", param="node")
         names = (*SamplingArguments.model_fields, "response_format", "tool_choice", "parallel_tool_calls")
         options = {name: getattr(body, name, None) for name in names}
-        options |= {
-            "max_tokens": min(max_tokens or self.llm.max_tokens, limits.max_tokens),
-            "policy": self._policy(policy or body.policy),
-            "node": node or body.node,
-        }
+        options |= {"policy": self._policy(policy or body.policy), "node": node or body.node}
+        options |= {"max_tokens": min(max_tokens or self.llm.max_tokens, limits.max_tokens)}
         prompts: list[list[BaseMessage] | str | list[int]]
         if isinstance(body, ChatRequestBody):
             prompts = [[from_openai(message.model_dump(exclude_none=True)) for message in body.messages]]
-            options |= {
-                "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
-                "template_arguments": body.chat_template_kwargs or {},
-            }
+            tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+            options |= {"tools": tools, "template_arguments": body.chat_template_kwargs or {}}
         else:
             prompts = list(body.prompts)
             if len(prompts) * body.n > limits.max_choices:

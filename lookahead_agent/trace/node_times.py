@@ -79,19 +79,16 @@ def node_times(spans: Sequence[Span], seconds: float | None = None) -> list[Node
 def _sum(node: str, spans: Sequence[Span]) -> NodeTimes:
     replies = [span for span in spans if not span.is_tool]
     cached = [span.cached_tokens for span in replies]
+    summed = ("prompt", "prompt_tokens", "output_tokens", "steps", "accepted")
     return NodeTimes(
         node,
         len(replies),
-        sum(span.prompt for span in replies),
-        sum(span.writing - span.idle for span in replies),
-        sum(span.end - span.start for span in spans if span.is_tool),
-        sum(max(0.0, span.end - span.start - span.prompt - span.writing) + span.idle for span in replies),
-        sum(span.prompt_tokens for span in replies),
-        None if None in cached else sum(count or 0 for count in cached),
-        sum(span.output_tokens for span in replies),
-        "/".join(sorted({span.policy for span in replies})),
-        sum(span.steps for span in replies),
-        sum(span.accepted for span in replies),
+        writing=sum(span.writing - span.idle for span in replies),
+        tools=sum(span.end - span.start for span in spans if span.is_tool),
+        waiting=sum(max(0.0, span.end - span.start - span.prompt - span.writing) + span.idle for span in replies),
+        cached_tokens=None if None in cached else sum(count or 0 for count in cached),
+        policy="/".join(sorted({span.policy for span in replies})),
+        **{name: sum(getattr(span, name) for span in replies) for name in summed},
     )
 
 
