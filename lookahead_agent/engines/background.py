@@ -7,9 +7,9 @@ called again and again. So all decoding runs in one loop of our own, and callers
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -65,21 +65,17 @@ class _End:
 async def events_of(work: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
     """Run `work(emit)`; yields what it emits, and at last its result. Closing the generator ends the work."""
     items: asyncio.Queue[S | _End] = asyncio.Queue()
-    task = asyncio.ensure_future(work(items.put_nowait))
-    task.add_done_callback(lambda _: items.put_nowait(_End()))
-    try:
+    async with _tasks([work(items.put_nowait)]) as (task,):
+        task.add_done_callback(lambda _: items.put_nowait(_End()))
         while not isinstance(item := await items.get(), _End):
             yield item
         yield task.result()
-    finally:
-        await _stop([task])
 
 
 def stream(items: AsyncGenerator[T, None]) -> Iterator[T]:
     """The items of a generator that runs in the background loop; closing the iterator closes the generator."""
     queue: SimpleQueue[T | _End] = SimpleQueue()
-    future = submit(_read(items, queue.put))
-    future.add_done_callback(lambda _: queue.put(_End()))
+    future = _reading(items, queue.put)
     try:
         while not isinstance(item := queue.get(), _End):
             yield item
@@ -99,8 +95,7 @@ async def astream(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         except RuntimeError:  # the caller's loop has ended, and nobody wants the rest
             future.cancel()
 
-    future = submit(_read(items, put))
-    future.add_done_callback(lambda _: put(_End()))
+    future = _reading(items, put)
     try:
         while not isinstance(item := await queue.get(), _End):
             yield item
@@ -109,10 +104,17 @@ async def astream(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         future.cancel()
 
 
-async def _read(items: AsyncGenerator[T, None], put: Callable[[T], None]) -> None:
-    async with aclosing(items):
-        async for item in items:
-            put(item)
+def _reading(items: AsyncGenerator[T, None], put: Callable[[T | _End], None]) -> Future[None]:
+    """Have the background loop put all items, and the end, somewhere."""
+
+    async def read() -> None:
+        async with aclosing(items):
+            async for item in items:
+                put(item)
+
+    future = submit(read())
+    future.add_done_callback(lambda _: put(_End()))
+    return future
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
@@ -132,24 +134,24 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of several pieces of work, in order; if one fails, the others are stopped."""
-    tasks = [asyncio.ensure_future(piece) for piece in work]
-    try:
+    async with _tasks(work) as tasks:
         return list(await asyncio.gather(*tasks))
-    finally:
-        await _stop(tasks)
 
 
 async def as_they_come(work: Iterable[Coroutine[Any, Any, T]]) -> AsyncGenerator[T, None]:
     """The results of several pieces of work, the first to be there first; if one fails, the others are stopped."""
-    tasks = [asyncio.ensure_future(piece) for piece in work]
-    try:
+    async with _tasks(work) as tasks:
         for done in asyncio.as_completed(tasks):
             yield await done
+
+
+@asynccontextmanager
+async def _tasks(work: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[list[asyncio.Task[T]]]:
+    """Several pieces of work at once; what is left of them is stopped at the end."""
+    tasks = [asyncio.ensure_future(piece) for piece in work]
+    try:
+        yield tasks
     finally:
-        await _stop(tasks)
-
-
-async def _stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

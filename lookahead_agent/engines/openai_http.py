@@ -135,7 +135,7 @@ class OpenAIEngine:
                 async for event in events:
                     if event.get("choices"):
                         delta = self._delta(event["choices"][0], sampling)
-                        if delta.finish_reason is None or not self._tells_cached:
+                        if delta.finish_reason is None:
                             yield delta
                         else:
                             last = delta  # its reader may close the stream, and the usage comes after it

@@ -84,17 +84,9 @@ def read_lines(buffer: Any) -> list[ReadLine]:
 
 def _of_reply(written: Ids, lines: Sequence[ReadLine]) -> list[ReadLine]:
     """The lines that were begun for the prompt with which `written` begins."""
-    sums: dict[int, int] = {}
-    found = []
-    for line in lines:
-        length = line.prompt_length
-        if length > len(written):
-            continue
-        if length not in sums:
-            sums[length] = checksum(written[:length])
-        if sums[length] == line.prompt_sum:
-            found.append(line)
-    return found
+    lengths = {line.prompt_length for line in lines if line.prompt_length <= len(written)}
+    sums = {length: checksum(written[:length]) for length in lengths}
+    return [line for line in lines if sums.get(line.prompt_length) == line.prompt_sum]
 
 
 def propose(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
@@ -106,18 +98,12 @@ def propose(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
     found: list[int] = []
     for line in lines:
         at = len(written) - line.origin
-        if 0 < at <= len(line.token_ids) and _agree(written, line.token_ids[:at]):
+        begin = max(0, at - SURE)
+        if 0 < at <= len(line.token_ids) and np.array_equal(written[line.origin + begin :], line.token_ids[begin:at]):
             ahead = line.token_ids[at : at + most]
             if len(ahead) >= len(found):
                 found = ahead.tolist()
-    if found:
-        return found
-    return _met_again(written, lines, most)
-
-
-def _agree(written: Ids, known: Ids) -> bool:
-    length = min(SURE, len(known))
-    return bool(np.array_equal(written[len(written) - length :], known[len(known) - length :]))
+    return found or _met_again(written, lines, most)
 
 
 def _met_again(written: Ids, lines: Sequence[ReadLine], most: int) -> list[int]:
