@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.protocol import Delta, Sampling, room_for_reply
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
+from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +117,7 @@ class OpenAIEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from token ids; see `Engine.generate`."""
-        room = self.context_length - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens and the context of the {self._role} {self.context_length}"
-            )
+        room = room_for_reply(f"the {self._role}", self.context_length, prompt_ids)
         self.in_flight += 1
         try:
             if sampling.prompt_logprobs:

@@ -24,7 +24,7 @@ from lookahead_agent.engines.processes import (
     no_shared_memory,
     spawning,
 )
-from lookahead_agent.engines.protocol import Delta, Sampling
+from lookahead_agent.engines.protocol import Delta, Sampling, room_for_reply
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
@@ -37,7 +37,7 @@ from lookahead_agent.engines.vllm_config import (
     uses_shared_draft,
     without_folders,
 )
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
+from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +122,7 @@ class VLLMEngine:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        room = self.context_length - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens and the context of {self._config.model.name} "
-                f"{self.context_length}: shorten the prompt or raise max_model_len"
-            )
+        room = room_for_reply(self._config.model.name, self.context_length, prompt_ids)
         if self._closed:
             raise EngineError(_SHUT_DOWN)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.current_thread()
