@@ -236,20 +236,8 @@ def multiplication(
         rounded = torch.empty(count * (4 + columns), dtype=torch.uint8)
         result = torch.empty((count, rows), dtype=out)
         place = rounded.data_ptr()
-        work = _Work(
-            of_weights,
-            place + 4 * count,
-            place,
-            of_scales,
-            of_excess,
-            biases.data_ptr(),
-            result.data_ptr(),
-            rows,
-            count,
-            columns,
-            tokens.data_ptr(),
-            halves,
-        )
+        given = of_weights, place + 4 * count, place, of_scales, of_excess, biases.data_ptr()
+        work = _Work(*given, result.data_ptr(), rows, count, columns, tokens.data_ptr(), halves)
         _round_tokens.ctypes(work)
         parallel_for(_share, work)
         return result

@@ -152,10 +152,7 @@ class OpenAIEngine:
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-        }
-        if self.tokenizer is self._own_tokenizer:
-            body["return_token_ids"] = True
-        optional: dict[str, Any] = {
+            "return_token_ids": True if self.tokenizer is self._own_tokenizer else None,
             "top_k": sampling.top_k or None,
             "seed": sampling.seed,
             "stop": list(sampling.stop) or None,
@@ -164,7 +161,7 @@ class OpenAIEngine:
             "allowed_token_ids": list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
             "response_format": _response_format(sampling.structured),
         }
-        return body | {name: value for name, value in optional.items() if value is not None}
+        return {name: value for name, value in body.items() if value is not None}
 
     def _delta(self, choice: Mapping[str, Any], sampling: Sampling) -> Delta:
         ids = choice.get("token_ids")

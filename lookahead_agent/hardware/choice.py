@@ -3,7 +3,7 @@
 Nothing is measured before the first reply. The tables are measurements of two-core machines (docs/results/cpu.md).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -26,6 +26,7 @@ MARGIN = 0.05  # share of time by which a configuration must be ahead of a simpl
 SHARED_DRAFT_MARGIN = 0.4
 """The same for a shared draft, which takes cores from its target: replies with few draft tokens are slower with one
 (measured: 0.67 of the target's speed alone), and so are four at once (0.86)."""
+_HANDICAPS = {"none": 1.0, "draft_model": 1 + MARGIN, "shared_draft": (1 + MARGIN) * (1 + SHARED_DRAFT_MARGIN)}
 LARGEST_DRAFT = 0.5  # size of a draft, as a share of its target's, from which its tokens cost more than they win
 _HIGHEST_RATE = 0.99
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
@@ -133,27 +134,22 @@ def choose_configuration(
         reason = "the first choice for this processor and pair"
     measured = {one.method: (paces or {})[one.name] for one in found.values() if one.name in (paces or {})}
     if chosen.method in measured and len(measured) > 1:
-        fastest = min(measured, key=lambda method: measured[method] * _handicap(method))
-        if measured[fastest] * _handicap(fastest) < measured[chosen.method] * _handicap(chosen.method):
-            chosen = found[fastest]
+        chosen = found[min(measured, key=lambda method: measured[method] * _HANDICAPS[method])]
         reason = "the fastest in measured replies, where a tie goes to the simpler one"
     figures = "; ".join(f"{method} {1000 * pace:.0f} ms per token" for method, pace in measured.items())
     return chosen, f"{chosen.name}: {reason}" + (f" ({figures})" if figures else "")
-
-
-def _handicap(method: SpeculationMethod) -> float:
-    return {"none": 1.0, "draft_model": 1 + MARGIN, "shared_draft": (1 + MARGIN) * (1 + SHARED_DRAFT_MARGIN)}[method]
 
 
 def _first(
     defaults: CPUDefaults, method: SpeculationMethod, target: Sequence[Kernel], draft: Sequence[Kernel], rate: float
 ) -> Configuration | None:
     """The first configuration of a method; None: these precisions do not go together."""
-    ranked = sorted(target, key=_rank(defaults))
+    rank = [*defaults.kernels, *KERNELS].index
+    ranked = sorted(target, key=rank)
     if method == "none":
         return Configuration(method, ranked[0]) if ranked else None
     for kernel in ranked:
-        for of_draft in sorted(draft, key=_rank(defaults)):
+        for of_draft in sorted(draft, key=rank):
             if method == "shared_draft":
                 return Configuration(method, kernel, of_draft)
             # vLLM loads the draft of `draft_model` as it loads the target, unless its folder says how.
@@ -162,11 +158,6 @@ def _first(
                 tokens = next((row for least, row in rows.items() if rate >= least), _FEWEST)
                 return Configuration(method, kernel, of_draft, tokens if kernel in defaults.speculating else _FEWEST)
     return None
-
-
-def _rank(defaults: CPUDefaults) -> Callable[[Kernel], int]:
-    order = [*defaults.kernels, *KERNELS]
-    return order.index
 
 
 def tokens_per_pass(draft_tokens: int, rate: float) -> float:
