@@ -13,18 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from lookahead_agent.engines.chat_template import (
-    MARK,
-    Message,
-    ThinkingTags,
-    check_arguments,
-    continues,
-    ending,
-    marked,
-    tool_calls,
-    with_argument_texts,
-    without_lone_results,
-)
+from lookahead_agent.engines import chat_template
+from lookahead_agent.engines.chat_template import Message, ThinkingTags, ending, tool_calls
 from lookahead_agent.engines.written_replies import WrittenReplies
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
 
@@ -249,7 +239,7 @@ class HFTokenizer:
         text = self._render(messages, tools, arguments, ending(messages))
         known = self._replies.ids_of(text, lambda part: self.encode(part, longest))
         prompt = ChatPrompt(known if known is not None else self.encode(text, longest))
-        prompt.text = None if continues(messages) else text
+        prompt.text = None if chat_template.continues(messages) else text
         return prompt
 
     def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
@@ -261,10 +251,10 @@ class HFTokenizer:
     def _check_shown(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]
     ) -> None:
-        texts = [marked(message, place) for place, message in enumerate(messages)]
+        texts = [chat_template.marked(message, place) for place, message in enumerate(messages)]
         text = self._render(texts, tools, arguments, ending(texts))
         # One pass: looking for one mark at a time takes minutes of a conversation of many thousand messages.
-        seen = {"", *MARK.findall(text)}
+        seen = {"", *chat_template.MARK.findall(text)}
         for place, message in enumerate(texts):
             what = "" if (message.get("content") or "") in seen else f"message {place + 1}, which has the role"
             if not what and any(call["function"]["arguments"]["mark"] not in seen for call in tool_calls(message)):
@@ -298,13 +288,13 @@ class HFTokenizer:
     ) -> str:
         if self.backend.chat_template is None:
             raise ConfigurationError(f"{self._name} has no chat template: use an instruct model")
-        check_arguments(arguments, self.template_variables)
+        chat_template.check_arguments(arguments, self.template_variables)
         refused: Exception | None = None
         shown = list(messages)
         options = {"tools": list(tools) if tools else None, "tokenize": False, **ending, **arguments}
         # Some templates take a tool's result only after its call, and one that could not be read is text; others join
         # arguments to text.
-        for change in (list, without_lone_results, with_argument_texts):
+        for change in (list, chat_template.without_lone_results, chat_template.with_argument_texts):
             changed = change(shown)
             if refused is None or changed != shown:
                 shown = changed

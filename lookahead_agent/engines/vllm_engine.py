@@ -13,30 +13,13 @@ from typing import Any
 import psutil
 
 from lookahead_agent.cpu import NO_DRAFT
+from lookahead_agent.engines import processes, vllm_config
 from lookahead_agent.engines.json_schema import composes, for_llguidance
-from lookahead_agent.engines.processes import (
-    collection_paused,
-    end_processes,
-    end_start,
-    explain,
-    explain_start,
-    families,
-    no_shared_memory,
-    spawning,
-)
 from lookahead_agent.engines.protocol import Delta, Sampling, room_for_reply
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
-from lookahead_agent.engines.vllm_config import (
-    VLLMConfig,
-    engine_arguments,
-    process_environment,
-    require_vllm,
-    runs_on_cpu,
-    uses_shared_draft,
-    without_folders,
-)
+from lookahead_agent.engines.vllm_config import VLLMConfig
 from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
 
 logger = logging.getLogger(__name__)
@@ -56,8 +39,8 @@ class VLLMEngine:
     """
 
     def __init__(self, config: VLLMConfig) -> None:
-        require_vllm()
-        if runs_on_cpu() and (problem := no_shared_memory()) is not None:
+        vllm_config.require_vllm()
+        if vllm_config.runs_on_cpu() and (problem := processes.no_shared_memory()) is not None:
             raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
         self._config = config
         self._running: set[str] = set()
@@ -66,28 +49,29 @@ class VLLMEngine:
         self.processes: list[psutil.Process] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._shared_draft = (
-            SharedDraftBuffer() if uses_shared_draft(dict(config.arguments).get("speculative_config")) else None
-        )
+        shared = vllm_config.uses_shared_draft(dict(config.arguments).get("speculative_config"))
+        self._shared_draft = SharedDraftBuffer() if shared else None
         numbers: list[int] = []
         try:
             with ExitStack() as configuring:
                 configuring.enter_context(_configuring)
-                configuring.enter_context(collection_paused())
+                configuring.enter_context(processes.collection_paused())
                 self.tokenizer: Tokenizer = HFTokenizer(config.model)
                 when_spawned = configuring.close if _spawns_once(config) else None
-                numbers = configuring.enter_context(spawning(process_environment(config), when_spawned))
+                environment = vllm_config.process_environment(config)
+                numbers = configuring.enter_context(processes.spawning(environment, when_spawned))
                 self._llm: Any = _start(config, self._shared_draft)
         except BaseException as error:
-            end_start(numbers, failed=True)
+            processes.end_start(numbers, failed=True)
             if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                 raise
-            raise EngineStartError(f"vLLM could not start {config.model.name}: {explain_start(error)}") from error
+            reason = processes.explain_start(error)
+            raise EngineStartError(f"vLLM could not start {config.model.name}: {reason}") from error
         finally:
             if self._shared_draft is not None:
                 self._shared_draft.forget_file()
-        self.processes = list(families(numbers))
-        end_start(numbers, failed=False)
+        self.processes = list(processes.families(numbers))
+        processes.end_start(numbers, failed=False)
         self.context_length = int(self._llm.model_config.max_model_len)
 
     @property
@@ -98,8 +82,8 @@ class VLLMEngine:
     @property
     def described(self) -> dict[str, Any]:
         """The model's name, its cores, and the engine's arguments, for records of measurements."""
-        arguments = engine_arguments(self._config)
-        return {"cores": self._config.cores, "arguments": without_folders(arguments)}
+        arguments = vllm_config.engine_arguments(self._config)
+        return {"cores": self._config.cores, "arguments": vllm_config.without_folders(arguments)}
 
     @property
     def healthy(self) -> bool:
@@ -159,7 +143,9 @@ class VLLMEngine:
         except (EngineDeadError, EngineGenerateError) as error:
             reason = str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
             if self._llm is not None and self._llm.errored:
-                reason = await asyncio.to_thread(explain, self._llm.engine_core.resources.engine_manager.processes)
+                reason = await asyncio.to_thread(
+                    processes.explain, self._llm.engine_core.resources.engine_manager.processes
+                )
             raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
         except (VLLMClientError, ValueError) as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
@@ -213,7 +199,7 @@ class VLLMEngine:
                     wait([stopped], timeout=2.0)
             self._llm.shutdown()
         finally:
-            end_processes(self.processes)
+            processes.end_processes(self.processes)
             # Collected now and not at interpreter exit, when vLLM's destructor no longer finds what it calls.
             self._llm = None
 
@@ -242,7 +228,7 @@ class VLLMEngine:
 def _spawns_once(config: VLLMConfig) -> bool:
     """Whether other engines may be configured once a process is spawned: it is the only one, and measures no memory."""
     arguments = dict(config.arguments)
-    measures = not runs_on_cpu() and "kv_cache_memory_bytes" not in arguments
+    measures = not vllm_config.runs_on_cpu() and "kv_cache_memory_bytes" not in arguments
     return not measures and arguments.get("data_parallel_size", 1) == 1
 
 
@@ -250,11 +236,11 @@ def _start(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = engine_arguments(config)
+    arguments = vllm_config.engine_arguments(config)
     known = AsyncEngineArgs.__dataclass_fields__
     if unknown := sorted(set(arguments) - set(known)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
-    if runs_on_cpu():
+    if vllm_config.runs_on_cpu():
         from lookahead_agent.cpu.plugin import register_names
 
         register_names()
