@@ -211,10 +211,10 @@ def _command(process: psutil.Process) -> list[str]:
 # Why they have ended
 
 
-def explain(processes: Sequence[BaseProcess], patience: float = 2.0) -> str:
-    """Why an engine of these processes of vLLM's does not work any more; blocks for seconds of `patience` for each."""
+def explain(processes: Sequence[BaseProcess]) -> str:
+    """Why an engine of these processes of vLLM's does not work any more; blocks for up to two seconds for each."""
     for process in processes:
-        process.join(patience)
+        process.join(2.0)
     codes = [process.exitcode for process in processes]
     signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
     if "SIGKILL" in signals:

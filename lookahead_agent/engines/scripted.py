@@ -238,11 +238,11 @@ def reply_script(reply: Callable[[str], str] | str, seconds: float = 0.0) -> Scr
     return script
 
 
-def following(steps: Sequence[ScriptedStep], delimiter: str = "\n\n") -> Script:
+def following(steps: Sequence[ScriptedStep]) -> Script:
     """The script of a list: after `n` delimited steps comes step `n`, without what is already written of it."""
 
     def script(_: str, reply: str) -> Sequence[ScriptedStep]:
-        *complete, begun = reply.split(delimiter)
+        *complete, begun = reply.split("\n\n")
         rest = list(steps[sum(1 for part in complete if part.strip()) :])
         if rest and begun and rest[0].text.startswith(begun):
             rest[0] = replace(rest[0], text=rest[0].text[len(begun) :])

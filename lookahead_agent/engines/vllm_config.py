@@ -87,7 +87,7 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
 
 def _a_head_for_each_core(model: Path) -> bool:
     """Whether attention can keep every core busy undivided: sums that are divided depend on threads and batch."""
-    stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    stated = _stated(model)
     heads = stated.get("num_key_value_heads") or stated.get("num_attention_heads") or 0
     return len(available_cores()) <= int(heads)
 
@@ -136,8 +136,12 @@ def without_folders(value: Any) -> Any:
 
 def trained_context(model: Path) -> int:
     """Tokens that a model was trained for, by the configuration in its folder."""
-    stated = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
-    return int(stated) if stated else CPU_CONTEXT
+    return int(_stated(model).get("max_position_embeddings") or CPU_CONTEXT)
+
+
+def _stated(model: Path) -> dict[str, Any]:
+    stated: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return stated
 
 
 def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

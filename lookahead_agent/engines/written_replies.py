@@ -6,34 +6,24 @@ template gives another form stays as the template has it: the default target, wh
 the same call without end where its prompt has calls in that form.
 """
 
-from __future__ import annotations
-
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _MOST_CHARACTERS = 1 << 23
 """Characters of prompts that are remembered; each prompt of a conversation counts."""
 
 
-@dataclass(frozen=True)
-class _Written:
+class _Written(NamedTuple):
     """A reply: the text and the tokens of its prompt, its own without its end, and the text that ends it."""
 
     prompt: str
-    prompt_ids: array[int]
+    prompt_ids: Sequence[int]
     reply: str
-    reply_ids: array[int]
+    reply_ids: Sequence[int]
     end: str
-
-    def ids_of(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
-        """The tokens of a text that begins with the prompt and this reply; None: another reply follows the prompt."""
-        close = text.find(self.end, len(self.prompt))
-        if close < 0 or text[len(self.prompt) : close].strip() != self.reply:
-            return None
-        return [*self.prompt_ids, *self.reply_ids, *encode(text[close:])]
 
 
 class WrittenReplies:
@@ -67,6 +57,8 @@ class WrittenReplies:
         """The tokens of a prompt, `encode` making those after the last known reply; None: there is no such reply."""
         with self._lock:
             known = [written for written in self._written.values() if text.startswith(written.prompt)]
-        known.sort(key=lambda written: -len(written.prompt))
-        found = (written.ids_of(text, encode) for written in known)
-        return next((ids for ids in found if ids is not None), None)
+        for written in sorted(known, key=lambda written: -len(written.prompt)):
+            close = text.find(written.end, len(written.prompt))
+            if close >= 0 and text[len(written.prompt) : close].strip() == written.reply:
+                return [*written.prompt_ids, *written.reply_ids, *encode(text[close:])]
+        return None

