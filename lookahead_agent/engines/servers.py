@@ -5,8 +5,8 @@ import codecs
 import io
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -32,12 +32,10 @@ class RemoteModel:
     max_retries: int = 2  # times a request is repeated that failed before anything was answered
 
 
-class _TryAgainError(Exception):
+class _UnavailableError(EngineError):
     """A request failed before anything was answered; `pause` is how long the server wants to be left alone."""
 
-    def __init__(self, error: EngineError, pause: float | None = None) -> None:
-        self.error = error
-        self.pause = pause
+    pause: float | None = None
 
 
 class Server:
@@ -59,11 +57,11 @@ class Server:
 
     async def get(self, path: str) -> Any:
         """Answer to a GET; raises EngineError if there is none, and ConfigurationError if the server refuses it."""
-        return await self._repeated("GET", path, None)
+        return await self._request("GET", path)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Answer to a POST; see `get`."""
-        return await self._repeated("POST", path, body)
+        return await self._request("POST", path, body)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Server-sent events of a POST; see `get`. Closing the generator closes the connection."""
@@ -75,61 +73,48 @@ class Server:
                         begun = True
                         yield event
                 return
-            except _TryAgainError as failure:
+            except _UnavailableError as failure:
                 await self._before_next_try(failure, self._remote.max_retries if begun else failures)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _repeated(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         for failures in count():
             try:
-                return await self._once(method, path, body)
-            except _TryAgainError as failure:
+                with self._errors():
+                    response = await self._client.request(method, self._url + path, json=body)
+                    self._check(response)
+                    return response.json()
+            except _UnavailableError as failure:
                 await self._before_next_try(failure, failures)
 
-    async def _before_next_try(self, failure: _TryAgainError, failures: int) -> None:
+    async def _before_next_try(self, failure: _UnavailableError, failures: int) -> None:
         """Wait until the next try, or give up."""
         self.answers = False
         if failures >= self._remote.max_retries:
-            raise failure.error from failure.__cause__
+            raise failure
         pause = failure.pause
         if pause is None:
             # Spread out, so that many requests that failed together do not come back together.
             pause = _FIRST_DELAY * 2**failures * random.uniform(0.75, 1.25)
         await asyncio.sleep(min(pause, _LONGEST_DELAY))
 
-    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        try:
-            response = await self._client.request(method, self._url + path, json=body)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        self._check(response)
-        try:
-            return response.json()
-        except (ValueError, RecursionError) as error:
-            raise EngineError(f"{self._name} answered with something that is not JSON") from error
-
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        try:
+        with self._errors():
             async with self._client.stream("POST", self._url + path, json=body) as response:
                 if response.is_error:
                     await response.aread()
                 self._check(response)
                 async for data in events(response.aiter_bytes()):
-                    if not data.strip():
-                        continue
                     if data.strip() == "[DONE]":
                         return
-                    event = json.loads(data)
-                    if isinstance(event, dict) and "error" in event:
-                        raise self._failed(event)
-                    yield event
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        except (ValueError, RecursionError) as error:
-            raise EngineError(f"{self._name} sent something that is not JSON") from error
+                    if data.strip():
+                        event = json.loads(data)
+                        if isinstance(event, dict) and "error" in event:
+                            raise self._failed(event)
+                        yield event
 
     def _failed(self, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
         """The error that a server sends where its reply would be."""
@@ -139,16 +124,24 @@ class Server:
                 return ConfigurationError(f"{self._name} refuses the request ({status}): {_message(event)}")
         return EngineError(f"{self._name} failed: {_message(event)}")
 
-    def _unreachable(self, error: httpx.HTTPError) -> _TryAgainError:
-        if isinstance(error, httpx.ReadTimeout):
-            return _TryAgainError(EngineError(f"{self._name} gave no sign of life for {self._remote.timeout:g} s"))
-        return _TryAgainError(EngineError(f"{self._name} cannot be reached: {str(error) or type(error).__name__}"))
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ReadTimeout as error:
+            raise _UnavailableError(f"{self._name} gave no sign of life for {self._remote.timeout:g} s") from error
+        except httpx.HTTPError as error:
+            raise _UnavailableError(f"{self._name} cannot be reached: {str(error) or type(error).__name__}") from error
+        except (ValueError, RecursionError) as error:
+            raise EngineError(f"{self._name} sent something that is not JSON") from error
 
     def _check(self, response: httpx.Response) -> None:
         status = response.status_code
         if status in _MAY_BE_REPEATED:
-            error = EngineError(f"{self._name} answered {status}: {_reason(response)}")
-            raise _TryAgainError(error, _pause(response))
+            failure = _UnavailableError(f"{self._name} answered {status}: {_reason(response)}")
+            with suppress(KeyError, ValueError):  # it may also be a date
+                failure.pause = float(response.headers["Retry-After"])
+            raise failure
         self.answers = True
         if not response.is_error:
             return
@@ -160,13 +153,6 @@ class Server:
         if 400 <= status < 500:
             raise ConfigurationError(f"{self._name} refuses the request ({status}): {reason}")
         raise EngineError(f"{self._name} answered {status}: {reason}")
-
-
-def _pause(response: httpx.Response) -> float | None:
-    try:
-        return float(response.headers["Retry-After"])
-    except (KeyError, ValueError):  # it may also be a date
-        return None
 
 
 def _reason(response: httpx.Response) -> str:
