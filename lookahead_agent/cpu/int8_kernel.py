@@ -139,13 +139,9 @@ def _share(work):  # type: ignore[no-untyped-def]
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:
-    """A matrix as `multiply` takes it: int8, shape (packs, inputs / LANES, rows of a pack, LANES).
+    """Weights, int8, shape (outputs, inputs), as `multiply` takes them: (packs, inputs / LANES, rows of a pack, LANES).
 
-    Args:
-        integers: Its weights, int8, shape (outputs, inputs); inputs are a multiple of LANES.
-
-    Raises:
-        ValueError: The inputs are not.
+    Raises ValueError if the inputs are no multiple of LANES.
     """
     outputs, inputs = integers.shape
     if inputs % LANES:

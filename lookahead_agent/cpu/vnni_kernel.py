@@ -199,11 +199,7 @@ def fits(outputs: int, inputs: int, activations: torch.dtype, out: torch.dtype) 
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:
-    """A matrix as `multiplication` takes it: int8, shape (outputs / ROWS, inputs / COLUMNS, ROWS, COLUMNS).
-
-    Args:
-        integers: Its weights, int8, shape (outputs, inputs), which `fits`.
-    """
+    """Weights, int8, shape (outputs, inputs), as the kernel reads them, COLUMNS of each of ROWS rows at a time."""
     outputs, inputs = integers.shape
     return integers.view(outputs // ROWS, ROWS, inputs // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
 

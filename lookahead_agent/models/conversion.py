@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,8 +78,8 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
     Raises DiskSpaceError if the disk is full, else ConversionError with its last words.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    with progress.task(title, 100) as advance:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    start = partial(subprocess.Popen, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    with progress.task(title, 100) as advance, start(command) as process:
         assert process.stderr is not None
         tail = b""
         try:
@@ -86,12 +87,9 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
                 tail = (tail + chunk)[-4000:]
                 if seen := _PERCENT.findall(chunk):
                     advance(float(seen[-1]))
-            process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            process.stderr.close()
+        except BaseException:
+            process.kill()
+            raise
     if process.returncode:
         words = tail.decode(errors="replace").strip().splitlines() or ["no message"]
         action = f"{title[0].lower()}{title[1:]}"
