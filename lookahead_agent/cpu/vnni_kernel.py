@@ -198,12 +198,6 @@ def fits(outputs: int, inputs: int, activations: torch.dtype, out: torch.dtype) 
     return shape and activations == torch.bfloat16 and out in (torch.bfloat16, torch.float32)
 
 
-def packed(integers: torch.Tensor) -> torch.Tensor:
-    """Weights, int8, shape (outputs, inputs), as the kernel reads them, COLUMNS of each of ROWS rows at a time."""
-    outputs, inputs = integers.shape
-    return integers.view(outputs // ROWS, ROWS, inputs // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
-
-
 def multiplication(
     integers: torch.Tensor, scale: torch.Tensor, out: torch.dtype
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
@@ -215,7 +209,8 @@ def multiplication(
         out: Dtype of what comes out.
     """
     rows, columns = integers.shape
-    weights = packed(integers)
+    # As the kernel reads them: COLUMNS of each of ROWS rows at a time.
+    weights = integers.view(rows // ROWS, ROWS, columns // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
     # numpy adds bytes seven times as fast: a second less for each billion of weights.
     excess = torch.from_numpy(integers.numpy().sum(axis=1, dtype=np.int32)) * _SIGN
     scales = scale.float().contiguous()

@@ -36,7 +36,7 @@ class WrittenReplies:
         self._lock = threading.Lock()
 
     def add(self, prompt: str, prompt_ids: Sequence[int], reply: str, reply_ids: Sequence[int], end: str) -> None:
-        """Remember a reply: its prompt, its own text and tokens without the one that ends it, and the text of that one."""
+        """Remember a reply: its prompt, its text and tokens without the one that ends it, and the text of that one."""
         written = _Written(prompt, array("i", prompt_ids), reply.strip(), array("i", reply_ids), end)
         with self._lock:
             known = self._written.pop((prompt, written.reply), None)
