@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
@@ -49,7 +50,7 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.engine_setup = engine_setup
         self.names = dict(names or {})
-        self._certificates: dict[tuple[float, str], Found] = {}
+        self._find = lru_cache(_MOST_CERTIFICATES)(self._find_certificate)
         self._given_up: set[Certificate] = set()
         self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._give_up)
         """Looks again at steps that were accepted by a certificate."""
@@ -87,24 +88,20 @@ class EngineSet:
         """
         if policy.risk is None:
             return policy, None, None
-        asked = (policy.risk, str(policy.delimiter))
-        # Read by threads, while the event loop may forget all.
-        if (found := self._certificates.get(asked)) is None:
-            if len(self._certificates) >= _MOST_CERTIFICATES:
-                self._certificates.clear()
-            risk, delimiter = asked
-            found = find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
-            self._certificates[asked] = found
+        found = self._find(policy.risk, str(policy.delimiter))
         if found.certificate is not None:
             return policy.with_verifier(found.certificate.policy), found.certificate, found.description
         if policy.verifier == "certified" or found.given_up:
             return policy.with_verifier({"verifier": "exact"}), None, f"exact, since {found.description}"
         return policy, None, f"not certified, since {found.description}"
 
+    def _find_certificate(self, risk: float, delimiter: str) -> Found:
+        return find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
+
     def _give_up(self, certificate: Certificate) -> None:
         """Go by a certificate no longer."""
         self._given_up.add(certificate)
-        self._certificates.clear()
+        self._find.cache_clear()
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""
