@@ -24,6 +24,7 @@ _ROWS = {1: 6, 2: 6, 3: 3, 4: 3}
 _BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048
 """What is multiplied by all tokens before the next is read: few enough to stay in a core's cache."""
 
+_FIELDS = 7  # of what one multiplication works on: addresses and sizes
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTEGERS, _FLOATS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_F32, LANES)
 
@@ -42,58 +43,54 @@ def _sum(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, _I32(0))
 
 
-def _products(builder: Any, rows: int, tokens: int, weights: Any, inputs: Any, columns: Any, stride: Any) -> Any:
-    """The loop over columns: for each row and token the sum of their products, LANES sums each."""
-    multiply_add = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{LANES}f32"
-    )
-    token_inputs = [builder.add(inputs, builder.mul(_I64(4 * token), stride)) for token in range(tokens)]
-    pack = [builder.add(weights, _I64(LANES * row)) for row in range(rows)]
-    nothing = ir.Constant(_FLOATS, [0.0] * LANES)
-    sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(tokens)] for _ in range(rows)]
-    with cgutils.for_range_slice(builder, _I64(0), columns, _I64(LANES)) as (column, _):
-        places = [pointer(builder, row, column, _INTEGERS, _PACK) for row in pack]
-        factors = [builder.sitofp(builder.load(place, align=1), _FLOATS) for place in places]
-        for token in range(tokens):
-            values = builder.load(pointer(builder, token_inputs[token], column, _FLOATS, 4), align=4)
-            for factor, known in zip(factors, (of_row[token] for of_row in sums), strict=True):
-                builder.store(builder.call(multiply_add, [factor, values, builder.load(known)]), known)
-    return [[builder.load(known) for known in of_row] for of_row in sums]
-
-
 def _tile(rows: int, tokens: int) -> Any:
-    """Code that multiplies some rows by some tokens, and keeps what is summed in registers.
-
-    It takes addresses of the weights, inputs, scales and outputs of the first row and token; how many columns there
-    are, and in the whole matrix; outputs of a token; how many rows are left; and whether the columns are the first.
-    """
+    """Code that multiplies rows of a pack by some tokens in some columns, and keeps what is summed in registers."""
 
     @intrinsic
-    def tile(  # type: ignore[no-untyped-def]
-        _, weights, inputs, scales, outputs, columns, stride, token_outputs, left, first
-    ):
+    def tile(_, work, pack, row, token, first, width):  # type: ignore[no-untyped-def]
         def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-            weights, inputs, scales, outputs, columns, stride, token_outputs, left, first = given
-            products = _products(builder, rows, tokens, weights, inputs, columns, stride)
-            for row in range(rows):
+            work, pack, row, token, first, width = given
+            fields = [builder.load(builder.gep(work, [_I64(field)])) for field in range(_FIELDS)]
+            weights, scales, inputs, outputs, all_rows, columns, _ = fields
+            multiply_add = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{LANES}f32"
+            )
+            in_pack = builder.mul(_I64(LANES), builder.sub(row, pack))
+            begin = builder.add(builder.add(weights, builder.mul(pack, columns)), in_pack)
+            begins = [builder.add(begin, _I64(LANES * each)) for each in range(rows)]
+            of_token = [builder.add(token, _I64(each)) for each in range(tokens)]
+            values_begin = [builder.mul(each, columns) for each in of_token]
+            nothing = ir.Constant(_FLOATS, [0.0] * LANES)
+            sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(tokens)] for _ in range(rows)]
+            with cgutils.for_range_slice(builder, first, builder.add(first, width), _I64(LANES)) as (column, _):
+                places = [pointer(builder, place, column, _INTEGERS, _PACK) for place in begins]
+                factors = [builder.sitofp(builder.load(place, align=1), _FLOATS) for place in places]
+                for each in range(tokens):
+                    index = builder.add(values_begin[each], column)
+                    values = builder.load(pointer(builder, inputs, index, _FLOATS, 4), align=4)
+                    for factor, known in zip(factors, (of_row[each] for of_row in sums), strict=True):
+                        builder.store(builder.call(multiply_add, [factor, values, builder.load(known)]), known)
+            begins_anew = builder.icmp_signed("==", first, _I64(0))
+            for each, of_row in enumerate(sums):
+                output = builder.add(row, _I64(each))
                 # The last pack may have rows that the matrix does not.
-                with builder.if_then(builder.icmp_signed(">", left, _I64(row))):
-                    scale = builder.load(pointer(builder, scales, _I64(row), _F32, 4), align=4)
-                    for token in range(tokens):
-                        total = builder.fmul(_sum(builder, products[row][token]), scale)
-                        index = builder.add(builder.mul(_I64(token), token_outputs), _I64(row))
-                        place = pointer(builder, outputs, index, _F32, 4)
-                        before = builder.select(first, _F32(0.0), builder.load(place, align=4))
-                        builder.store(builder.fadd(before, total), place, align=4)
+                with builder.if_then(builder.icmp_signed("<", output, all_rows)):
+                    scale = builder.load(pointer(builder, scales, output, _F32, 4), align=4)
+                    for known, place in zip(of_row, of_token, strict=True):
+                        total = builder.fmul(_sum(builder, builder.load(known)), scale)
+                        index = builder.add(builder.mul(place, all_rows), output)
+                        out = pointer(builder, outputs, index, _F32, 4)
+                        before = builder.select(begins_anew, _F32(0.0), builder.load(out, align=4))
+                        builder.store(builder.fadd(before, total), out, align=4)
             return _context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 8, types.boolean), code
+        return types.void(types.CPointer(types.int64), *(types.int64,) * 5), code
 
     return tile
 
 
 @njit(nogil=True, error_model="numpy")
-def _packs(weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first, count):  # type: ignore[no-untyped-def]
+def _packs(work, begin, end, token, column, width):  # type: ignore[no-untyped-def]
     """Packs of rows by the tokens that are left: none."""
 
 
@@ -102,18 +99,13 @@ def _packs_with(rows: int, tokens: int, packs: Any) -> Any:
     tile = _tile(rows, tokens)
 
     @njit(nogil=True, error_model="numpy")
-    def more_packs(  # type: ignore[no-untyped-def]
-        weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first, count
-    ):
-        while count >= tokens:
+    def more_packs(work, begin, end, token, column, width):  # type: ignore[no-untyped-def]
+        while work[6] - token >= tokens:
             for pack in range(begin, end, _PACK):
                 for row in range(pack, pack + _PACK, rows):
-                    place = weights + pack * stride + LANES * (row - pack)
-                    scale, output, left = scales + 4 * row, outputs + 4 * row, last - row
-                    tile(place, inputs, scale, output, columns, stride, token_outputs, left, first)
-            inputs, outputs = inputs + 4 * tokens * stride, outputs + 4 * tokens * token_outputs
-            count -= tokens
-        packs(weights, inputs, scales, outputs, columns, stride, token_outputs, begin, end, last, first, count)
+                    tile(work, pack, row, token, column, width)
+            token += tokens
+        packs(work, begin, end, token, column, width)
 
     return more_packs
 
@@ -125,17 +117,11 @@ for _tokens, _rows in _ROWS.items():
 @compiled
 def _share(work):  # type: ignore[no-untyped-def]
     """A thread's share of a multiplication: some of the packs."""
-    weights, scales, inputs, outputs = work[0], work[1], work[2], work[3]
-    rows, columns, tokens = work[4], work[5], work[6]
-    packs, mine, shares = (rows + _PACK - 1) // _PACK, np.int64(thread()), np.int64(threads())
+    packs, mine, shares = (work[4] + _PACK - 1) // _PACK, np.int64(thread()), np.int64(threads())
     end = packs * (mine + 1) // shares * _PACK
     for begin in range(packs * mine // shares * _PACK, end, _BLOCK_ROWS):
-        until = min(begin + _BLOCK_ROWS, end)
-        for column in range(0, columns, _BLOCK_COLUMNS):
-            width = min(_BLOCK_COLUMNS, columns - column)
-            block, first = weights + column * _PACK, column == 0
-            values = inputs + 4 * column
-            _packs(block, values, scales, outputs, width, columns, rows, begin, until, rows, first, tokens)
+        for column in range(0, work[5], _BLOCK_COLUMNS):
+            _packs(work, begin, min(begin + _BLOCK_ROWS, end), 0, column, min(_BLOCK_COLUMNS, work[5] - column))
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:
@@ -161,6 +147,6 @@ def multiply(tokens: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -
     tokens = tokens.contiguous()
     out = torch.empty(tokens.shape[0], scale.shape[0])
     places = [each.data_ptr() for each in (weights, scale, tokens, out)]
-    work = (ctypes.c_int64 * 7)(*places, scale.shape[0], tokens.shape[1], tokens.shape[0])
+    work = (ctypes.c_int64 * _FIELDS)(*places, scale.shape[0], tokens.shape[1], tokens.shape[0])
     parallel_for(_share, work)
     return out

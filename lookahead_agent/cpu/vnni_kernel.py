@@ -25,7 +25,8 @@ _MOST_TOKENS = 12  # in a tile: with two vectors of weights, as many sums as the
 _AHEAD = 4096  # bytes of weights by which memory is asked ahead
 _SIGN = 128  # added to what is multiplied with the weights, for the instruction wants it without a sign
 
-_Work = ctypes.c_int64 * 12  # what one multiplication works on: addresses and sizes
+_FIELDS = 12
+_Work = ctypes.c_int64 * _FIELDS  # what one multiplication works on: addresses and sizes
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _WORDS, _FLOATS, _HALVES = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16), ir.VectorType(_I16, 16)
@@ -47,31 +48,6 @@ def _everywhere(builder: Any, value: Any, kind: Any) -> Any:
     return builder.shuffle_vector(builder.insert_element(nothing, value, _I32(0)), nothing, lanes)
 
 
-def _sums(builder: Any, tokens: int, weights: Any, inputs: Any, columns: Any) -> list[list[Any]]:
-    """The loop over columns: two vectors of 16 sums for each token."""
-    add_products = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_WORDS, [_WORDS] * 3), "llvm.x86.avx512.vpdpbusd.512"
-    )
-    prefetch = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32]), "llvm.prefetch.p0"
-    )
-    nothing = ir.Constant(_WORDS, [0] * 16)
-    sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(2)] for _ in range(tokens)]
-    with cgutils.for_range_slice(builder, _I64(0), columns, _I64(COLUMNS)) as (column, _):
-        place = builder.add(weights, builder.mul(column, _I64(ROWS)))
-        factors = []
-        for half in range(2):
-            factors.append(builder.load(pointer(builder, place, _I64(half), _WORDS, 64), align=1))
-            ahead = builder.inttoptr(builder.add(place, _I64(_AHEAD + 64 * half)), _I8.as_pointer())
-            builder.call(prefetch, [ahead, _I32(0), _I32(3), _I32(1)])
-        for token in range(tokens):
-            index = builder.add(builder.mul(_I64(token), columns), column)
-            values = _everywhere(builder, builder.load(pointer(builder, inputs, index, _I32, 1), align=1), _WORDS)
-            for known, factor in zip(sums[token], factors, strict=True):
-                builder.store(builder.call(add_products, [builder.load(known), values, factor]), known)
-    return [[builder.load(known) for known in of_token] for of_token in sums]
-
-
 def _as_bf16(builder: Any, floats: Any) -> Any:
     """Floats rounded to the nearest bf16, to the even one of two."""
     bits = builder.bitcast(floats, _WORDS)
@@ -82,38 +58,57 @@ def _as_bf16(builder: Any, floats: Any) -> Any:
 
 
 def _tile(tokens: int) -> Any:
-    """Code that multiplies ROWS rows by some tokens.
-
-    It takes addresses: of the weights, the tokens' integers and scales, the rows' scales, what their sums are too
-    large by, and biases; of the outputs, and whether these are bf16; and how many columns and rows there are.
-    """
+    """Code that multiplies ROWS rows by some tokens, from one on, and keeps what is summed in registers."""
 
     @intrinsic
-    def tile(  # type: ignore[no-untyped-def]
-        _, weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows
-    ):
+    def tile(_, work, row, token):  # type: ignore[no-untyped-def]
         def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-            weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows = given
-            sums = _sums(builder, tokens, weights, inputs, columns)
+            work, row, token = given
+            fields = [builder.load(builder.gep(work, [_I64(field)])) for field in range(_FIELDS)]
+            weights, inputs, token_scales, scales, excess, biases, outputs, rows, _, columns, _, halves = fields
+            add_products = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(_WORDS, [_WORDS] * 3), "llvm.x86.avx512.vpdpbusd.512"
+            )
+            prefetch = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32]), "llvm.prefetch.p0"
+            )
+            nothing = ir.Constant(_WORDS, [0] * 16)
+            sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(2)] for _ in range(tokens)]
+            first = builder.add(weights, builder.mul(row, columns))
+            begins = [builder.mul(builder.add(token, _I64(each)), columns) for each in range(tokens)]
+            with cgutils.for_range_slice(builder, _I64(0), columns, _I64(COLUMNS)) as (column, _):
+                place = builder.add(first, builder.mul(column, _I64(ROWS)))
+                factors = []
+                for half in range(2):
+                    factors.append(builder.load(pointer(builder, place, _I64(half), _WORDS, 64), align=1))
+                    ahead = builder.inttoptr(builder.add(place, _I64(_AHEAD + 64 * half)), _I8.as_pointer())
+                    builder.call(prefetch, [ahead, _I32(0), _I32(3), _I32(1)])
+                for of_token, begin in zip(sums, begins, strict=True):
+                    four = builder.load(pointer(builder, inputs, builder.add(begin, column), _I32, 1), align=1)
+                    values = _everywhere(builder, four, _WORDS)
+                    for known, factor in zip(of_token, factors, strict=True):
+                        builder.store(builder.call(add_products, [builder.load(known), values, factor]), known)
             for half in range(2):
+                place = builder.add(row, _I64(16 * half))
                 scale, too_much, bias = (
-                    builder.load(pointer(builder, base, _I64(half), kind, 64), align=4)
+                    builder.load(pointer(builder, base, place, kind, 4), align=4)
                     for base, kind in ((scales, _FLOATS), (excess, _WORDS), (biases, _FLOATS))
                 )
-                for token in range(tokens):
-                    token_scale = builder.load(pointer(builder, token_scales, _I64(token), _F32, 4), align=4)
-                    exact = builder.sitofp(builder.sub(sums[token][half], too_much), _FLOATS)
+                for each in range(tokens):
+                    of_token = builder.add(token, _I64(each))
+                    token_scale = builder.load(pointer(builder, token_scales, of_token, _F32, 4), align=4)
+                    exact = builder.sitofp(builder.sub(builder.load(sums[each][half]), too_much), _FLOATS)
                     product = builder.fmul(exact, builder.fmul(scale, _everywhere(builder, token_scale, _FLOATS)))
                     out = builder.fadd(product, bias)
-                    index = builder.add(builder.mul(_I64(token), rows), _I64(16 * half))
-                    with builder.if_else(halves) as (in_bf16, in_float32):
+                    index = builder.add(builder.mul(of_token, rows), place)
+                    with builder.if_else(builder.trunc(halves, ir.IntType(1))) as (in_bf16, in_float32):
                         with in_bf16:
                             builder.store(_as_bf16(builder, out), pointer(builder, outputs, index, _HALVES, 2), align=2)
                         with in_float32:
                             builder.store(out, pointer(builder, outputs, index, _FLOATS, 4), align=4)
             return _context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 7, types.boolean, types.int64, types.int64), code
+        return types.void(types.CPointer(types.int64), types.int64, types.int64), code
 
     return tile
 
@@ -153,7 +148,7 @@ def _round_tokens(work):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy")
-def _panel(weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows, tokens):  # type: ignore[no-untyped-def]
+def _panel(work, row, token):  # type: ignore[no-untyped-def]
     """ROWS rows by the tokens that are left: none."""
 
 
@@ -162,14 +157,11 @@ def _panel_with(size: int, panel: Any) -> Any:
     tile = _tile(size)
 
     @njit(nogil=True, error_model="numpy")
-    def larger_panel(  # type: ignore[no-untyped-def]
-        weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows, tokens
-    ):
-        while tokens >= size:
-            tile(weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows)
-            inputs, token_scales = inputs + size * columns, token_scales + 4 * size
-            outputs, tokens = outputs + (2 if halves else 4) * size * rows, tokens - size
-        panel(weights, inputs, token_scales, scales, excess, biases, outputs, halves, columns, rows, tokens)
+    def larger_panel(work, row, token):  # type: ignore[no-untyped-def]
+        while work[8] - token >= size:
+            tile(work, row, token)
+            token += size
+        panel(work, row, token)
 
     return larger_panel
 
@@ -181,15 +173,9 @@ for _size in (1, 2, 3, 4, 6, 8, _MOST_TOKENS):
 @compiled
 def _share(work):  # type: ignore[no-untyped-def]
     """A thread's share of a multiplication: some of the panels."""
-    weights, inputs, token_scales, scales, excess = work[0], work[1], work[2], work[3], work[4]
-    biases, outputs, rows, tokens, columns, halves = work[5], work[6], work[7], work[8], work[9], work[11] == 1
-    size = 2 if halves else 4
-    panels, mine, shares = rows // ROWS, np.int64(thread()), np.int64(threads())
+    panels, mine, shares = work[7] // ROWS, np.int64(thread()), np.int64(threads())
     for panel in range(panels * mine // shares, panels * (mine + 1) // shares):
-        row = panel * ROWS
-        place, out, at = weights + row * columns, outputs + size * row, 4 * row
-        ahead = scales + at, excess + at, biases + at
-        _panel(place, inputs, token_scales, *ahead, out, halves, columns, rows, tokens)
+        _panel(work, panel * ROWS, 0)
 
 
 def fits(outputs: int, inputs: int, activations: torch.dtype, out: torch.dtype) -> bool:
