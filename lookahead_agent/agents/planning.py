@@ -39,6 +39,8 @@ Write another plan for what is still missing."""
 
 EXECUTOR = """You carry out one line of a plan by one tool call. Put in values from the question and the results."""
 
+REPEATED_CALL = "this call has failed before: it is not made again"
+
 RETRY_TASK = """Question: {question}
 
 Results so far:
@@ -134,7 +136,10 @@ class PlanMiddleware(TurnMiddleware):
                 told.append(_named(reply, "executor", [made]))
                 attempts = run.attempts.get(line.number, [])
                 if attempts and (attempts[-1].call["name"], attempts[-1].call["args"]) == (call["name"], call["args"]):
-                    told += [_repeated(made) for _ in range(RETRIES)]
+                    told += [
+                        ToolMessage(REPEATED_CALL, tool_call_id=made["id"], name=made["name"], status="error")
+                        for _ in range(RETRIES)
+                    ]
                     continue
                 return ModelResponse(result=told)
             answer, *_ = (yield Asked(self._finisher_request(request, said, run))).result
@@ -242,8 +247,3 @@ def _with_calls(told: list[BaseMessage], calls: list[ToolCall]) -> list[BaseMess
     if told and isinstance(last := told[-1], AIMessage) and last.name == "planner":
         return [*told[:-1], _named(last, "planner", calls)]
     return [*told, AIMessage("", tool_calls=calls, name="executor")]
-
-
-def _repeated(call: ToolCall) -> ToolMessage:
-    text = "this call has failed before: it is not made again"
-    return ToolMessage(text, tool_call_id=call["id"], name=call["name"], status="error")

@@ -146,7 +146,11 @@ def _read_line(number: int, text: str, tools: Mapping[str, BaseTool]) -> PlanLin
     if found is None or found[1] not in tools:
         return PlanLine(number, text)
     schemas, required = _parameters(tools[found[1]])
-    inside = _inside(text[found.end() :])
+    rest = text[found.end() :]
+    inside = _closed(rest)
+    if inside is None:  # such as an apostrophe in a text without quotes
+        line = rest.split("\n", 1)[0].rstrip("`*_ ")
+        inside = line[:-1] if line.endswith(")") else None
     given = _arguments(inside, list(schemas)) if inside is not None else None
     if given is None:
         return PlanLine(number, text, found[1])
@@ -184,15 +188,6 @@ def _closed(text: str) -> str | None:
             made.append(text[at])
             at += 1
     return None
-
-
-def _inside(text: str) -> str | None:
-    """What stands between the brackets of a call; None: nothing closes it."""
-    closed = _closed(text)
-    if closed is None:  # such as an apostrophe in a text without quotes
-        line = text.split("\n", 1)[0].rstrip("`*_ ")
-        closed = line[:-1] if line.endswith(")") else None
-    return closed
 
 
 def _arguments(inside: str, names: Sequence[str]) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any, Literal
 
 import pytest
@@ -61,7 +62,8 @@ def test_a_form_is_whole_and_has_no_white_space(tiny: ChatLookahead, policy: str
     message = asked.invoke("A two?", stop=['"', "b"])
     assert message.response_metadata["finish_reason"] == "stop"
     assert Small.model_validate_json(message.text)
-    assert message.text == json.dumps(json.loads(message.text), separators=(",", ":"))
+    # A grammar lets a key come twice, so that the text is not what its value would be written as.
+    assert not re.search(r"\s", re.sub(r'"(?:[^"\\]|\\.)*"', "", message.text))
     assert json.loads(message.text).keys() == {"first", "kind", "numbers", "counts"}
     called = tiny.bind_tools([measure], tool_choice="any").invoke("A two?", temperature=1.0, seed=seed, policy=policy)
     (call,) = called.tool_calls
