@@ -49,6 +49,16 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     return _without_clashes(_loaded(sources))
 
 
+def specialists(tools: Iterable[BaseTool]) -> dict[str, list[BaseTool]]:
+    """The specialists of a supervisor with their tools: one for each tool, one for all that work in a folder."""
+    given = list(tools)
+    together = {"read_file", "write_file", "python"} if any(tool.name == "read_file" for tool in given) else set()
+    teams: dict[str, list[BaseTool]] = {}
+    for made in given:
+        teams.setdefault("files_expert" if made.name in together else f"{made.name}_expert", []).append(made)
+    return teams
+
+
 @contextmanager
 def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
     """As `load_tools`, with the tools of MCP servers after them, whose connections are closed at the end.

@@ -18,7 +18,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.templates import template
-from lookahead_agent.agents.tool_sources import load_tools
+from lookahead_agent.agents.tool_sources import load_tools, specialists
 from lookahead_agent.bench.config import (
     BASELINE,
     MODES,
@@ -95,7 +95,7 @@ def build(name: TaskName, llm: BaseChatModel, tools: Sequence[BaseTool] | None =
     calculator = template("tools", "calculator").calculator
     if name == "supervisor":
         teams = {"calculator": [calculator], "programmer": [template("tools", "python_code").python]}
-        return make(llm, teams if tools is None else {tool.name: [tool] for tool in tools})
+        return make(llm, teams if tools is None else specialists(tools))
     if name in ("reflection", "self_consistency"):
         return make(llm)
     return make(llm, [calculator] if tools is None else list(tools))

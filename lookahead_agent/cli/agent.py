@@ -20,7 +20,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.templates import TEMPLATES, template
-from lookahead_agent.agents.tool_sources import KINDS, open_tools
+from lookahead_agent.agents.tool_sources import KINDS, open_tools, specialists
 from lookahead_agent.cli import options
 from lookahead_agent.cli.agent_run import Finished, carry_out, node_table
 from lookahead_agent.cli.terminal import ProgressBars, Terminal
@@ -167,7 +167,7 @@ def _tools(name: str, sources: Sequence[str] | None, mcp: Path | None) -> Iterat
 def _built(name: str, tools: Sequence[BaseTool], ask_before: Sequence[str], saver: Any, llm: Any) -> Any:
     """The template's graph; raises ConfigurationError if it cannot take these tools."""
     build = getattr(template("graphs", name), f"build_{name}")
-    given: Any = {f"{tool.name}_expert": [tool] for tool in tools} if name == "supervisor" else tools
+    given: Any = specialists(tools) if name == "supervisor" else tools
     try:
         return build(llm, given, saver, **({"ask_before": ask_before} if ask_before else {}))
     except (TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ from langchain_core.tools import BaseTool, tool
 
 from lookahead_agent.agents.mcp_tools import read_servers
 from lookahead_agent.agents.middleware import standard_middleware
-from lookahead_agent.agents.tool_sources import load_tools, open_tools
+from lookahead_agent.agents.tool_sources import load_tools, open_tools, specialists
 from lookahead_agent.agents.tool_use import in_both_worlds
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.testing import scripted_chat, scripted_replies
@@ -208,3 +208,10 @@ def test_servers_that_do_not_start(tmp_path: Path, server: dict[str, Any], messa
     (tmp_path / "s.json").write_text(json.dumps({"mcpServers": {"bad": server}}))
     with pytest.raises(ConfigurationError, match=message), open_tools([], tmp_path / "s.json"):
         pass
+
+
+def test_a_supervisor_has_a_specialist_for_each_tool_and_one_for_a_folder(tmp_path: Path) -> None:
+    loaded = load_tools(["calculator", "python", f"files:{tmp_path}"])
+    names = {name: [tool.name for tool in its] for name, its in specialists(loaded).items()}
+    assert names == {"calculator_expert": ["calculator"], "files_expert": ["python", "read_file", "write_file"]}
+    assert list(specialists(load_tools(["python"]))) == ["python_expert"]
