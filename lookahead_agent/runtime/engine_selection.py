@@ -104,6 +104,11 @@ class EngineSetup:
         ranges = config.get("num_speculative_tokens_per_batch_size")
         return int(ranges[0][2] if ranges else config.get("num_speculative_tokens", 0))
 
+    def without_shared_draft(self, problem: str) -> EngineSetup:
+        """The same engines, but for a target that did not start with a shared draft."""
+        reason = f"the target runs without a shared draft, because it did not start with one: {problem}"
+        return EngineSetup(self.target, self.draft, self.draft_engine, precision=self.precision, reason=reason)
+
 
 def select_engines(
     spec: RuntimeSpec, target: Path | None, draft: Path | None, platform: Platform | None = None

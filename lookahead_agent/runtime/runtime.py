@@ -18,7 +18,7 @@ from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_config import CPU_CONTEXT, require_vllm, speculates_by_draft_model, trained_context
-from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelError
+from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
 from lookahead_agent.models.resolve import configured, fetch_tokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.progress import LogProgress, Progress
@@ -159,7 +159,14 @@ class Runtime:
                 raise
             problem = str(error)
             await self._select_engines(target_folder, None)
-        target, draft = await self._start_engines()
+        try:
+            target, draft = await self._start_engines()
+        except EngineStartError as error:
+            if launcher.setup.speculation_method != "shared_draft":
+                raise
+            launcher.setup = launcher.setup.without_shared_draft(str(error))
+            logger.warning("%s", launcher.setup.reason)
+            target, draft = await self._start_engines()
         engines = EngineSet(target, engine_setup=launcher.setup, names=spec.names)
         if isinstance(draft, LookaheadError):
             problem = str(draft)

@@ -289,6 +289,30 @@ def test_memory_that_a_user_divides_stays_as_it_is() -> None:
     runtime.close()
 
 
+def with_shared_draft(_: RuntimeSpec, target: Path | None, draft: Path | None, __: object) -> EngineSetup:
+    config = {"speculative_config": {"method": "custom_class"}}
+    return EngineSetup(as_it_is(target), as_it_is(draft), True, config, "shared_draft")
+
+
+def test_a_target_that_does_not_start_with_a_shared_draft_starts_without() -> None:
+    class Refusing(Pool):
+        def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+            if "speculative_config" in dict(config.arguments):
+                raise EngineStartError("no such proposer")
+            return super().acquire(config)
+
+    pool = Refusing()
+    runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True, loaders=gpu_loaders(pool, with_shared_draft))
+    engines = background.run(engines_of(runtime, "exact:depth=4"))
+    assert engines.draft is not None
+    assert engines.engine_setup is not None
+    assert engines.engine_setup.speculation_method == "none"
+    assert engines.engine_setup.reason.endswith("it did not start with one: no such proposer")
+    assert not engines.speculates_on_tokens
+    assert len(pool.held) == 2, "the draft of the first try is not held twice"
+    runtime.close()
+
+
 def test_a_collected_runtime_gives_its_engines_back() -> None:
     pool = Pool()
     released: list[VLLMConfig] = []
