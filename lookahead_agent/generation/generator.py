@@ -18,6 +18,7 @@ from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
 from lookahead_agent.generation.tool_calls import ParsedReply, is_json, parse_constrained
 from lookahead_agent.hardware.choice import acceptance_rate_of
+from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.modes import Mode, ModeChoice
@@ -25,6 +26,7 @@ from lookahead_agent.runtime.modes import Mode, ModeChoice
 logger = logging.getLogger(__name__)
 
 _LEAST_TOKENS = 24  # of a reply whose pace says something
+_OTHERS = 0.1  # share of the cores' time from which other programs make a reply's pace say nothing of the machine
 _LEAST_PASSES = 12  # of a reply whose tokens tell the acceptance rate of draft tokens
 
 _FIRST_TOKENS = 16  # in which a reply that may be a call shows that it is one
@@ -84,6 +86,7 @@ class ReplyGenerator:
         engines.replies += 1
         engines.replies_at_once += 1
         number = engines.replies
+        began = asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if alone and self._speeds is not None else None
         try:
             context = engines.target.context_length
             prompt = await asyncio.to_thread(self._prompt, engines.target.tokenizer, context)
@@ -99,7 +102,7 @@ class ReplyGenerator:
             if (seen := report.target_prompt).cached is not None and tokens:
                 engines.modes.learn_tokens(self._kind, seen.total - seen.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
-                await self._learn(report, len(tokens))
+                await self._learn(report, len(tokens), await began if began is not None else None)
         finally:
             engines.replies_at_once -= 1
         if engines.drift_monitor.waiting:
@@ -117,7 +120,15 @@ class ReplyGenerator:
             self._figures(report),
         )
 
-    async def _learn(self, report: ReplyReport, tokens: int) -> None:
+    @property
+    def _speeds(self) -> ReplySpeeds | None:
+        """Where the pace of such a reply is kept for later runs; None: nowhere."""
+        setup = self.engines.engine_setup
+        if setup is None or setup.configuration is None:
+            return None
+        return setup.speeds if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
+
+    async def _learn(self, report: ReplyReport, tokens: int, began: CPUTime | None) -> None:
         """Remember the pace of a reply beside which no other was generated, for this node and for later runs."""
         setup, mode = self.engines.engine_setup, self._chosen.mode
         if tokens < _LEAST_TOKENS or report.speculation_disabled is not None or self.request.sampling.seeded:
@@ -126,14 +137,16 @@ class ReplyGenerator:
         pace = report.pace(tokens)
         if not self.request.policy.forces_speculation:
             self.engines.modes.learn(self._kind, mode, pace)
-        if setup is None or setup.configuration is None or setup.speeds is None:
+        if setup is None or setup.configuration is None or (speeds := self._speeds) is None or began is None:
             return
-        if mode != ("off" if setup.speculation_method == "none" else "sd"):
+        others = (await asyncio.to_thread(self.engines.cpu_time)).share_of_others(began)
+        if others >= _OTHERS:
+            logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others)
             return
         rate, passes = None, report.target_forward_passes
         if setup.draft_tokens and passes >= _LEAST_PASSES and mode == "sd":
             rate = acceptance_rate_of((tokens - 1) / (passes - 1), setup.draft_tokens)
-        await asyncio.to_thread(setup.speeds.add, setup.configuration.name, pace, rate)
+        await asyncio.to_thread(speeds.add, setup.configuration.name, pace, rate)
 
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request, target = self.request, self.engines.target.tokenizer

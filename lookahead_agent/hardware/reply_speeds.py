@@ -1,11 +1,16 @@
 """Measured speed of a pair's replies, kept on disk: seconds per token, and how many draft tokens are accepted."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
 import statistics
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import psutil
 from filelock import FileLock
 
 from lookahead_agent.engines.processes import available_cores
@@ -16,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 _LATEST = 15  # latest replies that count
 _FEWEST = 3  # replies before a configuration's pace counts
-_FORM = 9  # increased when the file's content changes its meaning: files of another form are not read
+_FORM = 10  # increased when the file's content changes its meaning: files of another form are not read
+_NOT_WORK = ("idle", "iowait", "guest", "guest_nice")  # of a core's times; a guest's are part of the user's
 _ACCEPTANCE = "acceptance rate"  # key of the file beside the names of configurations
 
 
@@ -63,3 +69,34 @@ class ReplySpeeds:
         except (OSError, ValueError, AttributeError, TypeError) as error:
             logger.warning("%s cannot be read (%s): it is replaced", self._file, error)
             return {}
+
+
+@dataclass(frozen=True)
+class CPUTime:
+    """CPU seconds until some moment."""
+
+    total: float  # of all programs on this process's cores
+    own: float  # of this process and its children
+    at: float  # the moment, by a clock that does not jump
+
+    @classmethod
+    def now(cls) -> CPUTime:
+        """Read the counters; takes some milliseconds where there are many processes."""
+        this, total, own, cores = psutil.Process(), 0.0, 0.0, available_cores()
+        for core, times in enumerate(psutil.cpu_times(percpu=True)):
+            if core in cores:
+                total += sum(times) - sum(getattr(times, name, 0.0) for name in _NOT_WORK)
+        for process in (this, *this.children(recursive=True)):
+            try:
+                used = process.cpu_times()
+            except psutil.Error:
+                logger.debug("process %d has ended, or cannot be read", process.pid)
+                continue
+            own += used.user + used.system
+        return cls(total, own, time.monotonic())
+
+    def share_of_others(self, before: CPUTime) -> float:
+        """Share of the cores' time since then that other programs used."""
+        elapsed = (self.at - before.at) * len(available_cores())
+        others = (self.total - before.total) - (self.own - before.own)
+        return max(0.0, others) / elapsed if elapsed > 0 else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from lookahead_agent.certificates.certificate import Certificate, Found, find_ce
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
+from lookahead_agent.hardware.reply_speeds import CPUTime
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
@@ -42,6 +43,7 @@ class EngineSet:
         *,
         engine_setup: EngineSetup | None = None,
         names: Mapping[str, str] | None = None,
+        cpu_time: Callable[[], CPUTime] = CPUTime.now,
     ) -> None:
         self.target = target
         self.draft = draft
@@ -50,6 +52,7 @@ class EngineSet:
         """None if the one that was wanted could not be started."""
         self.engine_setup = engine_setup
         self.names = dict(names or {})
+        self.cpu_time = cpu_time  # reads what programs have used
         self._find = lru_cache(_MOST_CERTIFICATES)(self._find_certificate)
         self._given_up: set[Certificate] = set()
         self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._give_up)

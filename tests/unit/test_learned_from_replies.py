@@ -13,7 +13,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
 from lookahead_agent.hardware.choice import Configuration
-from lookahead_agent.hardware.reply_speeds import ReplySpeeds
+from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 
@@ -26,7 +26,16 @@ def speeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ReplySpeeds:
     return ReplySpeeds(["target", "draft"])
 
 
-def chat(speeds: ReplySpeeds, tokens_per_delta: int, **fields: Any) -> ChatLookahead:
+class Shared(CPUTime):
+    """CPU time of which other programs had a share."""
+
+    others = 0.0
+
+    def share_of_others(self, before: CPUTime) -> float:
+        return self.others
+
+
+def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fields: Any) -> ChatLookahead:
     target = ScriptedEngine(
         ScriptedTokenizer(), reply_script(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
     )
@@ -36,7 +45,8 @@ def chat(speeds: ReplySpeeds, tokens_per_delta: int, **fields: Any) -> ChatLooka
         configuration=CONFIGURATION,
         speeds=speeds,
     )
-    engines = EngineSet(target, engine_setup=engine_setup)
+    shared = type("Shared", (Shared,), {"others": others})
+    engines = EngineSet(target, engine_setup=engine_setup, cpu_time=shared.now)
     return ChatLookahead(engines=engines, policy="off", **fields)
 
 
@@ -67,6 +77,18 @@ def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> 
     for _ in range(3):
         llm.invoke("?")
     assert speeds.paces()
+
+
+@pytest.mark.parametrize(("others", "kept"), [(0.05, True), (0.3, False)])
+def test_replies_that_other_programs_slowed_down_tell_nothing(
+    speeds: ReplySpeeds, others: float, *, kept: bool
+) -> None:
+    """A configuration that looked slow beside other work would never be taken again, and so never be seen to be fast."""
+    llm = chat(speeds, 2, others)
+    for _ in range(3):
+        llm.invoke("?")
+    assert bool(speeds.paces()) is kept
+    assert (speeds.acceptance_rate() is not None) is kept
 
 
 class Drafted(ScriptedEngine):

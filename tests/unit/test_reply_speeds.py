@@ -1,12 +1,17 @@
-"""The speed of replies is kept by configuration."""
+"""The speed of replies is kept by configuration, and other programs' share of the cores is told apart from ours."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from lookahead_agent.hardware.reply_speeds import ReplySpeeds
+from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 
 
 @pytest.fixture
@@ -36,3 +41,26 @@ def test_speeds_are_kept_by_configuration(cache: Path) -> None:
     assert len(file.read_text()) < 1000
     file.write_text("[]")
     assert speeds.paces() == {}
+
+
+def test_shares_are_of_all_cores_that_may_be_used() -> None:
+    cores = len(available_cores())
+    began = CPUTime(total=10.0, own=4.0, at=100.0)
+    assert CPUTime(10.0 + 4 * cores, 4.0 + 2.5 * cores, 105.0).share_of_others(began) == pytest.approx(0.3)
+    assert CPUTime(14.0, 8.5, 105.0).share_of_others(began) == 0.0, "clocks that differ are no program's"
+    assert began.share_of_others(began) == 0.0
+
+
+def test_work_of_a_child_is_its_own() -> None:
+    began = CPUTime.now()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before = psutil.Process(child.pid).cpu_times().user
+        while psutil.Process(child.pid).cpu_times().user - before < 0.2:
+            time.sleep(0.02)
+        now = CPUTime.now()
+    finally:
+        child.kill()
+        child.wait()
+    assert now.own - began.own >= 0.2
+    assert now.total >= began.total
