@@ -83,7 +83,7 @@ def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> 
 def test_replies_that_other_programs_slowed_down_tell_nothing(
     speeds: ReplySpeeds, others: float, *, kept: bool
 ) -> None:
-    """A configuration that looked slow beside other work would never be taken again, and so never be seen to be fast."""
+    """A configuration that looked slow beside other work would never be taken again, nor be seen to be fast."""
     llm = chat(speeds, 2, others)
     for _ in range(3):
         llm.invoke("?")
