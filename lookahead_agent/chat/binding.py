@@ -3,14 +3,14 @@
 import json
 import pickle
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
-from typing import Any, TypeVar, cast, get_args
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast, get_args
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
@@ -36,20 +36,12 @@ _TAKEN = (
 )
 
 
-Entry = TypeVar("Entry", bound=Callable[..., Any])
-
-
-def _with_configured_policy(entry: Entry) -> Entry:
-    """A method of LangChain's, which hands a model nothing of "configurable" outside a chain or a graph."""
-
-    @wraps(entry)
-    def call(self: BaseChatModel, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
-        if policy is not None and kwargs.get("policy") is None:
-            kwargs["policy"] = as_policy(policy).with_selection_rule(CONFIGURED)
-        return entry(self, input, config, **kwargs)
-
-    return cast(Entry, call)
+def _with_configured_policy(kwargs: dict[str, Any], config: RunnableConfig | None) -> dict[str, Any]:
+    """A call's arguments; LangChain hands a model nothing of "configurable" outside a chain or a graph."""
+    policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
+    if policy is not None and kwargs.get("policy") is None:
+        kwargs["policy"] = as_policy(policy).with_selection_rule(CONFIGURED)
+    return kwargs
 
 
 class BindingModel(BaseChatModel):
@@ -59,10 +51,27 @@ class BindingModel(BaseChatModel):
     def _tokenizer(self) -> Tokenizer:
         """The target's tokenizer; starts no engine."""
 
-    invoke = _with_configured_policy(BaseChatModel.invoke)  # type: ignore[pydantic-field]
-    ainvoke = _with_configured_policy(BaseChatModel.ainvoke)  # type: ignore[pydantic-field]
-    stream = _with_configured_policy(BaseChatModel.stream)  # type: ignore[pydantic-field]
-    astream = _with_configured_policy(BaseChatModel.astream)  # type: ignore[pydantic-field]
+    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        """Reply to a text or messages."""
+        return super().invoke(input, config, **_with_configured_policy(kwargs, config))
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """`invoke` for callers in an event loop."""
+        return await super().ainvoke(input, config, **_with_configured_policy(kwargs, config))
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """Reply to a text or messages in chunks."""
+        return super().stream(input, config, **_with_configured_policy(kwargs, config))
+
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        """`stream` for callers in an event loop."""
+        return super().astream(input, config, **_with_configured_policy(kwargs, config))
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         if isinstance(model_input, Sequence) and not isinstance(model_input, str):
