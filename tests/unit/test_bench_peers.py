@@ -12,6 +12,7 @@ import pytest
 from lookahead_agent.bench.config import BenchConfig, make_config
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
+from lookahead_agent.bench.samples import read_results
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.jsonl import RowFile
 from tests.unit.bench_models import REPLY, scripted_configuration
@@ -105,6 +106,15 @@ def test_the_documented_command_runs(
         "llama.cpp",
         "auto",
     }
+
+
+def test_the_measured_results_are_read() -> None:
+    report = Report(read_results(RowFile(Path(__file__).parents[2] / "docs/measurements/peers-18.jsonl.xz").rows))
+    for task in ("questions", "plan_execute"):
+        of_task = [each for each in report.configurations if each.task == task]
+        assert [each.configuration for each in of_task] == ["llama.cpp", "llama.cpp with draft", "vLLM", "auto"]
+        assert of_task[0].speedup is None
+        assert all(each.speedup is not None and each.accuracy is not None for each in of_task[1:])
 
 
 @pytest.mark.parametrize(
