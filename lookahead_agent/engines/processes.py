@@ -113,7 +113,7 @@ def refuse_starts() -> None:
     global _refused
     with _spawning:
         _refused = True
-    kill_processes(families(_starting))
+    kill_processes(families(list(_starting)))  # other threads go on changing it
 
 
 @contextmanager
