@@ -31,7 +31,7 @@ def result(draw: random.Random, tokens: int) -> str:
 
 
 def conversation(seed: int) -> list[list[BaseMessage]]:
-    """What each turn adds."""
+    """The messages that each turn adds."""
     draw = random.Random(seed)
     turns: list[list[BaseMessage]] = []
     sizes = [int(200 * 10 ** draw.random()) for _ in range(TURNS)]

@@ -21,7 +21,7 @@ from langchain_core.messages import (
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from lookahead_agent.agents.prompts import call_text
+from lookahead_agent.agents.prompts import call_text, this_question
 
 MARKER = "Plan:"
 """The text that ends the thoughts and begins the plan; behind it only the target writes."""
@@ -229,7 +229,7 @@ def _in_texts(value: Any, change: Callable[[str], Any]) -> Any:
     return value
 
 
-# What became of plans
+# Plans, and the results of their lines
 
 _CALL_ID = re.compile(r"plan-(\d+)-(\d+)-[0-9a-f]{8}")
 
@@ -268,7 +268,8 @@ class PlanRun:
     @property
     def failed(self) -> bool:
         """Whether not every line went well."""
-        return any(line.number not in self.results for line in self.lines)
+        results = self.results
+        return any(line.number not in results for line in self.lines)
 
     def tries(self, line: PlanLine) -> int:
         """How often the line was tried."""
@@ -290,26 +291,26 @@ class PlanRun:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What the messages say: the last question, what was said before it, and the plans behind it."""
+    """The last question of messages, the questions and answers before it, and the plans behind it."""
 
     messages: Sequence[BaseMessage]
     tools: Mapping[str, BaseTool]
 
     @cached_property
-    def _asked(self) -> int:
-        return max((at for at, message in enumerate(self.messages) if isinstance(message, HumanMessage)), default=0)
+    def _now(self) -> Sequence[BaseMessage]:
+        return this_question(self.messages)
 
     @property
     def question(self) -> str:
         """The last question."""
-        return self.messages[self._asked].text.strip()
+        return self._now[0].text.strip()
 
     @cached_property
     def before(self) -> list[AnyMessage]:
         """Earlier questions and their answers."""
         return [
             message
-            for message in self.messages[: self._asked]
+            for message in self.messages[: len(self.messages) - len(self._now)]
             if isinstance(message, (HumanMessage, SystemMessage))
             or (isinstance(message, AIMessage) and not message.tool_calls and message.name is None and message.text)
         ]
@@ -319,7 +320,7 @@ class Conversation:
         """The plans behind the last question."""
         runs: list[PlanRun] = []
         calls: dict[str, ToolCall] = {}
-        for message in self.messages[self._asked + 1 :]:
+        for message in self._now[1:]:
             if isinstance(message, AIMessage):
                 if message.name == "planner":
                     # Without a plan, the question is the one line, for which a model has to write a call.

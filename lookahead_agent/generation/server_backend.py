@@ -75,7 +75,7 @@ def peer(connection: socket.socket) -> tuple[int, bool]:
 
 
 class ServerStatus(BaseModel):
-    """What the server tells of itself."""
+    """The state of a server: its process, its engines and its replies."""
 
     pid: int
     engines: str  # their digest, `RuntimeSpec.digest`
