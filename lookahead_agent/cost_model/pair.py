@@ -104,7 +104,7 @@ class Pair:
             # A cache of known size needs no measurement of free memory, so that engines may start at the same time.
             size = self._kv_cache_tokens * kv_cache_bytes_per_token(self._folders[role], arguments)
             arguments = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": size} | arguments
-        config = VLLMConfig(self._folders[role], cores, as_arguments(arguments))
+        config = VLLMConfig(self._folders[role], cores, as_arguments(arguments), beside_draft=role == "target")
         with self._progress.task(f"Loading {role} model {self.names[role]}"):
             started = POOL.acquire(config)
         try:

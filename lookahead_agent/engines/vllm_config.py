@@ -22,6 +22,7 @@ class VLLMConfig:
     cores: str | None = None  # CPU cores to run on, in vLLM's notation ("0-2,5"); ignored on a GPU
     # Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs
     arguments: tuple[tuple[str, Any], ...] = field(default=())
+    beside_draft: bool = False  # whether it is a target that shares its GPU with a draft's engine
 
     @property
     def key(self) -> str:
@@ -67,9 +68,9 @@ def runs_on_cpu() -> bool:
 
 
 def process_environment(config: VLLMConfig) -> dict[str, str]:
-    """Variables of an engine's processes on a CPU, which vLLM and others read when they are imported there."""
+    """Variables of an engine's processes, which vLLM and others read when they are imported there."""
     if not runs_on_cpu():
-        return {}
+        return {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
     from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
 
     variables = {VARIABLE: "1"}
@@ -82,6 +83,19 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
         variables["TORCHDYNAMO_DISABLE"] = "1"
     if _a_head_for_each_core(config.model) and "VLLM_CPU_ATTN_SPLIT_KV" not in os.environ:
         variables["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+    return variables
+
+
+def _gpu_environment(config: VLLMConfig) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    if config.beside_draft:
+        # Under NVIDIA's Multi-Process Service, and without effect elsewhere. The target alone loses nothing by it, and
+        # steps take 0.82 to 0.89 of the time (an H100, 8B with 0.6B); the priority alone changes nothing.
+        variables |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80", "CUDA_MPS_CLIENT_PRIORITY": "1"}
+    speculative = engine_arguments(config).get("speculative_config")
+    if isinstance(speculative, Mapping) and speculative.get("method") == "draft_model":
+        # vLLM 0.32's new runner has no CUDA graphs for a draft model: a pass took 114 ms where the target's takes 7.
+        variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     return variables
 
 

@@ -76,7 +76,8 @@ class ReplyGenerator:
         if engines.engine_setup is None:
             return ModeChoice(both, "engines were given")
         modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.shared_draft else (tokens, both)
-        return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies_at_once))
+        busy: Mode = "off" if engines.engine_setup.alone_when_busy else "sd"
+        return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies_at_once), busy)
 
     async def reply(self) -> ChatReply:
         """Generate the reply; raises what `LocalBackend.generate` raises."""

@@ -30,6 +30,7 @@ from lookahead_agent.runtime.weights import Platform, Weights, weight_bytes, wei
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a vocabulary; without the first there is none."""
+_GPUS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
 
@@ -94,6 +95,7 @@ class EngineSetup:
     configuration: Configuration | None = None  # the chosen one; None where there was no choice
     may_leave_out_draft: bool = False  # whether a reply may do without `draft_model`, which a user can force
     speeds: ReplySpeeds | None = None  # where the speed of its replies is kept; None where it does not matter
+    alone_when_busy: bool = False  # whether the target writes alone while several requests run
 
     @property
     def draft_tokens(self) -> int:
@@ -119,7 +121,7 @@ def select_engines(
     """
     platform = platform or Platform.detect()
     alike = target is not None and draft is not None and same_vocabulary(target, draft)
-    methods = _methods(spec, platform, draft, here=target is not None, alike=alike)
+    methods = _methods(spec, draft, here=target is not None, alike=alike)
     configuration, reason, speeds = None, "", None
     if target is not None and platform.on_cpu:
         speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])
@@ -155,12 +157,12 @@ def select_engines(
         configuration,
         spec.token_speculation == "auto" and configuration is not None and bool(configuration.draft_tokens),
         speeds if configuration is not None else None,
+        # On a GPU nothing has measured draft tokens for several requests, and their batches cost the target little.
+        alone_when_busy=spec.token_speculation == "auto" and not platform.on_cpu,
     )
 
 
-def _methods(
-    spec: RuntimeSpec, platform: Platform, draft: Path | None, *, here: bool, alike: bool
-) -> tuple[SpeculationMethod, ...]:
+def _methods(spec: RuntimeSpec, draft: Path | None, *, here: bool, alike: bool) -> tuple[SpeculationMethod, ...]:
     """Token methods that may be chosen; on a GPU the last is taken. ConfigurationError if one lacks something."""
     method = spec.token_speculation
     name = method if isinstance(method, str) else method.get("method")
@@ -175,11 +177,9 @@ def _methods(
         return ("shared_draft",) if name == "shared_draft" else ("draft_model",)
     if name != "auto" or not here or not alike:
         return ("none",)
-    # On a GPU vLLM takes its old model runner for a shared draft.
-    shared_draft: tuple[SpeculationMethod, ...] = ("shared_draft",) if platform.on_cpu else ()
-    if spec.draft_engine:
-        return shared_draft or ("none",)
-    return ("none", "draft_model", *shared_draft)
+    if any(spec.target_arguments.get(size, 1) != 1 for size in _GPUS):
+        return ("none",)  # a shared draft was tried beside one GPU alone
+    return ("shared_draft",) if spec.draft_engine else ("none", "draft_model", "shared_draft")
 
 
 def same_vocabulary(target: Path, draft: Path, load: Callable[[Path], HFTokenizer] = HFTokenizer) -> bool:

@@ -125,7 +125,7 @@ class EngineLauncher:
             arguments.setdefault("gpu_memory_utilization", self._memory_shares.get(role, _JUDGE_SHARE))
             # The longest context for which the share has room.
             arguments.setdefault("max_model_len", -1)
-        return VLLMConfig(folder, cores, as_arguments(arguments))
+        return VLLMConfig(folder, cores, as_arguments(arguments), beside_draft=both and role == "target")
 
     async def remote_engine(self, role: str) -> OpenAIEngine:
         """An engine over this role's server, not connected yet."""

@@ -52,13 +52,15 @@ class ModeChooser:
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, _Node] = OrderedDict()
 
-    def choose(self, node: str, modes: Sequence[Mode], waiting: int = 0) -> ModeChoice:
+    def choose(self, node: str, modes: Sequence[Mode], waiting: int = 0, busy: Mode = "sd") -> ModeChoice:
         """The mode of a node's next reply, of those that the engines offer.
 
-        `waiting` counts the requests in the target's engine, or the replies that are being written.
+        `waiting` counts the requests in the target's engine, or the replies that are being written, and `busy` is the
+        mode beside several.
         """
-        if waiting >= _BUSY and "sd" in modes:
-            return ModeChoice("sd", f"{waiting} requests are running: no steps beside them")
+        if waiting >= _BUSY and busy in modes:
+            beside = "no steps" if busy == "sd" else "the target alone"
+            return ModeChoice(busy, f"{waiting} requests are running: {beside} beside them")
         known = self._known(node)
         expected = {mode: self._expected(known, mode) for mode in modes}
         best = min(modes, key=lambda mode: expected[mode])

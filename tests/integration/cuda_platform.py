@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
 import threading
 from types import ModuleType
@@ -96,6 +97,8 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
                     else None,
                     "draft_tokens": speculative.num_speculative_tokens if speculative is not None else 0,
                     "method": speculative.method if speculative is not None else None,
+                    "runner": os.environ.get("VLLM_USE_V2_MODEL_RUNNER"),
+                    "multiprocessors": os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
                 }
             )
         raise RuntimeError("no engine is started here")

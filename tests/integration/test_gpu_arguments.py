@@ -57,10 +57,11 @@ def configured(tiny_pair: tuple[Path, Path]) -> Configured:
 
 
 def test_a_pair_shares_the_gpu(configured: Configured) -> None:
-    for name, method in {"steps": None, "shared_draft": "custom_class"}.items():
-        target, draft = configured[name][:2]
-        assert (target["method"], draft["method"]) == (method, None)
-        assert (target["draft_tokens"] > 0) == (method is not None)
+    for name in "default", "steps", "shared_draft":
+        target, draft = configured[name][0], configured[name][-1]
+        assert target["model"] != draft["model"]
+        assert (target["method"], draft["method"]) == ("custom_class", None)
+        assert target["draft_tokens"] > 0
         assert target["share"] + draft["share"] == pytest.approx(0.92, abs=0.001)
         assert min(target["share"], draft["share"]) > 0.02, "room for its weights, and more"
 
@@ -69,10 +70,15 @@ def test_a_target_that_does_not_start_with_a_shared_draft_starts_without(configu
     assert [engine["method"] for engine in configured["shared_draft"]] == ["custom_class", None, None, None]
 
 
-def test_the_default_is_vllms_own_method(configured: Configured) -> None:
-    (target,) = configured["default"]
-    assert target["method"] == "draft_model"
-    assert target["share"] > 0.8
+def test_a_target_beside_a_draft_leaves_it_multiprocessors(configured: Configured) -> None:
+    assert configured["default"][0]["multiprocessors"] == "80"
+    assert configured["default"][-1]["multiprocessors"] is None
+    assert [engine["multiprocessors"] for engine in configured["alone"]] == [None]
+
+
+def test_a_draft_model_inside_vllm_has_the_runner_with_cuda_graphs(configured: Configured) -> None:
+    runners = {name: configured[name][0]["runner"] for name in ("draft_model", "ngram", "alone", "default")}
+    assert runners == {"draft_model": "0", "ngram": None, "alone": None, "default": None}
 
 
 def test_parallel_engines_are_vllms(configured: Configured) -> None:

@@ -209,12 +209,23 @@ def test_on_a_gpu_the_folder_says_how_its_weights_are(pair: tuple[Path, Path]) -
     assert folder_of(asked.target) == converted_folder(pair[0], "int8")
 
 
-def test_a_gpu_has_a_shared_draft_only_where_a_user_asks_for_it(pair: tuple[Path, Path]) -> None:
-    steps, tokens = setup(pair, GPU, draft_engine=True), setup(pair, GPU)
-    assert (steps.speculation_method, steps.draft_engine, steps.target_arguments) == ("none", True, {})
-    assert (tokens.speculation_method, tokens.draft_engine) == ("draft_model", False)
+def test_a_gpu_has_a_shared_draft_which_rests_while_several_requests_run(pair: tuple[Path, Path]) -> None:
+    for found in setup(pair, GPU, draft_engine=True), setup(pair, GPU):
+        assert (found.speculation_method, found.draft_engine, found.alone_when_busy) == ("shared_draft", True, True)
+        assert uses_shared_draft(found.target_arguments["speculative_config"])
     asked = setup(pair, GPU, token_speculation="shared_draft")
     assert uses_shared_draft(asked.target_arguments["speculative_config"])
+    assert not asked.alone_when_busy, "a user has said how"
+    assert not setup(pair, PLAIN).alone_when_busy, "on a CPU it is measured"
+
+
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+def test_a_target_on_several_gpus_writes_alone_unless_a_user_asks(pair: tuple[Path, Path], size: str) -> None:
+    found = setup(pair, GPU, target_arguments={size: 2})
+    assert (found.speculation_method, found.draft_engine) == ("none", False)
+    assert setup(pair, GPU, target_arguments={size: 2}, draft_engine=True).draft_engine
+    asked = setup(pair, GPU, target_arguments={size: 2}, token_speculation="shared_draft")
+    assert asked.speculation_method == "shared_draft"
 
 
 def test_a_draft_whose_target_is_elsewhere_has_its_own_precision(pair: tuple[Path, Path]) -> None:

@@ -16,7 +16,7 @@ from tests.unit.test_bench_synthetic import COSTS, ScriptedPair
 from tests.unit.test_cli import run
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "measure_gpu.sh"
-PARTS = ["start", "8b", "32b", "tokens", "shared", "mps", "many", "runner"]
+PARTS = ["start", "8b", "mps", "many", "32b", "runner"]
 
 
 def measured(folder: Path, *parts: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -56,7 +56,7 @@ def test_every_part_is_a_command_that_runs(
     quick = ["--steps", "2", "--step-tokens", "2", "--replies", "1", "--repeats", "1"]
     for call in made:
         assert run(*call, *quick) == 0, shlex.join(call)
-    assert {path.stem for path in (tmp_path / "results" / "gpu").glob("*.md")} == set(PARTS) - {"runner"}
+    assert {path.stem for path in (tmp_path / "results" / "gpu").glob("*.md")} == set(PARTS)
 
 
 def test_some_parts_can_be_chosen(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_some_parts_can_be_chosen(tmp_path: Path) -> None:
         "lookahead-agent",
     ], "the service runs for one part"
     runners = sorted(tmp_path.glob("runner.*"), key=lambda file: file.stat().st_mtime_ns)
-    assert [file.read_text().strip() for file in runners] == ["", "", "", "0"]
+    assert [file.read_text().strip() for file in runners] == ["", "", "", "1"]
     wrong = measured(tmp_path, "fast")
     assert wrong.returncode == 2
-    assert "choose from start 8b 32b" in wrong.stderr
+    assert "choose from start 8b mps" in wrong.stderr
 
 
 def test_a_part_that_fails_lets_the_others_run(tmp_path: Path) -> None:

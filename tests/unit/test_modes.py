@@ -79,6 +79,8 @@ def test_under_load_no_steps_run_beside_those_who_wait() -> None:
     write(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 100)
     assert chooser.choose("planner", MODES, waiting=8).mode == "sd"
     assert "8 requests" in chooser.choose("planner", MODES, waiting=8).reason
+    assert chooser.choose("planner", MODES, waiting=8, busy="off").mode == "off"
+    assert chooser.choose("planner", ("lr", "lr+sd"), waiting=8, busy="off").mode == "lr", "which it does not offer"
 
 
 def test_the_reason_names_the_figures() -> None:

@@ -29,7 +29,7 @@ BEGINNING = re.compile(r"(?:What|Which|Whoever|Whatever|Of (?:those|these|two))\
 """Subjects that hide who does something."""
 WORDS = 25
 """Of a sentence, at most."""
-REPORTS = ("depth", "modes", "templates", "gpu-h100-32b", "gpu-h100-8b-mps")
+REPORTS = ("depth", "modes", "templates", "gpu-h100-32b", "gpu-h100-8b", "gpu-h100-8b-mps")
 OTHERS = {f"docs/results/reports/{name}.md" for name in REPORTS}
 PAGES = [
     page
