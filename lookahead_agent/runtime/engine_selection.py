@@ -13,7 +13,7 @@ from lookahead_agent import __version__
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config
+from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config, trained_context
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
@@ -26,10 +26,11 @@ from lookahead_agent.hardware.choice import (
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.models.conversion import is_quantized
-from lookahead_agent.runtime.weights import Platform, Weights, weight_bytes, weights_in
+from lookahead_agent.runtime.weights import Platform, Weights, context_that_fits, weight_bytes, weights_in
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a vocabulary; without the first there is none."""
+_LEAST_CONTEXT = 16384  # tokens that a GPU must have room for if a draft is to have a share of its memory
 _GPUS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
@@ -113,7 +114,11 @@ class EngineSetup:
 
 
 def select_engines(
-    spec: RuntimeSpec, target: Path | None, draft: Path | None, platform: Platform | None = None
+    spec: RuntimeSpec,
+    target: Path | None,
+    draft: Path | None,
+    platform: Platform | None = None,
+    fits: Callable[..., int] = context_that_fits,
 ) -> EngineSetup:
     """Decide which engines to start, by settings and the folders of target and draft; no folder: it is not here.
 
@@ -123,6 +128,10 @@ def select_engines(
     alike = target is not None and draft is not None and same_vocabulary(target, draft)
     methods = _methods(spec, draft, here=target is not None, alike=alike)
     configuration, reason, speeds = None, "", None
+    if target is not None and draft is not None and not platform.on_cpu and len(methods) > 1:
+        room = fits([(target, spec.target_arguments), (draft, spec.draft_arguments)])
+        if room < min(_LEAST_CONTEXT, trained_context(target)):
+            methods, reason = ("none",), f"beside a draft the GPU has room for {room} tokens"
     if target is not None and platform.on_cpu:
         speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])
         found = _choose_on_cpu(spec, platform, target, draft if alike else None, methods, speeds)

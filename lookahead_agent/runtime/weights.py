@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,10 +96,7 @@ def memory_shares(
 
     A share that an engine's arguments have stays. Raises ConfigurationError if the weights alone do not fit.
     """
-    if total is None:
-        from vllm.platforms import current_platform
-
-        total = int(current_platform.get_device_total_memory())
+    total = _gpu_bytes() if total is None else total
     given = {role: arguments[_SHARE] for role, (_, arguments) in engines.items() if _SHARE in arguments}
     free = {role: engine for role, engine in engines.items() if role not in given}
     fixed = {role: weight_bytes(*engine) + _OVERHEAD for role, engine in free.items()}
@@ -112,6 +109,23 @@ def memory_shares(
             "choose a smaller or quantized model, more GPUs (engine_args={'tensor_parallel_size': …}), or a server"
         )
     return {role: round((fixed[role] + rest * cache[role] / sum(cache.values())) / total, 4) for role in free} | given
+
+
+def context_that_fits(
+    engines: Iterable[tuple[Path, Mapping[str, Any]]], total: int | None = None, usable: float = USABLE
+) -> int:
+    """Tokens that engines, each a folder and arguments, have room for on a GPU of `total` bytes; 0: they do not fit."""
+    engines = list(engines)
+    rest = (_gpu_bytes() if total is None else total) * usable - sum(
+        weight_bytes(*each) + _OVERHEAD for each in engines
+    )
+    return max(int(rest) // sum(kv_cache_bytes_per_token(*each) for each in engines), 0)
+
+
+def _gpu_bytes() -> int:
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
 
 
 def weight_bytes(folder: Path, arguments: Mapping[str, Any]) -> int:

@@ -48,7 +48,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 
 def setup(pair: tuple[Path, Path], platform: Platform = PLAIN, **asked: Any) -> EngineSetup:
-    return select_engines(RuntimeSpec(MODELS, **asked), *pair, platform)
+    return select_engines(RuntimeSpec(MODELS, **asked), *pair, platform, lambda _: 20_000)
 
 
 def folder_of(weights: Weights | None) -> Path:
@@ -217,6 +217,18 @@ def test_a_gpu_has_a_shared_draft_which_rests_while_several_requests_run(pair: t
     assert uses_shared_draft(asked.target_arguments["speculative_config"])
     assert not asked.alone_when_busy, "a user has said how"
     assert not setup(pair, PLAIN).alone_when_busy, "on a CPU it is measured"
+
+
+def test_a_gpu_without_room_for_a_draft_has_the_target_alone(pair: tuple[Path, Path]) -> None:
+    spec = RuntimeSpec(MODELS)
+    alone = select_engines(spec, *pair, GPU, lambda _: 2900)
+    assert (alone.speculation_method, alone.draft_engine, alone.draft) == ("none", False, None)
+    assert alone.reason == "beside a draft the GPU has room for 2900 tokens"
+    short = json.loads((pair[0] / "config.json").read_text()) | {"max_position_embeddings": 2048}
+    (pair[0] / "config.json").write_text(json.dumps(short))
+    assert select_engines(spec, *pair, GPU, lambda _: 2900).draft_engine, "the whole context has room"
+    forced = select_engines(RuntimeSpec(MODELS, draft_engine=True), *pair, GPU, lambda _: 2900)
+    assert forced.draft_engine, "a user has asked for it"
 
 
 @pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.runtime.weights import kv_cache_bytes_per_token, memory_shares, weight_bytes
+from lookahead_agent.runtime.weights import context_that_fits, kv_cache_bytes_per_token, memory_shares, weight_bytes
 
 GIB = 2**30
 H100 = 85_014_020_096
@@ -73,6 +73,13 @@ def test_engines_cache_the_same_number_of_tokens(folders: dict[str, Path]) -> No
     }
     assert tokens["target"] == pytest.approx(tokens["draft"], rel=0.05)
     assert tokens["target"] > 10_000
+
+
+def test_a_context_fits_or_does_not(folders: dict[str, Path]) -> None:
+    pair = [(folders["8b"], DUMMY), (folders["1.7b"], DUMMY)]
+    assert context_that_fits(pair, H100) > 100_000
+    assert context_that_fits(pair[:1], 24 * GIB) == pytest.approx(31_000, rel=0.1)
+    assert context_that_fits(pair, 24 * GIB) == 0, "not even the weights"
 
 
 def test_a_share_that_is_given_stays(folders: dict[str, Path]) -> None:
