@@ -81,6 +81,7 @@ def build_llm_compiler(
         ValueError: No tools, a limit below 1, or `ask_before` names no tool.
     """
     plan = EarlyCallMiddleware(tools, planner=PLANNER, finisher=FINISHER, max_plans=max_plans, later=ask_before)
+    plan.warm(llm)
     around = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
     return create_agent(llm, list(tools), middleware=[*around, plan], checkpointer=checkpointer)
 

@@ -78,6 +78,7 @@ def build_plan_execute(
         ValueError: No tools, a limit below 1, or `ask_before` names no tool.
     """
     plan = PlanMiddleware(tools, planner=PLANNER, finisher=FINISHER, max_plans=max_plans, ordered=True)
+    plan.warm(llm)
     around = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
     return create_agent(llm, list(tools), middleware=[*around, plan], checkpointer=checkpointer)
 

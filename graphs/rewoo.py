@@ -75,6 +75,7 @@ def build_rewoo(
         ValueError: No tools, a limit below 1, or `ask_before` names no tool.
     """
     plan = PlanMiddleware(tools, planner=PLANNER, finisher=SOLVER, max_plans=1)
+    plan.warm(llm)
     around = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
     return create_agent(llm, list(tools), middleware=[*around, plan], checkpointer=checkpointer)
 

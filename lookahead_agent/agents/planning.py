@@ -21,7 +21,7 @@ from langchain_core.messages import (
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.plans import MARKER, Conversation, PlanLine, PlanRun, plan_call, plan_form
-from lookahead_agent.agents.prompts import describe_tools, lookahead_settings
+from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, warm
 from lookahead_agent.agents.turns import RETRIES, Asked, Turn, TurnMiddleware
 
 PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
@@ -143,7 +143,21 @@ class PlanMiddleware(TurnMiddleware):
                     continue
                 return ModelResponse(result=told)
             answer, *_ = (yield Asked(self._finisher_request(request, said, run))).result
+            own = [request.system_message] if request.system_message is not None else []
+            self.warm(request.model, [*own, *said.before, HumanMessage(said.question), AIMessage(answer.text)])
             return ModelResponse(result=[*told, answer])
+
+    def warm(self, llm: object, conversation: Sequence[BaseMessage] = ()) -> None:
+        """Have a `ChatLookahead` read how prompts of the next question begin; see `ChatLookahead.warm`.
+
+        Args:
+            llm: The agent's model; others do nothing.
+            conversation: Messages before the question, the agent's own system message first if it has one.
+        """
+        has_own = conversation and isinstance(conversation[0], SystemMessage)
+        own, before = (f"{conversation[0].text}\n\n", conversation[1:]) if has_own else ("", conversation)
+        for node, system in (("planner", self._planner), ("finisher", self._finisher)):
+            warm(llm, [SystemMessage(own + system), *before], node=node)
 
     def _waits(self, line: PlanLine, run: PlanRun) -> bool:
         """Whether a line needs results that are not there, or must not run before another."""

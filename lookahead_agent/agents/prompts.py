@@ -95,10 +95,27 @@ def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str
         node: Name of the call, by which `policies` and the reply's metadata go.
         action_markers: Texts after which a reply is action; no draft step is accepted behind them.
     """
+    if _as_lookahead(model) is None:
+        return {}
+    return {"node": node, **({"action_markers": tuple(action_markers)} if action_markers else {})}
+
+
+def warm(model: object, messages: Sequence[BaseMessage], *, node: str) -> None:
+    """Have a `ChatLookahead` read how a node's next prompts begin, as its `warm` does; nothing for other models.
+
+    Args:
+        model: The chat model that will be called.
+        messages: With which the prompts begin. A person's next message follows.
+        node: Name of the calls.
+    """
+    if (found := _as_lookahead(model)) is not None:
+        found.warm([*messages, HumanMessage("")], node=node)
+
+
+def _as_lookahead(model: object) -> Any:
+    """The `ChatLookahead` behind a model with bound arguments; None if it is another."""
     # Such a model exists only where its module is loaded, which takes seconds.
     module = sys.modules.get("lookahead_agent.chat.model")
     while (inner := getattr(model, "bound", None)) is not None:
-        model = inner  # of a model with bound arguments
-    if module is None or not isinstance(model, module.ChatLookahead):
-        return {}
-    return {"node": node, **({"action_markers": tuple(action_markers)} if action_markers else {})}
+        model = inner
+    return model if module is not None and isinstance(model, module.ChatLookahead) else None

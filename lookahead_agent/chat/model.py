@@ -1,14 +1,15 @@
 """`ChatLookahead`: LangChain in, engine out."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from lookahead_agent.chat.binding import BindingModel, profile_of
@@ -18,7 +19,7 @@ from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
-from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
+from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, choose_tools, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
@@ -197,6 +198,35 @@ class ChatLookahead(CallDefaults, BindingModel):
         """
         if background.run(self._choose_backend()) is self._backend:
             self._backend.start(self._every_policy(), progress)
+
+    def warm(
+        self,
+        input: LanguageModelInput,
+        *,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] = (),
+        **kwargs: Any,
+    ) -> None:
+        """Have the engines read how a prompt begins while no reply is written, so that replies to it begin sooner.
+
+        Returns at once and starts no engine: the latest prompts wait for the engines of this process. A reply stops the
+        reading, and nothing is read behind servers, where it may cost money.
+
+        Args:
+            input: Text or messages with which later prompts begin. The last message may be empty.
+            tools: Tools that later calls bind.
+            kwargs: Options of later calls, such as `node`.
+
+        Raises:
+            ConfigurationError: As a call with these arguments.
+        """
+        offered, _ = choose_tools(openai_tools(tools), None)
+        messages = self._convert_input(input).to_messages()
+        background.submit(self._warm(self.request(messages, _options(None, {"tools": offered, **kwargs}))))
+
+    async def _warm(self, request: GenerateRequest) -> None:
+        backend = await self._choose_backend()
+        if isinstance(backend, LocalBackend):
+            await backend.warm(request)
 
     def explain(self) -> str:
         """Say how the running engines were chosen, and the certificates of policies with a risk."""

@@ -82,13 +82,15 @@ class ReplyGenerator:
     async def reply(self) -> ChatReply:
         """Generate the reply; raises what `LocalBackend.generate` raises."""
         engines = self.engines
-        # Only a reply beside which no other is written says by its pace what the engines can do.
-        alone = engines.replies_at_once == engines.target.in_flight == 0
-        engines.replies += 1
         engines.replies_at_once += 1
-        number = engines.replies
-        began = asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if alone and self._speeds is not None else None
         try:
+            if engines.warmer.reading is not None:
+                await engines.warmer.stop()
+            # Only a reply beside which no other is written says by its pace what the engines can do.
+            alone = engines.replies_at_once == 1 and engines.target.in_flight == 0
+            engines.replies += 1
+            number, measured = engines.replies, alone and self._speeds is not None
+            began = asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if measured else None
             context = engines.target.context_length
             prompt = await asyncio.to_thread(self._prompt, engines.target.tokenizer, context)
             room = context - len(prompt)
@@ -100,12 +102,15 @@ class ReplyGenerator:
             tokens = [token for part in written for token in part.token_ids]
             if isinstance(prompt, ChatPrompt):
                 await asyncio.to_thread(engines.target.tokenizer.remember_reply, prompt, tokens)
+            engines.warmer.known.append((engines.target, [*prompt, *tokens]))
             if (seen := report.target_prompt).cached is not None and tokens:
                 engines.modes.learn_tokens(self._kind, seen.total - seen.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
                 await self._learn(report, len(tokens), await began if began is not None else None)
         finally:
             engines.replies_at_once -= 1
+            if engines.warmer.waiting:
+                engines.warmer.go_on()
         if engines.drift_monitor.waiting:
             engines.drift_monitor.audit_waiting()
         finish = written[-1].finish_reason
@@ -120,6 +125,15 @@ class ReplyGenerator:
             tokens,
             self._figures(report),
         )
+
+    async def warm(self) -> None:
+        """Have the engines of this machine that the reply's mode needs read the prompt ahead."""
+        engines, mode = self.engines, self._chosen.mode
+        drafts = mode in ("lr", "lr+sd") or (mode == "sd" and engines.shared_draft)
+        for engine in (engines.target, engines.draft if drafts else None):
+            if isinstance(engine, VLLMEngine):  # reading costs money elsewhere
+                ids = await asyncio.to_thread(self._prompt, engine.tokenizer, engine.context_length)
+                engines.warmer.add(engine, ids, drafted=mode != "off")
 
     @property
     def _speeds(self) -> ReplySpeeds | None:

@@ -1,12 +1,15 @@
 """Generates replies on engines of this process, which chat models of one configuration share."""
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from lookahead_agent.engines import background
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.errors import LookaheadError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest
 from lookahead_agent.generation.generator import ConstrainedGenerator, Emit, ReplyGenerator
 from lookahead_agent.generation.json_tool_parsers import ToolParser
@@ -16,6 +19,10 @@ from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+_MOST_TO_WARM = 16  # prompts that wait until the engines run
 
 
 class LocalBackend:
@@ -27,6 +34,7 @@ class LocalBackend:
         if runtime is not None:
             runtime.lease(self)
         self._tool_parsers: dict[str | None, ToolParser] = {}
+        self._to_warm: deque[GenerateRequest] = deque(maxlen=_MOST_TO_WARM)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Generate a reply in the background loop; the last event is the `ChatReply`. Closing the generator aborts it.
@@ -40,9 +48,25 @@ class LocalBackend:
                 # It may read files or import modules, which would delay every other reply.
                 parser = await asyncio.to_thread(self._prepare, request, engines)
                 generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
-                return await generator(request, engines, thinking, parser, emit).reply()
+                written = await generator(request, engines, thinking, parser, emit).reply()
+                await self._warm_waiting()
+                return written
 
         return background.events_of(reply)
+
+    async def warm(self, request: GenerateRequest) -> None:
+        """Have the engines read a request's prompt when no reply is written, once they run."""
+        self._to_warm.append(request)
+        await self._warm_waiting()
+
+    async def _warm_waiting(self) -> None:
+        while self._to_warm and (engines := self.running) is not None:
+            request = self._to_warm.popleft()
+            try:
+                parser = await asyncio.to_thread(self._prepare, request, engines)
+                await ReplyGenerator(request, engines, self.thinking(engines), parser, _ignore).warm()
+            except LookaheadError as error:
+                logger.debug("a prompt is not read ahead: %s", error)
 
     def _prepare(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
         """Find the policy's certificate, which the engines remember, and the parser of tool calls."""
@@ -70,6 +94,7 @@ class LocalBackend:
                 self.runtime.launcher.progress = progress
             for policy in policies:
                 background.run(self._context_length(policy))
+            background.run(self._warm_waiting())
 
     def close(self) -> None:
         """Release the engines, which shuts them down unless another chat model has leased them."""
@@ -125,3 +150,7 @@ class LocalBackend:
         lines = [setup.reason if setup is not None and setup.reason else "the engines are as they were given"]
         certified = {policy.name: engines.certified(policy)[2] for policy in policies}
         return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
+
+
+def _ignore(_: object) -> None:
+    """Take no event."""

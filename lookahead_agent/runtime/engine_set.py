@@ -13,6 +13,7 @@ from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.hardware.reply_speeds import CPUTime
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.modes import ModeChooser
+from lookahead_agent.runtime.prefix_warmer import PrefixWarmer
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier
@@ -59,6 +60,8 @@ class EngineSet:
         """Looks again at steps that were accepted by a certificate."""
         self.replies = self.replies_at_once = 0  # replies that were begun, and those of them that are being written
         self.modes = ModeChooser()  # which way of writing each node's replies get, where that is free
+        self.warmer = PrefixWarmer(lambda: not self.replies_at_once)
+        """Reads prompts ahead while no reply is written."""
         self.problems: dict[str, str] = {}
         """Why there is no draft, judge or embedding model although one was wanted, by role."""
 

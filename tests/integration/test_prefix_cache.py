@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.generation.call_options import CallOptions
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import WORDS
+from tests.waiting import becomes
 
 BLOCK = 32
 """Tokens that vLLM keeps together on a CPU: what fills none is read again."""
@@ -83,3 +84,43 @@ def test_eight_conversations_in_turns_read_only_what_is_new(pair: list[str]) -> 
                 ended[number] &= reply.response_metadata["finish_reason"] == "stop"
     assert turns > 12
     assert read <= new + turns * BLOCK
+
+
+@pytest.mark.parametrize("fields", [{"policy": "off", "token_speculation": "none"}, {"policy": "exact:depth=2"}])
+def test_a_prompt_that_was_read_ahead_is_in_the_cache(pair: list[str], fields: dict[str, str]) -> None:
+    beginning = [SystemMessage("".join(random.Random(8).choices(WORDS, k=200))), HumanMessage("")]
+    with ChatLookahead(
+        model=pair[0], draft_model=pair[1], temperature=0, max_tokens=8, engine_args=TINY_ENGINE, **fields
+    ) as llm:
+        llm.warm(beginning)
+        assert llm.backend.running is None, "it starts no engine"
+        llm.start()
+        engines = llm.backend.running
+        assert engines is not None
+        warmer, expected = engines.warmer, 1 if engines.draft is None else 2
+        background.run(becomes(lambda: len(warmer.known) == expected and warmer.reading is None))
+        reply = llm.invoke([beginning[0], HumanMessage(" apples")])
+        usage, prompts = reply.usage_metadata, reply.response_metadata["lookahead"]["prompt_tokens"]
+        assert usage is not None
+        least = usage["input_tokens"] - 2 * BLOCK
+        assert least > 100
+        assert usage["input_token_details"]["cache_read"] >= least
+        assert engines.draft is None or prompts["draft"]["cached"] >= least
+
+
+def test_a_reply_comes_before_what_is_read_ahead(pair: list[str]) -> None:
+    long = HumanMessage("".join(random.Random(9).choices(WORDS, k=900)))
+    with ChatLookahead(
+        model=pair[0], policy="off", draft_model=None, temperature=0, max_tokens=8, engine_args=TINY_ENGINE
+    ) as llm:
+        alone = llm.invoke(" apples")
+        engines = llm.backend.running
+        assert engines is not None
+        warmer = engines.warmer
+        llm.warm([long])
+        background.run(becomes(lambda: warmer.reading is not None))
+        assert llm.invoke(" apples").content == alone.content
+        background.run(becomes(lambda: not warmer.waiting and warmer.reading is None))
+        usage = llm.invoke([long]).usage_metadata
+        assert usage is not None
+        assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK

@@ -1,0 +1,85 @@
+"""Reads how prompts begin into the engines' prefix caches while no reply is written."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import takewhile
+
+from lookahead_agent.engines.protocol import Engine, Sampling
+from lookahead_agent.engines.vllm_config import runs_on_cpu
+from lookahead_agent.errors import LookaheadError
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 16  # prompts that wait, and prompts that an engine has read lately
+
+
+@dataclass
+class _Prefix:
+    engine: Engine
+    ids: Sequence[int]
+    drafted: bool  # whether a draft model inside the engine reads it too
+    read: int = 0  # tokens that the engine has read
+
+
+class PrefixWarmer:
+    """Reads prefixes piece by piece, and makes way for every reply.
+
+    A reply stops the reading of a piece; what was read before stays in the cache. A forward pass that runs ends first,
+    so a reply waits for one piece at most.
+    """
+
+    def __init__(self, idle: Callable[[], bool], piece: int | None = None) -> None:
+        self._idle = idle  # whether no reply is written
+        # Tokens, in blocks of the cache: of a CPU it is one, of which a pass takes a tenth of a second.
+        self._piece = piece or (32 if runs_on_cpu() else 512)
+        self.waiting: deque[_Prefix] = deque(maxlen=_REMEMBERED)
+        self.known: deque[tuple[Engine, Sequence[int]]] = deque(maxlen=_REMEMBERED)
+        """Token ids, shape (n,), that an engine has read or written lately."""
+        self.reading: asyncio.Task[None] | None = None
+
+    def add(self, engine: Engine, ids: Sequence[int], *, drafted: bool) -> None:
+        """Have an engine read token ids, shape (n,), when no reply is written."""
+        self.waiting.append(_Prefix(engine, ids, drafted))
+        self.go_on()
+
+    async def stop(self) -> None:
+        """Make way for a reply, until `go_on`."""
+        task, self.reading = self.reading, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def go_on(self) -> None:
+        """Read what waits, unless replies are written."""
+        if self.waiting and self.reading is None and self._idle():
+            self.reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while self.waiting:
+            prefix = self.waiting[0]
+            prefix.read = max(prefix.read, *(self._common(prefix, *each) for each in self.known), 0)
+            try:
+                while prefix.read < len(prefix.ids):
+                    # One token more than whole blocks: vLLM reads the last token of a prompt anew in any case.
+                    end = (prefix.read // self._piece + 1) * self._piece
+                    sampling = Sampling(max_tokens=1, drafted=prefix.drafted)
+                    async with aclosing(prefix.engine.generate(prefix.ids[: end + 1], sampling)) as deltas:
+                        async for _ in deltas:
+                            continue
+                    prefix.read = end
+                self.known.append((prefix.engine, prefix.ids))
+            except LookaheadError as error:
+                logger.debug("a prefix was not read ahead: %s", error)
+            if self.waiting and self.waiting[0] is prefix:  # others may have pushed it out meanwhile
+                self.waiting.popleft()
+        self.reading = None
+
+    @staticmethod
+    def _common(prefix: _Prefix, engine: Engine, ids: Sequence[int]) -> int:
+        if engine is not prefix.engine:
+            return 0
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix.ids, ids, strict=False)))
