@@ -32,8 +32,10 @@ class PrefixWarmer:
     so a reply waits for one piece at most.
     """
 
-    def __init__(self, idle: Callable[[], bool], piece: int | None = None) -> None:
+    def __init__(self, idle: Callable[[], bool], piece: int | None = None, patience: float = 0.5) -> None:
         self._idle = idle  # whether no reply is written
+        # Seconds without a reply before it reads: what follows at once, as in a loop over questions, is never delayed.
+        self._patience = patience
         # Tokens, in blocks of the cache: of a CPU it is one, of which a pass takes a tenth of a second.
         self._piece = piece or (32 if runs_on_cpu() else 512)
         self.waiting: deque[_Prefix] = deque(maxlen=_REMEMBERED)
@@ -59,6 +61,7 @@ class PrefixWarmer:
             self.reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
+        await asyncio.sleep(self._patience)
         while self.waiting:
             prefix = self.waiting[0]
             prefix.read = max(prefix.read, *(self._common(prefix, *each) for each in self.known), 0)
