@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lookahead_agent.agents.templates import template_path
+from lookahead_agent.agents.tool_sources import specialists
 
 _FILES = resources.files(__package__).joinpath("project")
 _WRITTEN = ("main.py", "test_agent.py", "tools.py", "pyproject.toml", "README.md")
@@ -76,16 +77,13 @@ def _planning(tools: Sequence[ProjectTool]) -> dict[str, Any]:
 
 def _leading(tools: Sequence[ProjectTool]) -> dict[str, Any]:
     calls = [one for tool in tools for one in (_call(tool.name, tool.arguments), _READY)]
+    experts = {tool.name: name for name, its in specialists(tools).items() for tool in its}
     return {
-        "You_lead": [*(_call(_expert(tool), {"task": tool.question}) for tool in tools), _READY],
+        "You_lead": [*(_call(experts[tool.name], {"task": tool.question}) for tool in tools), _READY],
         "You_think": [f"Now step {number}." for number in range(len(calls))],
         "You_carry_out": calls,
         "You_answer": _DONE,
     }
-
-
-def _expert(tool: ProjectTool) -> str:
-    return f"{tool.name}_expert"
 
 
 PROJECTS: dict[str, Script] = {
@@ -124,6 +122,7 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
         "imports": "\n".join(_imports(chosen)),
         "setup": "".join(tool.setup for tool in chosen),
         "made": _made(of_tools, chosen),
+        "loaders": "load_tools" if of_tools == "TOOLS" else "load_tools, specialists",
         "script": _script(PROJECTS[template](chosen)),
         "expected": repr([tool.result for tool in chosen]),
         "answer": repr(_DONE),
@@ -164,10 +163,8 @@ def _imports(chosen: Sequence[ProjectTool]) -> list[str]:
 
 
 def _made(name: str, chosen: Sequence[ProjectTool]) -> str:
-    if name == "TOOLS":
-        return f"TOOLS = load_tools({_listed([tool.source for tool in chosen], '')})"
-    experts = "".join(f'    "{_expert(tool)}": load_tools([{tool.source}]),\n' for tool in chosen)
-    return f"SPECIALISTS = {{\n{experts}}}"
+    loaded = f"load_tools({_listed([tool.source for tool in chosen], '')})"
+    return f"{name} = {loaded}" if name == "TOOLS" else f"{name} = specialists({loaded})"
 
 
 def _script(replies: Mapping[str, Any]) -> str:

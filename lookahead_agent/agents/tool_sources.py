@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from langchain_core.tools import BaseTool, tool
 
@@ -49,11 +49,19 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     return _without_clashes(_loaded(sources))
 
 
-def specialists(tools: Iterable[BaseTool]) -> dict[str, list[BaseTool]]:
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Tool = TypeVar("Tool", bound=_Named)
+
+
+def specialists(tools: Iterable[Tool]) -> dict[str, list[Tool]]:
     """The specialists of a supervisor with their tools: one for each tool, one for all that work in a folder."""
     given = list(tools)
     together = {"read_file", "write_file", "python"} if any(tool.name == "read_file" for tool in given) else set()
-    teams: dict[str, list[BaseTool]] = {}
+    teams: dict[str, list[Tool]] = {}
     for made in given:
         teams.setdefault("files_expert" if made.name in together else f"{made.name}_expert", []).append(made)
     return teams
