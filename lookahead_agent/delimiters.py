@@ -28,11 +28,11 @@ def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
         ConfigurationError: The pattern is too long, repeats too often, cannot be searched for, or matches the empty
             text.
     """
+    nothing = ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
     if isinstance(delimiter, str):
-        find: Finder = re.compile(re.escape(delimiter)).finditer
         if delimiter == "":
-            raise ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
-        return find
+            raise nothing
+        return re.compile(re.escape(delimiter)).finditer
     written, repetitions = delimiter.pattern, 1
     for least, most in _REPETITION.findall(written):
         repetitions *= max([1, *(int(number[:9]) for number in (least, most) if number)])
@@ -41,18 +41,15 @@ def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
             f"the delimiter's pattern is too large: it has at most {_LONGEST_PATTERN} characters and "
             f"{_MOST_REPETITIONS} repetitions"
         )
-    flags = 0
-    for ours, theirs in _FLAGS.items():
-        flags |= theirs if delimiter.flags & ours else 0
     try:
-        compiled = regex.compile(written, flags)
+        compiled = regex.compile(written, sum(theirs for ours, theirs in _FLAGS.items() if delimiter.flags & ours))
         empty = compiled.match("", timeout=_SEARCH_SECONDS) is not None
     except TimeoutError:
         raise too_slow(delimiter) from None
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         raise ConfigurationError(f"the delimiter /{written}/ cannot be searched for: {error}") from None
     if empty:
-        raise ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
+        raise nothing
     return partial(compiled.finditer, timeout=_SEARCH_SECONDS)
 
 

@@ -8,31 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from lookahead_agent.decoding import step as steps
 from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
 from lookahead_agent.decoding.draft_follower import DraftFollower
 from lookahead_agent.decoding.prefixes import Prefixes, encodable
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
-from lookahead_agent.decoding.step import (
-    Abort,
-    Action,
-    Commit,
-    Event,
-    Fail,
-    Failed,
-    Finish,
-    Judged,
-    Node,
-    Refuted,
-    Reject,
-    Source,
-    StartDraft,
-    StartTarget,
-    Step,
-    StepEnd,
-    StepWritten,
-    Verify,
-)
+from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
 from lookahead_agent.decoding.verifier import (
     DraftStep,
@@ -107,7 +89,7 @@ class _Loop:
         engines = {Source.TARGET: target, Source.DRAFT: draft}
         self._streams = Streams(request, settings, engines, self._prefixes, self._report, self._clock, buffer)
         self._follower = DraftFollower(draft, buffer, self._streams) if buffer is not None else None
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[steps.Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
         self._invalid_request: ConfigurationError | None = None
@@ -117,7 +99,7 @@ class _Loop:
             end = self._carry_out(self._scheduler.start())
             while end is None:
                 event = await self._events.get()
-                if isinstance(event, StepWritten):
+                if isinstance(event, steps.StepWritten):
                     self._streams.keep_open(event.job)
                 end = self._carry_out(self._scheduler.handle(event))
         finally:
@@ -134,30 +116,30 @@ class _Loop:
             cut=end is not StepEnd.EOS,
         )
 
-    def _carry_out(self, actions: list[Action]) -> StepEnd | None:
+    def _carry_out(self, actions: list[steps.Action]) -> StepEnd | None:
         """Start, verify, commit, reject and abort; the end of the last step once the reply is complete."""
         end: StepEnd | None = None
         for action in actions:
             match action:
-                case StartDraft(job, node, rank):
+                case steps.StartDraft(job, node, rank):
                     self._start(job, node, Source.DRAFT, rank, live=False)
-                case StartTarget(job, node, live):
+                case steps.StartTarget(job, node, live):
                     self._start(job, node, Source.TARGET, 0, live=live)
-                case Verify(job, draft, target):
+                case steps.Verify(job, draft, target):
                     self._report.verifier_calls += 1
                     step = target.step if target is not None else None
                     self._spawn(job, partial(self._verify, job, self._streams.writers[draft.job], step))
-                case Commit(node):
+                case steps.Commit(node):
                     self._commit(node)
-                case Reject(job):
+                case steps.Reject(job):
                     writer = self._decided(job)
                     writer.stream.counts.rejected += writer.generated
                     self._tell("rejected" if writer.stream.source is Source.DRAFT else "unused", writer)
-                case Abort(job):
+                case steps.Abort(job):
                     self._abort(job)
-                case Finish(finished):
+                case steps.Finish(finished):
                     end = finished
-                case Fail(reason):
+                case steps.Fail(reason):
                     raise self._invalid_request or EngineError(f"the target model failed: {reason}")
         for stream in self._streams.unclaimed():
             self._retire(stream)
@@ -200,7 +182,7 @@ class _Loop:
 
     # Jobs
 
-    async def _write(self, writer: StepWriter) -> Event:
+    async def _write(self, writer: StepWriter) -> steps.Event:
         source = writer.stream.source
         with self._clock.draft if source is Source.DRAFT else self._clock.target:
             async with self._streams.patience(source) as silence:
@@ -210,7 +192,7 @@ class _Loop:
                     self._streams.given_up(source)
                     raise
 
-    async def _read_step(self, writer: StepWriter, silence: asyncio.Timeout) -> Event:
+    async def _read_step(self, writer: StepWriter, silence: asyncio.Timeout) -> steps.Event:
         stream = writer.stream
         while True:
             while stream.unread:
@@ -229,7 +211,7 @@ class _Loop:
             else:
                 return self._written(writer, writer.segmenter.close(stream.finish_reason))
 
-    def _written(self, writer: StepWriter, step: Step) -> StepWritten:
+    def _written(self, writer: StepWriter, step: Step) -> steps.StepWritten:
         if self._follower is not None:
             self._follower.step_ended(writer)
         if drafted := writer.stream.source is Source.DRAFT:
@@ -238,7 +220,7 @@ class _Loop:
         writer.ended = self._clock.now()
         self._tell("drafted" if drafted else "written", writer)
         self._refute(writer)
-        return StepWritten(writer.job, writer.complete)
+        return steps.StepWritten(writer.job, writer.complete)
 
     def _refute(self, writer: StepWriter) -> None:
         """See whether the target's step, as far as it is written, rules out a draft step from the same node."""
@@ -255,7 +237,7 @@ class _Loop:
             if self._early.refutes(self._partial(draft), so_far):
                 target.refuted |= {candidate.rank}
                 self._report.refuted += 1
-                self._events.put_nowait(Refuted(node.target_job, candidate.rank))
+                self._events.put_nowait(steps.Refuted(node.target_job, candidate.rank))
 
     def _partial(self, writer: StepWriter) -> PartialStep:
         if writer.complete is not None:
@@ -263,7 +245,7 @@ class _Loop:
         readable = writer.stream.source is Source.TARGET or self._prefixes.shared
         return PartialStep(writer.segmenter.token_ids if readable else (), writer.segmenter.text, False)
 
-    async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> Event:
+    async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> steps.Event:
         started = self._clock.now()
         node, draft = writer.node, writer.complete
         assert draft is not None
@@ -283,13 +265,13 @@ class _Loop:
         self._verdicts[writer.job] = verdict
         self._emit("judged", writer, started, self._clock.now(), verdict)
         logger.debug("%s: %r for %r", verdict, writer.complete, target)
-        return Judged(job, verdict.accepted)
+        return steps.Judged(job, verdict.accepted)
 
-    def _spawn(self, job: int, work: Callable[[], Coroutine[Any, Any, Event]]) -> None:
+    def _spawn(self, job: int, work: Callable[[], Coroutine[Any, Any, steps.Event]]) -> None:
         task = self._tasks[job] = asyncio.get_running_loop().create_task(self._run_job(job, work))
         task.add_done_callback(lambda _: self._tasks.pop(job, None))
 
-    async def _run_job(self, job: int, work: Callable[[], Coroutine[Any, Any, Event]]) -> None:
+    async def _run_job(self, job: int, work: Callable[[], Coroutine[Any, Any, steps.Event]]) -> None:
         try:
             event = await work()
         except Exception as error:
@@ -302,7 +284,7 @@ class _Loop:
                 limit = self._streams.limits[writer.stream.source] if writer else self.settings.verifier_timeout
                 who = f"the {writer.stream.source.value} model" if writer else "the verifier"
                 reason = f"{who} gave no sign of life for {limit or 0:g} s"
-            event = Failed(job, reason)
+            event = steps.Failed(job, reason)
         self._events.put_nowait(event)
 
     def _tell(self, kind: StepEventKind, writer: StepWriter) -> None:

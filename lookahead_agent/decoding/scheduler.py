@@ -9,28 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lookahead_agent.decoding.step import (
-    Abort,
-    Action,
-    Candidate,
-    Commit,
-    Event,
-    Fail,
-    Failed,
-    Finish,
-    Judged,
-    Node,
-    Refuted,
-    Reject,
-    Source,
-    StartDraft,
-    StartTarget,
-    StepEnd,
-    StepWritten,
-    Verify,
-    comparable,
-    usable,
-)
+from lookahead_agent.decoding import step as steps
+from lookahead_agent.decoding.step import Candidate, Node, Source, StepEnd, comparable, usable
 
 _Phase = Literal["drafting", "writing", "judging"]  # of a synchronous round
 
@@ -61,38 +41,41 @@ class LookaheadScheduler:
         # By job the node after which it writes, and the candidate that it writes or verifies.
         self._jobs: dict[int, tuple[Node, Candidate | None]] = {}
 
-    def start(self) -> list[Action]:
+    def start(self) -> list[steps.Action]:
         """The first actions."""
         return self._advance([])
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: steps.Event) -> list[steps.Action]:
         """Take one event into account and return what is to be done."""
         if self.finished or event.job not in self._jobs:
             return []
-        actions: list[Action] = []
-        if isinstance(event, Refuted):
+        actions: list[steps.Action] = []
+        if isinstance(event, steps.Refuted):
             node, _ = self._jobs[event.job]
             self._refuse(node.candidates[event.rank], actions)
             return self._advance(actions)
         node, candidate = self._jobs.pop(event.job)
         match event:
-            case StepWritten(number, step) if candidate is None:
+            case steps.StepWritten(number, step) if candidate is None:
                 node.target_job = None
                 node.target = Node(node.position + 1, node, Source.TARGET, step, number)
-            case StepWritten(number, step) if candidate is not None and candidate.node is None:
+            case steps.StepWritten(number, step) if candidate is not None and candidate.node is None:
                 candidate.job = None
+                others = [other.node.step for other in node.open_candidates if other.node is not None]
                 candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
                 # A draft that ends the reply without text has nothing that could be judged alone.
                 silent = self.draft_first and not step.text.strip()
-                if not usable(step) or silent or self._is_written_twice(candidate, node):
+                # One with the tokens of another can gain nothing.
+                twice = any(other is not None and other.token_ids == step.token_ids for other in others)
+                if not usable(step) or silent or twice:
                     self._refuse(candidate, actions)
-            case Judged(_, accepted) if candidate is not None and candidate.node is not None:
+            case steps.Judged(_, accepted) if candidate is not None and candidate.node is not None:
                 candidate.verify_job = None
                 candidate.accepted = accepted
-            case Failed(_, reason) if candidate is None:
+            case steps.Failed(_, reason) if candidate is None:
                 self.finished = True
-                return [*(Abort(other) for other in self._jobs), Fail(reason)]
-            case Failed(_, reason):  # nothing is left but the target's own steps from the front
+                return [*(steps.Abort(other) for other in self._jobs), steps.Fail(reason)]
+            case steps.Failed(_, reason):  # nothing is left but the target's own steps from the front
                 self._speculating, self.speculation_disabled, self.front.closed = False, reason, True
                 for other in self.front.open_candidates:
                     self._refuse(other, actions)
@@ -114,7 +97,7 @@ class LookaheadScheduler:
                     order += 1
                     heapq.heappush(heap, (cost + 1 + child.rank, order, child))
 
-    def _advance(self, actions: list[Action]) -> list[Action]:
+    def _advance(self, actions: list[steps.Action]) -> list[steps.Action]:
         if self._in_rounds and not self._round(actions):
             return actions
         self._decide(self.front, actions)
@@ -130,7 +113,7 @@ class LookaheadScheduler:
 
     # Decide
 
-    def _decide(self, node: Node, actions: list[Action]) -> None:
+    def _decide(self, node: Node, actions: list[steps.Action]) -> None:
         """Decide what can be decided at a node and everywhere after it."""
         if node.chosen is None:
             accepted = next((candidate.node for candidate in node.open_candidates if candidate.accepted), None)
@@ -143,23 +126,15 @@ class LookaheadScheduler:
         for child in node.expected:
             self._decide(child, actions)
 
-    def _refuse_hopeless(self, node: Node, actions: list[Action]) -> None:
+    def _refuse_hopeless(self, node: Node, actions: list[steps.Action]) -> None:
         target = node.target.step if node.target is not None else None
         for candidate in node.open_candidates:
             draft = candidate.node.step if candidate.node is not None else None
-            late = target is not None and draft is None
-            unlike = target is not None and draft is not None and not comparable(draft, target)
-            if late or unlike or candidate.accepted is False:
+            hopeless = target is not None and (draft is None or not comparable(draft, target))
+            if hopeless or candidate.accepted is False:
                 self._refuse(candidate, actions)
 
-    def _is_written_twice(self, candidate: Candidate, node: Node) -> bool:
-        """Whether another candidate has the same tokens: this one can gain nothing."""
-        steps = [other.node.step for other in node.open_candidates if other.node is not None and other is not candidate]
-        assert candidate.node is not None
-        assert candidate.node.step is not None
-        return any(step is not None and step.token_ids == candidate.node.step.token_ids for step in steps)
-
-    def _choose(self, node: Node, chosen: Node, actions: list[Action]) -> None:
+    def _choose(self, node: Node, chosen: Node, actions: list[steps.Action]) -> None:
         node.chosen = chosen
         self._abort(node.target_job, actions)
         if node.target is not None and node.target is not chosen:
@@ -174,15 +149,15 @@ class LookaheadScheduler:
 
     # Commit
 
-    def _commit(self, node: Node, actions: list[Action]) -> None:
+    def _commit(self, node: Node, actions: list[steps.Action]) -> None:
         assert node.step is not None
-        actions.append(Commit(node))
+        actions.append(steps.Commit(node))
         self.front = node
         node.parent = None
         if node.ends_reply:
             self.finished = True
             self._drop_below(node, actions)
-            actions.append(Finish(node.step.end))
+            actions.append(steps.Finish(node.step.end))
         elif node.opens_action:
             self._speculating = self.awaits_thinking = False
         elif node.step.end is StepEnd.THINKING and self.awaits_thinking:
@@ -191,7 +166,7 @@ class LookaheadScheduler:
 
     # Fill
 
-    def _fill(self, actions: list[Action]) -> None:
+    def _fill(self, actions: list[steps.Action]) -> None:
         undecided = 0
         for node in list(self.nodes()):
             if node.chosen is not None:
@@ -209,27 +184,27 @@ class LookaheadScheduler:
         if self.hedge and own is not None and not own.ends_reply:
             self._start_target(own, actions)
 
-    def _start_target(self, node: Node, actions: list[Action]) -> None:
+    def _start_target(self, node: Node, actions: list[steps.Action]) -> None:
         if node.target is None and node.target_job is None:
             node.target_job = self._start(node)
-            actions.append(StartTarget(node.target_job, node, live=not self._speculating))
+            actions.append(steps.StartTarget(node.target_job, node, live=not self._speculating))
 
-    def _start_drafts(self, node: Node, actions: list[Action]) -> None:
+    def _start_drafts(self, node: Node, actions: list[steps.Action]) -> None:
         if node.closed or node.candidates:
             return
         for rank in range(self.width):
             candidate = Candidate(rank)
             candidate.job = self._start(node, candidate)
             node.candidates.append(candidate)
-            actions.append(StartDraft(candidate.job, node, rank))
+            actions.append(steps.StartDraft(candidate.job, node, rank))
 
-    def _start_verifiers(self, node: Node, actions: list[Action]) -> None:
+    def _start_verifiers(self, node: Node, actions: list[steps.Action]) -> None:
         if node.target is None and not self.draft_first:
             return
         for candidate in node.open_candidates:
             if candidate.node is not None and candidate.accepted is None and candidate.verify_job is None:
                 candidate.verify_job = self._start(node, candidate)
-                actions.append(Verify(candidate.verify_job, candidate.node, node.target))
+                actions.append(steps.Verify(candidate.verify_job, candidate.node, node.target))
 
     # Synchronous rounds
 
@@ -237,7 +212,7 @@ class LookaheadScheduler:
     def _in_rounds(self) -> bool:
         return self.synchronous and self._speculating
 
-    def _round(self, actions: list[Action]) -> bool:
+    def _round(self, actions: list[steps.Action]) -> bool:
         """Go on with a round; True once everything in it is written and judged."""
         nodes = [node for node in self.nodes() if node.chosen is None][: self.depth * self.width]
         if self._phase == "drafting":
@@ -265,7 +240,7 @@ class LookaheadScheduler:
 
     # What is dropped
 
-    def _refuse(self, candidate: Candidate, actions: list[Action]) -> None:
+    def _refuse(self, candidate: Candidate, actions: list[steps.Action]) -> None:
         """Drop a candidate and what was written after it, for good."""
         if candidate.refused:
             return
@@ -276,11 +251,11 @@ class LookaheadScheduler:
             self._drop(candidate.node, actions)
         candidate.job = candidate.verify_job = None
 
-    def _drop(self, node: Node, actions: list[Action]) -> None:
-        actions.append(Reject(node.job))
+    def _drop(self, node: Node, actions: list[steps.Action]) -> None:
+        actions.append(steps.Reject(node.job))
         self._drop_below(node, actions)
 
-    def _drop_below(self, node: Node, actions: list[Action]) -> None:
+    def _drop_below(self, node: Node, actions: list[steps.Action]) -> None:
         self._abort(node.target_job, actions)
         for candidate in node.candidates:
             self._refuse(candidate, actions)
@@ -294,6 +269,6 @@ class LookaheadScheduler:
         self._jobs[self._next_job] = node, candidate
         return self._next_job
 
-    def _abort(self, number: int | None, actions: list[Action]) -> None:
+    def _abort(self, number: int | None, actions: list[steps.Action]) -> None:
         if number is not None and self._jobs.pop(number, None) is not None:
-            actions.append(Abort(number))
+            actions.append(steps.Abort(number))

@@ -47,10 +47,6 @@ class Stream:
             return True
         return False
 
-    async def close(self) -> None:
-        """Abort the request if it still runs."""
-        await self.deltas.aclose()
-
 
 @dataclass(eq=False)
 class StepWriter:
@@ -186,7 +182,7 @@ class Streams:
         async def close() -> None:
             if reader is not None:
                 await asyncio.wait({reader})
-            await stream.close()
+            await stream.deltas.aclose()
 
         stream.counts.aborted += len(stream.unread)
         stream.unread.clear()
@@ -203,7 +199,7 @@ class Streams:
             writer.stream.counts.aborted += writer.generated
         for stream in streams:
             stream.counts.aborted += len(stream.unread)
-        for result in await asyncio.gather(*(stream.close() for stream in streams), return_exceptions=True):
+        for result in await asyncio.gather(*(stream.deltas.aclose() for stream in streams), return_exceptions=True):
             if isinstance(result, Exception):
                 logger.warning("closing an engine request failed: %s", result)
 
