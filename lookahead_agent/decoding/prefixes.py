@@ -91,10 +91,12 @@ class Prefixes:
         self.awaits_thinking = request.regions.answer_from_target and tags is not None and not thinking.inside
         """Whether the reply begins where only the target may write, before its thinking."""
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
-        self._prompt = request.prompt_ids
         self._max_tokens = request.sampling.max_tokens
-        self._draft_prompt = request.draft_prompt_ids or request.prompt_ids
-        self._draft_reply: list[int] = []  # the committed tokens in the draft's vocabulary, if that is another
+        # Prompt and committed tokens as each model reads them: of one vocabulary, both read the same.
+        translated = request.prompt_ids if self.shared else request.draft_prompt_ids or request.prompt_ids
+        self._prompts = {Source.TARGET: request.prompt_ids, Source.DRAFT: translated}
+        ids = self.committed.token_ids
+        self._replies: dict[Source, list[int]] = {Source.TARGET: ids, Source.DRAFT: ids if self.shared else []}
         self._draft_ids: dict[int, tuple[int, ...]] = {}  # the same of undecided steps, by job
         # A marker or stop string may begin this many characters before the step that completes it.
         markers = (*request.sampling.stop, *request.regions.action_markers, *((tags.open, tags.close) if tags else ()))
@@ -103,14 +105,14 @@ class Prefixes:
 
     def ids(self, node: Node, source: Source) -> list[int]:
         """Prompt and reply up to a node, in the vocabulary of one of the models."""
-        ids = [*(self._draft_prompt if self._is_translated(source) else self._prompt), *self._committed(source)]
+        ids = [*self._prompts[source], *self._replies[source]]
         for each in _undecided(node):
             ids.extend(self._ids_of(each, source))
         return ids
 
     def reply_length(self, node: Node, source: Source = Source.TARGET) -> int:
         """Tokens of the reply up to a node."""
-        return len(self._committed(source)) + sum(len(self._ids_of(each, source)) for each in _undecided(node))
+        return len(self._replies[source]) + sum(len(self._ids_of(each, source)) for each in _undecided(node))
 
     def text(self, node: Node) -> str:
         """The reply's text up to a node."""
@@ -143,7 +145,7 @@ class Prefixes:
         """The last step of a node is part of the reply; the tokens of a live one have been committed."""
         assert node.step is not None
         if not self.shared:
-            self._draft_reply.extend(self._ids_of(node, Source.DRAFT))
+            self._replies[Source.DRAFT].extend(self._ids_of(node, Source.DRAFT))
         self._context = self._contexts.get(node.job) or self._context.then(node.step.text)
         self.forget(node.job)
         if not live:
@@ -154,20 +156,13 @@ class Prefixes:
         self._draft_ids.pop(job, None)
         self._contexts.pop(job, None)
 
-    def _committed(self, source: Source) -> list[int]:
-        return self._draft_reply if self._is_translated(source) else self.committed.token_ids
-
     def _ids_of(self, node: Node, source: Source) -> Sequence[int]:
         assert node.step is not None
-        if not self._is_translated(source):
+        if self.shared or source is Source.TARGET:
             return node.step.token_ids
         if node.job not in self._draft_ids:
             self._draft_ids[node.job] = tuple(self._draft.encode(node.step.text))
         return self._draft_ids[node.job]
-
-    def _is_translated(self, source: Source) -> bool:
-        """Whether a model has another vocabulary than the reply."""
-        return source is Source.DRAFT and not self.shared
 
 
 def _undecided(node: Node) -> list[Node]:

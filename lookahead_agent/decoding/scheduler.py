@@ -114,7 +114,6 @@ class LookaheadScheduler:
     # Decide
 
     def _decide(self, node: Node, actions: list[steps.Action]) -> None:
-        """Decide what can be decided at a node and everywhere after it."""
         if node.chosen is None:
             accepted = next((candidate.node for candidate in node.open_candidates if candidate.accepted), None)
             if accepted is not None:

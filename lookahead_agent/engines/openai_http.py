@@ -109,7 +109,8 @@ class OpenAIEngine:
                 # It counts other tokens than the tokenizer here makes: ids would mean something else to it.
                 self._accepts_ids = False
             self.tokenizer = self._own_tokenizer.exchanging_text()
-        elif _without_first_token(theirs, ids) != ids:
+        # It may add a token for the beginning of the text.
+        elif (theirs[1:] if len(theirs) == len(ids) + 1 else theirs) != ids:
             raise ConfigurationError(
                 f"the {self._role}'s server has another tokenizer than the one given here: name the tokenizer of "
                 f"{self._model!r} ({'tokenizer' if self._role == 'target' else 'draft_tokenizer'}=…)"
@@ -207,11 +208,6 @@ def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
     """The tokens of a prompt that a server had in its prefix cache; None: it does not tell."""
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     return details.get("cached_tokens")
-
-
-def _without_first_token(theirs: Sequence[int], ours: Sequence[int]) -> list[int]:
-    """A server's ids of a text without the beginning-of-text token that it may add."""
-    return list(theirs[1:]) if len(theirs) == len(ours) + 1 else list(theirs)
 
 
 def _response_format(structured: Mapping[str, Any] | None) -> dict[str, Any] | None:

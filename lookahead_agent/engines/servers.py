@@ -91,7 +91,6 @@ class Server:
                 await self._before_next_try(failure, failures)
 
     async def _before_next_try(self, failure: _UnavailableError, failures: int) -> None:
-        """Wait until the next try, or give up."""
         self.answers = False
         if failures >= self._remote.max_retries:
             raise failure

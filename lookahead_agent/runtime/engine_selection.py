@@ -203,9 +203,9 @@ def same_vocabulary(target: Path, draft: Path, load: Callable[[Path], HFTokenize
 
 def _fixed(precision: Precision, arguments: Mapping[str, Any]) -> Kernel | None:
     """The precision that a user has fixed; None if none is."""
-    if precision == "auto" or "dtype" not in arguments:
-        return None if precision == "auto" else precision
-    if _KERNEL_OF_DTYPE.get(str(arguments["dtype"])) == precision:
+    if precision == "auto":
+        return None
+    if "dtype" not in arguments or _KERNEL_OF_DTYPE.get(str(arguments["dtype"])) == precision:
         return precision
     raise ConfigurationError(f"precision={precision!r} and the engine argument dtype={arguments['dtype']!r} disagree")
 

@@ -62,21 +62,20 @@ class JudgeVerifier:
     async def p_aligned(self, pair: StepPair) -> float:
         """Probability that the judge answers yes, in [0, 1]."""
         try:
-            answers = await self.model.first_token_probabilities(self._messages(pair, None))
+            answers = await self.model.first_token_probabilities(_messages(pair, pair.question))
         except ContextLengthError:
-            answers = await self.model.first_token_probabilities(self._messages(pair, _SHORTENED))
+            end = pair.question[-_SHORTENED:]
+            question = end if end == pair.question else f"…{end}"
+            answers = await self.model.first_token_probabilities(_messages(pair, question))
         yes, no = (sum(p for text, p in answers.items() if text.strip().lower() == word) for word in ("yes", "no"))
         if yes + no == 0.0:
             raise EngineError("the judge answered neither yes nor no")
         return yes / (yes + no)
 
-    def _messages(self, pair: StepPair, longest: int | None) -> list[dict[str, str]]:
-        steps = {"target": pair.target.text.strip(), "draft": pair.draft.text.strip()}
-        question = pair.question
-        if longest is not None and len(question) > longest:
-            question = "…" + question[-longest:]
-        user = USER_PROMPT.format(question=question, **steps)
-        return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": user}]
+
+def _messages(pair: StepPair, question: str) -> Messages:
+    user = USER_PROMPT.format(question=question, target=pair.target.text.strip(), draft=pair.draft.text.strip())
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": user}]
 
 
 class EngineJudge:
