@@ -56,14 +56,20 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
     """The calls of a run, in the order in which they began."""
     calls: dict[str, Call] = {}
     for row in rows:
-        if row["type"] == "step":
-            _add_step(calls, row)
-        elif row["type"] == "reply":
-            seconds = row["seconds"]["total"]
-            call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - seconds, row["at"]))
-            call.end = max(call.end, call.start + seconds)
+        if row["type"] not in ("step", "reply"):
+            continue
+        is_step = row["type"] == "step"
+        seconds = row["ended"] if is_step else row["seconds"]["total"]
+        # A call's first event has its beginning.
+        call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - seconds, row["at"]))
+        call.end = max(call.end, call.start + seconds)
+        if not is_step:
             call.figures = {key: row[key] for key in ("steps", "accepted", "tokens", "seconds", "speculation_disabled")}
             call.text = row["text"] or ", ".join(f"{made['name']}({made['args']})" for made in row["tool_calls"])
+        elif row["kind"] in _SHOWN:  # a step has an event when it is written and another when it is decided
+            lane = "verifier" if row["kind"] == "judged" else row["source"]
+            known = {name: row[name] for name in ("kind", "position", "text", "verdict", "score")}
+            call.bars.append(Bar(lane, call.start + row["started"], call.start + row["ended"], **known))
     for call in calls.values():
         for lane in LANES:
             _spread([bar for bar in call.bars if bar.lane == lane])
@@ -80,17 +86,6 @@ def _mark_critical(calls: Sequence[Call]) -> None:
         last = max(left, key=lambda call: call.end)
         last.critical = True
         left = [other for other in left if other.end <= last.start + _SAME_MOMENT and other is not last]
-
-
-def _add_step(calls: dict[str, Call], row: Mapping[str, Any]) -> None:
-    # A step has an event when it is written and another when it is decided; a call's first event has its beginning.
-    call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - row["ended"], row["at"]))
-    call.end = max(call.end, call.start + row["ended"])
-    if row["kind"] not in _SHOWN:
-        return
-    lane = "verifier" if row["kind"] == "judged" else row["source"]
-    known = {name: row[name] for name in ("kind", "position", "text", "verdict", "score")}
-    call.bars.append(Bar(lane, call.start + row["started"], call.start + row["ended"], **known))
 
 
 def _spread(bars: Sequence[_Spread], overlap: float = 1e-9) -> None:
