@@ -42,6 +42,12 @@ class Regions:
     thinking: ThinkingTags | None = None  # None for models that do not think apart; no step goes over the closing tag
     answer_from_target: bool = False  # whether only the thinking may be speculated on
 
+    def begins_outside_thinking(self, prompt: str) -> bool:
+        """Whether a reply to this prompt begins where only the target may write."""
+        if self.thinking is None or not self.answer_from_target:
+            return False
+        return not self.thinking.opened_by(prompt)
+
 
 @dataclass(frozen=True)
 class ReplyRequest:
