@@ -36,8 +36,7 @@ class PrefixWarmer:
         self._idle = idle  # whether no reply is written
         # Seconds without a reply before it reads: what follows at once, as in a loop over questions, is never delayed.
         self._patience = patience
-        # Tokens, in blocks of the cache: of a CPU it is one, of which a pass takes a tenth of a second.
-        self._piece = piece or (32 if runs_on_cpu() else 512)
+        self._piece = piece
         self.waiting: deque[_Prefix] = deque(maxlen=_REMEMBERED)
         self.known: deque[tuple[Engine, Sequence[int]]] = deque(maxlen=_REMEMBERED)
         """Token ids, shape (n,), that an engine has read or written lately."""
@@ -62,6 +61,9 @@ class PrefixWarmer:
 
     async def _read(self) -> None:
         await asyncio.sleep(self._patience)
+        if self._piece is None:
+            # Tokens, in blocks of the cache: of a CPU it is one, of which a pass takes a tenth of a second.
+            self._piece = 32 if await asyncio.to_thread(runs_on_cpu) else 512
         while self.waiting:
             prefix = self.waiting[0]
             prefix.read = max(prefix.read, *(self._common(prefix, *each) for each in self.known), 0)
