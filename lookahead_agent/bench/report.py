@@ -87,32 +87,20 @@ def _table(rows: Sequence[ConfigurationSummary]) -> Table:
     return headings, [list(row) for row in zip(*shown.values(), strict=True)]
 
 
-def _share(value: Estimate | None) -> str:
-    return "" if value is None else value.shown("{:.0%}".format, lambda end: f"{100 * end:.0f}")
-
-
-def _points(value: Estimate | None) -> str:
-    return "" if value is None else value.shown(lambda share: f"{100 * share:+.0f}")
-
-
-def _times(value: Estimate | None) -> str:
-    return "" if value is None else value.shown("{:.2f}".format)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _shown(value: Estimate | None, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
+    return "" if value is None else value.shown(form, ends)
 
 
 _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "configuration": lambda each: each.configuration,
     "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
-    "accuracy": lambda each: _share(each.accuracy),
-    "accuracy against {baseline}": lambda each: _points(each.accuracy_difference),
+    "accuracy": lambda each: _shown(each.accuracy, "{:.0%}".format, lambda end: f"{100 * end:.0f}"),
+    "accuracy against {baseline}": lambda each: _shown(each.accuracy_difference, lambda share: f"{100 * share:+.0f}"),
     "seconds": lambda each: f"{each.seconds:.1f}",
-    "speed (seconds)": lambda each: _times(each.speedup),
+    "speed (seconds)": lambda each: _shown(each.speedup, "{:.2f}".format),
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
-    "speed (tokens/s)": lambda each: _times(each.rate_ratio),
-    "first token, s": lambda each: _number(each.first_token),
+    "speed (tokens/s)": lambda each: _shown(each.rate_ratio, "{:.2f}".format),
+    "first token, s": lambda each: f"{each.first_token:.1f}" if each.first_token is not None else "",
     "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd", PEER) else "",
     "wasted target": lambda each: f"{each.wasted_target:.2f}",
     "wasted draft": lambda each: f"{each.wasted_draft:.2f}",

@@ -125,6 +125,7 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
     calls = [call for sample in finished for call in sample.calls]
     tokens = sum(call.output_tokens for call in calls)
     output = max(tokens, 1)
+    first_tokens = [call.first_token for call in calls if call.first_token is not None]
     paired = pairs(samples, baseline) if samples is not baseline else []
     checked = [sample for sample in samples if sample.correct is not None]
     return ConfigurationSummary(
@@ -140,7 +141,7 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
         seconds=float(np.median([sample.seconds for sample in finished])),
         tokens=tokens / len(finished),
         tokens_per_second=float(np.median([sample.tokens_per_second for sample in finished])),
-        first_token=_median([call.first_token for call in calls if call.first_token is not None]),
+        first_token=float(np.median(first_tokens)) if first_tokens else None,
         acceptance=acceptance_of(calls),
         wasted_target=_wasted(calls, "target") / output,
         wasted_draft=_wasted(calls, "draft") / output,
@@ -181,10 +182,6 @@ def _by_problem(samples: Iterable[Sample], of: Callable[[Sample], float]) -> lis
     for sample in samples:
         figures.setdefault(sample.problem, []).append(of(sample))
     return [float(np.mean(of_problem)) for of_problem in figures.values()]
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if values else None
 
 
 def _wasted(calls: Iterable[CallRecord], role: str) -> int:

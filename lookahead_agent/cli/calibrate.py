@@ -53,15 +53,17 @@ def collect(
     names = options.choices(measures, MEASURES, "--measures")
     chosen: tuple[Measure, ...] = tuple(name for name in MEASURES if name in names)
     cores = binding(available_cores())
-    with options.chat_model(
-        model=model,
-        draft=draft,
-        engine_args=engine_arg,
-        judge_model=judge,
-        policy="cascade:depth=1",  # for draft, embedder and judge
+    models = options.ModelOptions(
+        model,
+        draft,
         token_speculation="none",
         precision=precision,
         draft_precision=draft_precision,
+        engine_args=engine_arg,
+    )
+    with models.chat_model(
+        judge_model=judge,
+        policy="cascade:depth=1",  # for draft, embedder and judge
         cores=(cores, cores),  # most of the time only the target writes
         max_tokens=max_tokens,
         temperature=temperature,

@@ -181,9 +181,11 @@ def estimate(
     if not known:
         # A depth forces step speculation: the draft needs an engine.
         fields: dict[str, Any] = {"policy": chosen.model_copy(update={"depth": chosen.steps_ahead})}
-        fields |= {"temperature": 0.0, "max_tokens": 256, "precision": precision, "draft_precision": draft_precision}
-        fields |= {"streaming": True, "return_token_ids": True}
-        with options.chat_model(model=model, draft=draft, engine_args=engine_arg, use_daemon=False, **fields) as llm:
+        fields |= {"temperature": 0.0, "max_tokens": 256, "streaming": True, "return_token_ids": True}
+        models = options.ModelOptions(
+            model, draft, precision=precision, draft_precision=draft_precision, engine_args=engine_arg
+        )
+        with models.chat_model(use_daemon=False, **fields) as llm:
             llm.start(ProgressBars())
             found = measurement.acceptance(llm, problems, ProgressBars())
     acceptance = Acceptance(

@@ -4,7 +4,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -133,21 +133,6 @@ def engine_arguments(given: list[str] | None) -> dict[str, Any]:
     return arguments
 
 
-def chat_model(
-    *,
-    model: str,
-    draft: str | None,
-    engine_args: list[str] | None = None,
-    base_url: str | None = None,
-    draft_url: str | None = None,
-    **fields: Any,
-) -> ChatLookahead:
-    """A chat model from options; nothing is loaded yet."""
-    arguments = engine_arguments(engine_args)
-    fields |= {"engine_args": arguments, "draft_engine_args": arguments, "base_url": base_url, "draft_url": draft_url}
-    return chat_class()(model=model, draft_model=draft, **fields)
-
-
 @dataclass(frozen=True)
 class ModelOptions:
     """The options by which a command is told its models, where they run and how."""
@@ -163,7 +148,10 @@ class ModelOptions:
 
     def chat_model(self, **fields: Any) -> ChatLookahead:
         """The chat model that they describe, with further fields; nothing is loaded yet."""
-        return chat_model(**asdict(self), **fields)
+        arguments = engine_arguments(self.engine_args)
+        own = {name: value for name, value in vars(self).items() if name not in ("draft", "engine_args")}
+        own |= {"draft_model": self.draft, "engine_args": arguments, "draft_engine_args": arguments}
+        return chat_class()(**own, **fields)
 
 
 def with_models(command: Callable[..., None]) -> Callable[..., None]:
