@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import StreamingResponse
@@ -20,6 +21,7 @@ from lookahead_agent.server.errors import ErrorReplies
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Replies:
     """The replies to one request, whole or in chunks; a stream generates each, `choices` for each of the prompts.
 
@@ -27,35 +29,29 @@ class Replies:
     chunk tells the tokens; with `with_events`, chunks tell steps and the whole reply in their field `lookahead`.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[AsyncGenerator[GenerateEvent, None]],
-        choices: int,
-        model: str,
-        *,
-        chat: bool,
-        with_usage: bool = False,
-        with_events: bool = False,
-    ) -> None:
-        self._streams = streams
-        self._choices = choices
-        self._chat = chat
-        self._with_usage = with_usage
-        self._with_events = with_events
-        prefix = "chatcmpl" if chat else "cmpl"
-        self._base = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    streams: Sequence[AsyncGenerator[GenerateEvent, None]]
+    choices: int
+    model: str
+    _: KW_ONLY
+    chat: bool
+    with_usage: bool = False
+    with_events: bool = False
+
+    def __post_init__(self) -> None:
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        self._base = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model}
         self._done: dict[int, ChatReply] = {}
         self._started: set[int] = set()
 
     async def body(self) -> AsyncGenerator[str, None]:
         """All replies in one JSON object."""
-        async with aclosing(merge(self._streams)) as events:
+        async with aclosing(merge(self.streams)) as events:
             async for index, event in events:
                 if isinstance(event, ChatReply):
                     self._done[index] = event
         replies = sorted(self._done.items())
         whole = {
-            "object": "chat.completion" if self._chat else "text_completion",
+            "object": "chat.completion" if self.chat else "text_completion",
             "choices": [{"index": index, "logprobs": None} | self._choice(reply) for index, reply in replies],
             "usage": self._usage(),
             "lookahead": [_figures(reply) for _, reply in replies],
@@ -63,7 +59,7 @@ class Replies:
         yield json.dumps(self._base | whole)
 
     def _choice(self, reply: ChatReply) -> dict[str, Any]:
-        if not self._chat:
+        if not self.chat:
             return {"text": reply.content, "finish_reason": reply.finish_reason}
         calls = _calls(reply)
         message = {
@@ -89,23 +85,23 @@ class Replies:
         yield "data: [DONE]\n\n"
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        base = self._base | {"object": "chat.completion.chunk" if self._chat else "text_completion"}
-        base |= {"usage": None} if self._with_usage else {}
-        async with aclosing(merge(self._streams)) as events:
+        base = self._base | {"object": "chat.completion.chunk" if self.chat else "text_completion"}
+        base |= {"usage": None} if self.with_usage else {}
+        async with aclosing(merge(self.streams)) as events:
             async for index, event in events:
                 if isinstance(event, StepEvent):
-                    if self._with_events:
+                    if self.with_events:
                         yield base | {"choices": [], "lookahead": event_to_json(event)}
                     continue
                 text, reason = (event.text, None) if isinstance(event, TextDelta) else ("", event.finish_reason)
-                parts = self._chat_parts(index, event) if self._chat else [{"text": text, "finish_reason": reason}]
+                parts = self._chat_parts(index, event) if self.chat else [{"text": text, "finish_reason": reason}]
                 chunks = [base | {"choices": [{"index": index, "logprobs": None} | part]} for part in parts]
                 if isinstance(event, ChatReply):
                     self._done[index] = event
-                    chunks[-1]["lookahead"] = event_to_json(event) if self._with_events else _figures(event)
+                    chunks[-1]["lookahead"] = event_to_json(event) if self.with_events else _figures(event)
                 for chunk in chunks:
                     yield chunk
-        if self._with_usage:
+        if self.with_usage:
             yield base | {"choices": [], "usage": self._usage()}
 
     def _chat_parts(self, index: int, event: TextDelta | ChatReply) -> Iterator[dict[str, Any]]:
@@ -127,7 +123,7 @@ class Replies:
 
     def _usage(self) -> dict[str, Any]:
         """The tokens: of each prompt once."""
-        first = [reply for index, reply in self._done.items() if index % self._choices == 0]
+        first = [reply for index, reply in self._done.items() if index % self.choices == 0]
         prompt = sum(reply.prompt_tokens for reply in first)
         cached = sum(reply.lookahead["prompt_tokens"]["target"]["cached"] or 0 for reply in first)
         completion = sum(len(reply.token_ids) for reply in self._done.values())

@@ -184,8 +184,10 @@ class ReplyWriter:
             prompts = list(body.prompts)
             if len(prompts) * body.n > limits.max_choices:
                 raise RefusedError(400, f"a request has at most {limits.max_choices} choices here", param="prompt")
-        # Replies to one request differ, and are the same for the same request.
-        seeds = [None if body.seed is None else _wrapped(body.seed + choice) for choice in range(body.n)]
+        # Replies to one request differ, and are the same for the same request. The last seed of 64 bits is followed by
+        # the first.
+        first = body.seed
+        seeds = [None if first is None else (first + each + 2**63) % 2**64 - 2**63 for each in range(body.n)]
         read = [CallOptions.read({**options, "seed": seed}) for seed in seeds]
         return [self.llm.request(prompt, each) for prompt in prompts for each in read]
 
@@ -210,8 +212,3 @@ class ReplyWriter:
                     elif first is None and isinstance(event, TextDelta):
                         first = time.monotonic() - started
                     yield event
-
-
-def _wrapped(seed: int) -> int:
-    """In 64 bits: the last seed is followed by the first."""
-    return (seed + 2**63) % 2**64 - 2**63
