@@ -15,6 +15,7 @@ _LONGEST_PATTERN = 1000  # in characters
 _MOST_REPETITIONS = 1000  # product of the numbers in a pattern's `{…}`: `regex` may write each out, which takes memory
 _REPETITION = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _FLAGS = {re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X, re.A: regex.A}
+_EMPTY = "the delimiter matches the empty text: steps would have no end and no beginning"
 
 Finder = Callable[[str, int], Iterator[Any]]
 """Finds matches in a text, from a position on."""
@@ -28,10 +29,9 @@ def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
         ConfigurationError: The pattern is too long, repeats too often, cannot be searched for, or matches the empty
             text.
     """
-    nothing = ConfigurationError("the delimiter matches the empty text: steps would have no end and no beginning")
     if isinstance(delimiter, str):
         if delimiter == "":
-            raise nothing
+            raise ConfigurationError(_EMPTY)
         return re.compile(re.escape(delimiter)).finditer
     written, repetitions = delimiter.pattern, 1
     for least, most in _REPETITION.findall(written):
@@ -49,7 +49,7 @@ def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         raise ConfigurationError(f"the delimiter /{written}/ cannot be searched for: {error}") from None
     if empty:
-        raise nothing
+        raise ConfigurationError(_EMPTY)
     return partial(compiled.finditer, timeout=_SEARCH_SECONDS)
 
 

@@ -143,21 +143,22 @@ class PlanMiddleware(TurnMiddleware):
                     continue
                 return ModelResponse(result=told)
             answer, *_ = (yield Asked(self._finisher_request(request, said, run))).result
-            own = [request.system_message] if request.system_message is not None else []
-            self.warm(request.model, [*own, *said.before, HumanMessage(said.question), AIMessage(answer.text)])
+            conversation = [*said.before, HumanMessage(said.question), AIMessage(answer.text)]
+            self.warm(request.model, conversation, request.system_message)
             return ModelResponse(result=[*told, answer])
 
-    def warm(self, llm: object, conversation: Sequence[BaseMessage] = ()) -> None:
+    def warm(
+        self, llm: object, conversation: Sequence[BaseMessage] = (), system_message: SystemMessage | None = None
+    ) -> None:
         """Have a `ChatLookahead` read how prompts of the next question begin; see `ChatLookahead.warm`.
 
         Args:
             llm: The agent's model; others do nothing.
-            conversation: Messages before the question, the agent's own system message first if it has one.
+            conversation: Messages before the question.
+            system_message: The agent's own.
         """
-        has_own = conversation and isinstance(conversation[0], SystemMessage)
-        own, before = (f"{conversation[0].text}\n\n", conversation[1:]) if has_own else ("", conversation)
         for node, system in (("planner", self._planner), ("finisher", self._finisher)):
-            warm(llm, [SystemMessage(own + system), *before], node=node)
+            warm(llm, [_behind(system_message, system), *conversation], node=node)
 
     def _waits(self, line: PlanLine, run: PlanRun) -> bool:
         """Whether a line needs results that are not there, or must not run before another."""
@@ -236,10 +237,15 @@ def _asking(
     request: ModelRequest[Any], node: str, system: str, messages: list[AnyMessage], markers: Sequence[str] = ()
 ) -> ModelRequest[Any]:
     """A request without tools, behind the agent's own system prompt."""
-    own = f"{request.system_message.text}\n\n" if request.system_message is not None else ""
     settings = request.model_settings | lookahead_settings(request.model, node=node, action_markers=markers)
-    asked = request.override(system_message=SystemMessage(own + system), messages=messages, model_settings=settings)
+    system_message = _behind(request.system_message, system)
+    asked = request.override(system_message=system_message, messages=messages, model_settings=settings)
     return asked.override(tools=[], tool_choice=None)
+
+
+def _behind(own: SystemMessage | None, system: str) -> SystemMessage:
+    """A node's system text behind the agent's own."""
+    return SystemMessage(f"{own.text}\n\n{system}" if own is not None else system)
 
 
 def _named(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -> AIMessage:

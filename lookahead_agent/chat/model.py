@@ -19,7 +19,7 @@ from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
-from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, choose_tools, openai_tools
+from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
@@ -219,9 +219,8 @@ class ChatLookahead(CallDefaults, BindingModel):
         Raises:
             ConfigurationError: As a call with these arguments.
         """
-        offered, _ = choose_tools(openai_tools(tools), None)
-        messages = self._convert_input(input).to_messages()
-        background.submit(self._warm(self.request(messages, _options(None, {"tools": offered, **kwargs}))))
+        options = _options(None, {"tools": openai_tools(tools), **kwargs})
+        background.submit(self._warm(self.request(self._convert_input(input).to_messages(), options)))
 
     async def _warm(self, request: GenerateRequest) -> None:
         backend = await self._choose_backend()

@@ -92,7 +92,7 @@ def _gpu_environment(config: VLLMConfig) -> dict[str, str]:
         # Under NVIDIA's Multi-Process Service, and without effect elsewhere. The target alone loses nothing by it, and
         # steps take 0.82 to 0.89 of the time (an H100, 8B with 0.6B); the priority alone changes nothing.
         variables |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80", "CUDA_MPS_CLIENT_PRIORITY": "1"}
-    speculative = engine_arguments(config).get("speculative_config")
+    speculative = dict(config.arguments).get("speculative_config")
     if isinstance(speculative, Mapping) and speculative.get("method") == "draft_model":
         # vLLM 0.32's new runner has no CUDA graphs for a draft model: a pass took 114 ms where the target's takes 7.
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"

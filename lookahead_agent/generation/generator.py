@@ -40,6 +40,10 @@ Generated = tuple[ReadReply, list[Reply]]
 """A reply as it was read, and as the decoder wrote it: in one part, or several."""
 
 
+def _ignore(_: object) -> None:
+    """For text that is shown when it is complete, or not at all."""
+
+
 @dataclass(eq=False)
 class ReplyGenerator:
     """Generates one reply in the model's own words, with tool calls if the model likes."""
@@ -48,7 +52,7 @@ class ReplyGenerator:
     engines: EngineSet
     thinking: ThinkingTags | None
     parser: ToolParser
-    emit: Emit
+    emit: Emit = _ignore
 
     def __post_init__(self) -> None:
         request, engines = self.request, self.engines
@@ -349,10 +353,6 @@ class ConstrainedGenerator(ReplyGenerator):
 
     def _emit_answer(self, text: str) -> None:
         self.emit(TextDelta("answer", text))
-
-
-def _ignore(_: object) -> None:
-    """For text that is shown when it is complete, or not at all."""
 
 
 def decoding_settings(policy: VerifierPolicy) -> DecodingSettings:

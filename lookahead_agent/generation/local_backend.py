@@ -49,8 +49,9 @@ class LocalBackend:
                 parser = await asyncio.to_thread(self._prepare, request, engines)
                 generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
                 written = await generator(request, engines, thinking, parser, emit).reply()
-                await self._warm_waiting()
-                return written
+            if self._to_warm:
+                background.submit(self._warm_waiting())  # the reply does not wait for it
+            return written
 
         return background.events_of(reply)
 
@@ -64,7 +65,7 @@ class LocalBackend:
             request = self._to_warm.popleft()
             try:
                 parser = await asyncio.to_thread(self._prepare, request, engines)
-                await ReplyGenerator(request, engines, self.thinking(engines), parser, _ignore).warm()
+                await ReplyGenerator(request, engines, self.thinking(engines), parser).warm()
             except LookaheadError as error:
                 logger.debug("a prompt is not read ahead: %s", error)
 
@@ -150,7 +151,3 @@ class LocalBackend:
         lines = [setup.reason if setup is not None and setup.reason else "the engines are as they were given"]
         certified = {policy.name: engines.certified(policy)[2] for policy in policies}
         return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
-
-
-def _ignore(_: object) -> None:
-    """Take no event."""
