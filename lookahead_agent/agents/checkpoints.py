@@ -6,8 +6,9 @@ of the file could run code in the process that reads it. `checkpointer` makes on
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -36,13 +37,20 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
         ConfigurationError: Nothing can be kept there.
         MissingExtraError: A database's driver is not installed.
     """
-    with _postgres(str(place)) if str(place).startswith(_POSTGRES) else _sqlite(Path(place)) as saver:
-        saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(_REPLY_CHUNK, *allow))
-        yield saver
+    database = str(place) if str(place).startswith(_POSTGRES) else None
+    opened, its_error = _sqlite(Path(place)) if database is None else _postgres(database)
+    try:
+        with opened as saver:
+            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(_REPLY_CHUNK, *allow))
+            saver.setup()
+            yield saver
+    except its_error as error:
+        # The address has a password in it, and the driver's message only host, port and name.
+        where = place if database is None else "the database"
+        raise ConfigurationError(f"the checkpoints cannot be kept in {where}: {error}") from error
 
 
-@contextmanager
-def _sqlite(file: Path) -> Iterator[BaseCheckpointSaver[str]]:
+def _sqlite(file: Path) -> tuple[AbstractContextManager[Any], type[Exception]]:
     from langgraph.checkpoint.sqlite import SqliteSaver
 
     try:
@@ -54,16 +62,10 @@ def _sqlite(file: Path) -> Iterator[BaseCheckpointSaver[str]]:
                 raise ConfigurationError(f"{file} is no SQLite file: choose another for the checkpoints")
     except OSError as error:
         raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
-    try:
-        with SqliteSaver.from_conn_string(str(file)) as saver:
-            saver.setup()
-            yield saver
-    except sqlite3.Error as error:
-        raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
+    return SqliteSaver.from_conn_string(str(file)), sqlite3.Error
 
 
-@contextmanager
-def _postgres(address: str) -> Iterator[BaseCheckpointSaver[str]]:
+def _postgres(address: str) -> tuple[AbstractContextManager[Any], type[Exception]]:
     try:
         import psycopg
         from langgraph.checkpoint.postgres import PostgresSaver
@@ -71,10 +73,4 @@ def _postgres(address: str) -> Iterator[BaseCheckpointSaver[str]]:
         raise MissingExtraError(
             "checkpoints in PostgreSQL need its driver: pip install 'lookahead-agent[postgres]'"
         ) from error
-    try:
-        with PostgresSaver.from_conn_string(address) as saver:
-            saver.setup()
-            yield saver
-    except psycopg.Error as error:
-        # The address has a password in it, and the driver's message only host, port and name.
-        raise ConfigurationError(f"the checkpoints cannot be kept in the database: {error}") from error
+    return PostgresSaver.from_conn_string(address), psycopg.Error

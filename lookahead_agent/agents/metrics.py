@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage
 from langchain_core.outputs import LLMResult
 
 from lookahead_agent.decoding import acceptance_rate
@@ -24,22 +23,17 @@ class NodeMetrics(BaseCallbackHandler):
         """Add one reply."""
         with self._lock:
             for message, reported in replies(response):
-                self._add(message, reported)
-
-    def _add(self, message: AIMessage, reported: Mapping[str, Any]) -> None:
-        node = self._nodes.setdefault(
-            reported["node"], {"node": reported["node"], "policy": reported["policy"], "replies": 0}
-        )
-        node["replies"] += 1
-        for key in ("steps", "accepted", "verifier_calls", "target_forward_passes"):
-            node[key] = node.get(key, 0) + reported[key]
-        node["acceptance_rate"] = acceptance_rate(node["accepted"], node["steps"])
-        tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else 0
-        node["output_tokens"] = node.get("output_tokens", 0) + tokens
-        for key in ("tokens", "prompt_tokens"):
-            before = node.get(key, {})
-            node[key] = {role: _added(before.get(role, {}), counts) for role, counts in reported[key].items()}
-        node["seconds"] = _added(node.get("seconds", {}), reported["seconds"])
+                name = reported["node"]
+                node = self._nodes.setdefault(name, {"node": name, "policy": reported["policy"], "replies": 0})
+                summed = ("steps", "accepted", "verifier_calls", "target_forward_passes")
+                node |= _added(node, {"replies": 1} | {key: reported[key] for key in summed})
+                node["acceptance_rate"] = acceptance_rate(node["accepted"], node["steps"])
+                tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else 0
+                node["output_tokens"] = node.get("output_tokens", 0) + tokens
+                for key in ("tokens", "prompt_tokens"):
+                    before = node.get(key, {})
+                    node[key] = {role: _added(before.get(role, {}), counts) for role, counts in reported[key].items()}
+                node["seconds"] = _added(node.get("seconds", {}), reported["seconds"])
 
     def nodes(self) -> list[dict[str, Any]]:
         """One entry per node, in the order in which the nodes first replied."""

@@ -89,13 +89,7 @@ def standard_middleware(
 class LookaheadPolicyMiddleware(TurnMiddleware):
     """Chooses the verifier policy of each model call of an agent.
 
-    In such an agent every call comes from one node, "model", so `policies` cannot tell planning from acting; this can:
-
-        ```python
-        agent = create_agent(
-            llm, tools, middleware=[LookaheadPolicyMiddleware(planning="balanced", acting="strict")]
-        )
-        ```
+    In such an agent every call comes from one node, "model", so `policies` cannot tell planning from acting; this can.
 
     Args:
         planning: Policy until the first tool has answered; None: the model chooses as ever.
@@ -121,17 +115,13 @@ class LookaheadPolicyMiddleware(TurnMiddleware):
         return (yield Asked(request.override(model_settings=settings)))
 
 
+@dataclass(eq=False)
 class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
     """Tells the model which of its tool calls could not be read, and lets it try again.
 
-    Without it such an agent ends with an empty answer, for LangChain reads `tool_calls` alone:
-
-        ```python
-        agent = create_agent(llm, tools, middleware=[InvalidToolCallMiddleware(max_retries=2)])
-        ```
-
-    Each such call is answered by a `ToolMessage` of the status "error" that says what was wrong. After `max_retries`
-    replies in a row without any call that could be read, the agent ends with a message that says so.
+    Without it such an agent ends with an empty answer, for LangChain reads `tool_calls` alone. Each such call is
+    answered by a `ToolMessage` of the status "error" that says what was wrong. After `max_retries` replies in a row
+    without any call that could be read, the agent ends with a message that says so.
 
     Args:
         max_retries: How often in a row the model may try again, at least 0.
@@ -140,11 +130,11 @@ class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
         ValueError: A negative number of retries.
     """
 
-    def __init__(self, max_retries: int = 2) -> None:
-        super().__init__()
-        if max_retries < 0:
+    max_retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.max_retries < 0:
             raise ValueError("max_retries is at least 0")
-        self.max_retries = max_retries
 
     @hook_config(can_jump_to=["model", "end"])
     def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:

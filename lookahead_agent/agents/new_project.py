@@ -113,15 +113,17 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
     known = project_tools()
     chosen = list({known[word].name: known[word] for word in tools}.values())
     of_tools = "SPECIALISTS" if template == "supervisor" else "TOOLS"  # what they are called in `tools.py`
+    imports = {"from pathlib import Path", *(line for tool in chosen for line in tool.imports)}
+    loaded = f"load_tools({_listed([tool.source for tool in chosen], '')})"
     values = {
         "name": name,
         "template": template,
         "tools": of_tools,
         "build": f"build_{template}(llm, {of_tools})",
         "question": json.dumps(chosen[0].question),
-        "imports": "\n".join(_imports(chosen)),
+        "imports": "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
         "setup": "".join(tool.setup for tool in chosen),
-        "made": _made(of_tools, chosen),
+        "made": f"{of_tools} = {loaded if of_tools == 'TOOLS' else f'specialists({loaded})'}",
         "loaders": "load_tools" if of_tools == "TOOLS" else "load_tools, specialists",
         "script": _script(PROJECTS[template](chosen)),
         "expected": repr([tool.result for tool in chosen]),
@@ -155,16 +157,6 @@ def _agent(template: str, tools: str) -> str:
     place = text.rindex("\nfrom lookahead_agent.")
     end = text.index("\n\n", place) + 1
     return f"{text[:end]}from tools import {tools}\n{text[end:]}"
-
-
-def _imports(chosen: Sequence[ProjectTool]) -> list[str]:
-    lines = {"from pathlib import Path", *(line for tool in chosen for line in tool.imports)}
-    return sorted(lines, key=lambda line: (line.startswith("from"), line))
-
-
-def _made(name: str, chosen: Sequence[ProjectTool]) -> str:
-    loaded = f"load_tools({_listed([tool.source for tool in chosen], '')})"
-    return f"{name} = {loaded}" if name == "TOOLS" else f"{name} = specialists({loaded})"
 
 
 def _script(replies: Mapping[str, Any]) -> str:

@@ -1,8 +1,6 @@
 """Middleware that plans before it acts: the plan's calls are carried out as they stand by the agent's own tool node.
 
-An agent of `create_agent` with `PlanMiddleware` has the usual `messages`: the planner's reply with thoughts, plan and
-the first tool calls, tool messages, further calls, and the answer. The middleware keeps no state. It reads the messages
-behind the last question, so that a run goes on from any checkpoint and a new question begins anew.
+It keeps no state: it reads the messages behind the last question, so that a run goes on from any checkpoint.
 """
 
 from collections.abc import Sequence
@@ -109,7 +107,7 @@ class PlanMiddleware(TurnMiddleware):
         """Take the next turn: plan, calls, or answer."""
         told: list[BaseMessage] = []
         while True:
-            said = Conversation([*request.messages, *told], self.by_name)
+            said = Conversation.read([*request.messages, *told], self.by_name)
             run = said.plans[-1] if said.plans else None
             ready, line = (self._ready(run), self._next_open(run)) if run is not None else ([], None)
             again = len(said.plans) < self._max_plans and run is not None and run.failed
@@ -134,15 +132,18 @@ class PlanMiddleware(TurnMiddleware):
                     continue
                 made = plan_call(len(said.plans), line.number, call["name"], call["args"])
                 told.append(_named(reply, "executor", [made]))
-                attempts = run.attempts.get(line.number, [])
-                if attempts and (attempts[-1].call["name"], attempts[-1].call["args"]) == (call["name"], call["args"]):
+                tried = [(before["name"], before["args"]) for before, _ in run.attempts.get(line.number, ())]
+                if tried[-1:] == [(call["name"], call["args"])]:
                     told += [
                         ToolMessage(REPEATED_CALL, tool_call_id=made["id"], name=made["name"], status="error")
                         for _ in range(RETRIES)
                     ]
                     continue
                 return ModelResponse(result=told)
-            answer, *_ = (yield Asked(self._finisher_request(request, said, run))).result
+            shown = "\n\n".join(run.shown() for run in said.plans)
+            task = HumanMessage(FINISHER_TASK.format(question=said.question, results=shown))
+            asked = _asking(request, "finisher", self._finisher, [*said.before, task])
+            answer, *_ = (yield Asked(asked)).result
             conversation = [*said.before, HumanMessage(said.question), AIMessage(answer.text)]
             self.warm(request.model, conversation, request.system_message)
             return ModelResponse(result=[*told, answer])
@@ -217,8 +218,8 @@ class PlanMiddleware(TurnMiddleware):
         parts = {"question": said.question, "results": run.shown(without=line)}
         if attempts := run.attempts.get(line.number):
             # Without the call: a small model would copy it.
-            failed = attempts[-1]
-            task = RETRY_TASK.format(**parts, tool=failed.call["name"], error=failed.result.text)
+            failed, result = attempts[-1]
+            task = RETRY_TASK.format(**parts, tool=failed["name"], error=result.text)
         else:
             task = EXECUTOR_TASK.format(**parts, line=line.without_references())
         tools: list[BaseTool | dict[str, Any]] = [*self.by_name.values()]
@@ -226,11 +227,6 @@ class PlanMiddleware(TurnMiddleware):
             tools = [self.by_name[line.tool]]
         asked = _asking(request, "executor", EXECUTOR, [HumanMessage(task)])
         return asked.override(tools=tools, tool_choice="any")
-
-    def _finisher_request(self, request: ModelRequest[Any], said: Conversation, run: PlanRun) -> ModelRequest[Any]:
-        shown = "\n\n".join(run.shown() for run in said.plans)
-        task = FINISHER_TASK.format(question=said.question, results=shown)
-        return _asking(request, "finisher", self._finisher, [*said.before, HumanMessage(task)])
 
 
 def _asking(

@@ -6,8 +6,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.messages import (
     AIMessage,
@@ -239,31 +238,20 @@ def plan_call(plan: int, line: int, name: str, arguments: dict[str, Any]) -> Too
     return ToolCall(name=name, args=arguments, id=f"plan-{plan}-{line}-{uuid.uuid4().hex[:8]}", type="tool_call")
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """A call that was made for a line of a plan, and its result."""
-
-    call: ToolCall
-    result: ToolMessage
-
-    @property
-    def failed(self) -> bool:
-        """Whether the tool failed, or a person rejected the call."""
-        return self.result.status == "error"
-
-
 @dataclass
 class PlanRun:
-    """One plan and what became of its lines."""
+    """One plan and what became of its lines, by their numbers."""
 
     lines: list[PlanLine]
-    attempts: dict[int, list[Attempt]] = field(default_factory=dict)  # by number of the line
+    # Calls with their results, whose status is "error" where the tool failed, or a person rejected the call.
+    attempts: dict[int, list[tuple[ToolCall, ToolMessage]]] = field(default_factory=dict)
     unwritten: dict[int, int] = field(default_factory=dict)  # how often a model wrote no call for the line
 
     @property
     def results(self) -> dict[int, str]:
         """Results of the lines that went well, by number."""
-        return {number: made[-1].result.text for number, made in self.attempts.items() if not made[-1].failed}
+        last = {number: made[-1][1] for number, made in self.attempts.items()}
+        return {number: result.text for number, result in last.items() if result.status != "error"}
 
     @property
     def failed(self) -> bool:
@@ -280,8 +268,9 @@ class PlanRun:
         blocks = []
         for line in self.lines:
             if made := self.attempts.get(line.number, []):
-                call, result = made[-1].call, ("failed: " if made[-1].failed else "") + made[-1].result.text
-                block = f"{call_text(call['name'], call['args'])}\n{result}"
+                call, result = made[-1]
+                failed = "failed: " if result.status == "error" else ""
+                block = f"{call_text(call['name'], call['args'])}\n{failed}{result.text}"
             else:
                 block = f"{line.text}\n(not carried out)"
             if without is None or (line != without and made):
@@ -293,44 +282,32 @@ class PlanRun:
 class Conversation:
     """The last question of messages, the questions and answers before it, and the plans behind it."""
 
-    messages: Sequence[BaseMessage]
-    tools: Mapping[str, BaseTool]
+    question: str
+    before: list[AnyMessage]
+    plans: list[PlanRun]
 
-    @cached_property
-    def _now(self) -> Sequence[BaseMessage]:
-        return this_question(self.messages)
-
-    @property
-    def question(self) -> str:
-        """The last question."""
-        return self._now[0].text.strip()
-
-    @cached_property
-    def before(self) -> list[AnyMessage]:
-        """Earlier questions and their answers."""
-        return [
+    @classmethod
+    def read(cls, messages: Sequence[BaseMessage], tools: Mapping[str, BaseTool]) -> Self:
+        """What messages say of questions, answers and plans; `tools` are by name."""
+        now = this_question(messages)
+        before: list[AnyMessage] = [
             message
-            for message in self.messages[: len(self.messages) - len(self._now)]
+            for message in messages[: len(messages) - len(now)]
             if isinstance(message, (HumanMessage, SystemMessage))
             or (isinstance(message, AIMessage) and not message.tool_calls and message.name is None and message.text)
         ]
-
-    @cached_property
-    def plans(self) -> list[PlanRun]:
-        """The plans behind the last question."""
-        runs: list[PlanRun] = []
+        said = cls(now[0].text.strip(), before, [])
         calls: dict[str, ToolCall] = {}
-        for message in self._now[1:]:
+        for message in now[1:]:
             if isinstance(message, AIMessage):
                 if message.name == "planner":
                     # Without a plan, the question is the one line, for which a model has to write a call.
-                    lines = read_plan(message.text, self.tools) or [PlanLine(1, self.question)]
-                    runs.append(PlanRun(lines))
-                elif message.name == "executor" and not message.tool_calls and runs:
-                    number = int(message.additional_kwargs.get("line", 0))
-                    runs[-1].unwritten[number] = runs[-1].unwritten.get(number, 0) + 1
+                    said.plans.append(PlanRun(read_plan(message.text, tools) or [PlanLine(1, said.question)]))
+                elif message.name == "executor" and not message.tool_calls and said.plans:
+                    number, unwritten = int(message.additional_kwargs.get("line", 0)), said.plans[-1].unwritten
+                    unwritten[number] = unwritten.get(number, 0) + 1
                 calls |= {call["id"]: call for call in message.tool_calls if call["id"]}
             elif isinstance(message, ToolMessage) and (found := _CALL_ID.fullmatch(message.tool_call_id)):
-                run, number = runs[int(found[1]) - 1], int(found[2])
-                run.attempts.setdefault(number, []).append(Attempt(calls[message.tool_call_id], message))
-        return runs
+                attempts = said.plans[int(found[1]) - 1].attempts.setdefault(int(found[2]), [])
+                attempts.append((calls[message.tool_call_id], message))
+        return said

@@ -90,15 +90,6 @@ def _after_thought(request: ModelRequest[Any], thought: str) -> ModelRequest[Any
     return request.override(messages=[*request.messages[:-1], said])
 
 
-def _without_thought(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
-    return [
-        message.model_copy(update={"content": message.additional_kwargs[_BEFORE_THOUGHT]})
-        if _BEFORE_THOUGHT in message.additional_kwargs
-        else message
-        for message in messages
-    ]
-
-
 def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[Any]:
     """The response whose reply has the thought: beside calls as its text, beside an answer as its reasoning."""
     reply = response.result[0] if response.result else None
@@ -134,7 +125,8 @@ class CallOrAnswerMiddleware(TurnMiddleware):
         response = yield Asked(self._decision(request))
         if others := _other_tools(request, response):
             response = yield Asked(self._decision(request, others))
-            if _made_before(request, response):
+            calls = calls_of(_reply(response))
+            if calls and any(calls == calls_of(before) for before, _ in turns_of(request.messages)):
                 return (yield Asked(self._answer(request)))
         return _without_ready(response) or (yield Asked(self._answer(request)))
 
@@ -149,7 +141,10 @@ class CallOrAnswerMiddleware(TurnMiddleware):
 
     def _answer(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         settings = {**request.model_settings, **lookahead_settings(request.model, node=self.finisher)}
-        messages = _without_thought(request.messages)
+        messages = [
+            message.model_copy(update={"content": message.additional_kwargs.get(_BEFORE_THOUGHT, message.content)})
+            for message in request.messages
+        ]
         answer = request.override(tools=[], model_settings=settings, messages=messages)
         if not any(isinstance(message, ToolMessage) for message in this_question(messages)):
             return answer
@@ -171,11 +166,6 @@ def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> li
     repeated = {call["name"] for call in reply.tool_calls}
     others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
     return [*others, READY] if others else []
-
-
-def _made_before(request: ModelRequest[Any], response: ModelResponse[Any]) -> bool:
-    calls = calls_of(_reply(response))
-    return bool(calls) and any(calls == calls_of(before) for before, _ in turns_of(request.messages))
 
 
 def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:

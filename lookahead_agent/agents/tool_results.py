@@ -87,15 +87,21 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 class FitContextMiddleware(ContextEditingMiddleware):
-    """`ContextEditingMiddleware` with `FitContextEdit`, which counts tokens in a thread in an event loop."""
+    """`ContextEditingMiddleware` after whose edit the messages fit into the model's context.
+
+    As long as they do not, older results are cleared, then earlier questions are left out, and then the longest texts
+    of the tools and of the model are cut to half their length. The graph's state keeps all of them. A model whose
+    context is not known is left to itself.
+    """
 
     name = "ContextEditingMiddleware"
 
     def __init__(self, llm: BaseChatModel, *, exact: bool = False) -> None:
-        super().__init__(edits=[FitContextEdit(llm)], token_count_method="model" if exact else "approximate")
+        super().__init__(edits=[self], token_count_method="model" if exact else "approximate")
+        self.llm = llm
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncHandler) -> ModelResponse[Any]:
-        """Edit the messages, and ask."""
+        """Edit the messages, counting tokens in a thread, and ask."""
         edited: list[ModelRequest[Any]] = []
 
         def keep(changed: ModelRequest[Any]) -> ModelResponse[Any]:
@@ -104,18 +110,6 @@ class FitContextMiddleware(ContextEditingMiddleware):
 
         await asyncio.to_thread(self.wrap_model_call, request, keep)
         return await handler(edited[0])
-
-
-@dataclass(eq=False)
-class FitContextEdit:
-    """An edit of `ContextEditingMiddleware` after which the messages fit into the model's context.
-
-    As long as they do not, older results are cleared, then earlier questions are left out, and then the longest texts
-    of the tools and of the model are cut to half their length. The graph's state keeps all of them. A model whose
-    context is not known is left to itself.
-    """
-
-    llm: BaseChatModel
 
     def apply(self, messages: list[AnyMessage], *, count_tokens: CountTokens) -> None:
         """Edit the messages in place."""
@@ -127,17 +121,11 @@ class FitContextEdit:
         room = context - min(longest_reply, context // 4) - context // 16
         ClearToolUsesEdit(trigger=room, keep=_KEPT, placeholder=_CLEARED).apply(messages, count_tokens=count_tokens)
         while count_tokens(messages) > room:
-            if not (_leave_out_a_question(messages) or _halve_a_text(messages)):
+            questions = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
+            if len(questions) > 1:
+                del messages[: questions[1]]
+            elif not _halve_a_text(messages):
                 return
-
-
-def _leave_out_a_question(messages: list[AnyMessage]) -> bool:
-    """Leave out the first question that is not the last, with all that came of it."""
-    starts = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
-    if len(starts) < 2:
-        return False
-    del messages[: starts[1]]
-    return True
 
 
 def _halve_a_text(messages: list[AnyMessage]) -> bool:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from langchain_core.tools import BaseTool, tool
 
@@ -27,18 +27,8 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     """Make tools, in the order of their sources.
 
     Args:
-        sources: Each is one of
-
-            - `sql:shop.db`: SELECTs on a SQLite database,
-            - `docs:handbook/`: search in a folder of documents,
-            - `files:folder/`: `read_file` and `write_file` in a folder,
-            - `python`: code in a sandbox, on the files of that folder if there is one,
-            - `calculator`,
-            - `http:example.org,.python.org`: pages of these hosts,
-            - `my_module:my_tool`: a tool, a function with a docstring, or a list of them, from a module of the current
-              folder or on Python's path.
-
-            `crm=sql:crm.db` calls the source's only tool `crm`.
+        sources: Each is one of `KINDS`, such as `sql:shop.db`, `python` or `my_module:my_tool`; the reference's page
+            "Tools" says what they make. `crm=sql:crm.db` calls the source's only tool `crm`.
 
     Returns:
         Tools that work in `invoke` and in `ainvoke`.
@@ -49,19 +39,11 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     return _without_clashes(_loaded(sources))
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-Tool = TypeVar("Tool", bound=_Named)
-
-
-def specialists(tools: Iterable[Tool]) -> dict[str, list[Tool]]:
+def specialists(tools: Iterable[Any]) -> dict[str, list[Any]]:
     """The specialists of a supervisor with their tools: one for each tool, one for all that work in a folder."""
     given = list(tools)
     together = {"read_file", "write_file", "python"} if any(tool.name == "read_file" for tool in given) else set()
-    teams: dict[str, list[Tool]] = {}
+    teams: dict[str, list[Any]] = {}
     for made in given:
         teams.setdefault("files_expert" if made.name in together else f"{made.name}_expert", []).append(made)
     return teams

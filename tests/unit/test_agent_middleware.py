@@ -19,7 +19,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, result_blocks
 from lookahead_agent.agents.thinking import ThinkingMiddleware
-from lookahead_agent.agents.tool_results import FitContextEdit
+from lookahead_agent.agents.tool_results import FitContextMiddleware
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
 
@@ -202,7 +202,7 @@ def test_a_long_result_is_cut_with_a_word_about_it() -> None:
 
 def test_a_conversation_that_does_not_fit_is_cut_until_it_does() -> None:
     llm = scripted_chat("Hello.")
-    edit = FitContextEdit(llm)
+    edit = FitContextMiddleware(llm)
     context = llm.profile["max_input_tokens"]  # type: ignore[index]
     text = "leaf " * (context // 4)
 
