@@ -47,7 +47,7 @@ _TRACE = "Show the run as a page (.html), or record it (.jsonl) for `trace`."
 _LIVE = "Show what happens to each step while it runs, in place of the texts."
 
 
-@options.with_models
+@options.with_shared
 def agent(
     models: options.ModelOptions,
     question: Annotated[str | None, typer.Argument(help=_QUESTION)] = None,
@@ -104,13 +104,8 @@ def agent(
         answer = run.answer
         if as_json:
             messages = convert_to_openai_messages(list(run.messages))
-            result: dict[str, Any] = {
-                "answer": answer,
-                "messages": messages,
-                "nodes": run.metrics.nodes(),
-                "thread": thread_id,
-            }
-            result |= {"seconds": run.seconds, "loading_seconds": loading}
+            result: dict[str, Any] = {"answer": answer, "messages": messages, "nodes": run.metrics.nodes()}
+            result |= {"thread": thread_id, "seconds": run.seconds, "loading_seconds": loading}
             if compare:
                 result["default"] = {"seconds": default.seconds, "nodes": default.metrics.nodes()}
             typer.echo(json.dumps(result))

@@ -64,9 +64,7 @@ def carry_out(
     """Run a graph with a checkpointer to its end, and ask on the terminal where it stops for an approval.
 
     Without a `start` it goes on where the thread stopped. `live` shows what happens to each step in place of texts.
-
-    Raises:
-        ApprovalNeededError: It asks, and standard input has ended. The thread can be resumed.
+    Raises ApprovalNeededError where it asks, and standard input has ended; the thread can be resumed.
     """
     metrics = NodeMetrics()
     config: RunnableConfig = {"configurable": {"thread_id": thread}}
@@ -120,9 +118,7 @@ class RunView(BaseCallbackHandler):
         self._waiting: dict[str, str] = {}
         self._pieces = PlainTextStream()
 
-    def on_chat_model_start(
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
-    ) -> None:
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note the name of a call."""
         named = (kwargs.get("invocation_params") or {}).get("node")
         self._names[str(run_id)] = str(named or (kwargs.get("metadata") or {}).get("langgraph_node", "model"))

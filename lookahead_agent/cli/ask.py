@@ -12,7 +12,7 @@ from lookahead_agent.cli.terminal import ProgressBars, Terminal, echo
 from lookahead_agent.plain_text import PlainTextStream
 
 
-@options.with_models
+@options.with_shared
 def ask(
     models: options.ModelOptions,
     question: Annotated[str, typer.Argument(help="What to ask.")],

@@ -1,6 +1,7 @@
 """`lookahead-agent bench`: tasks × modes × policies, measured on this machine."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,13 +30,35 @@ from lookahead_agent.jsonl import RowFile
 
 _WIDE = 240
 
-Tasks = Annotated[list[str] | None, typer.Option("--task", "--template", help=f"{', '.join(TASKS)}. Repeatable.")]
-Modes = Annotated[str | None, typer.Option("--modes", help=f"Some of {','.join(MODES)}.")]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="Problems at once.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit of a reply.")]
-TargetModel = Annotated[str | None, typer.Option("--model", help="Target model.")]
+_TASKS = f"{', '.join(TASKS)}. Repeatable."
+_CONFIG = f"A TOML file, or one of: {', '.join(packaged_configs())}."
+_MODES = f"Some of {','.join(MODES)}."
+_VARIANTS = 'The target alone in another precision, such as "off int8".'
+_POLICIES = 'Verifier policies of lookahead; "nodes" for each template\'s own.'
+_SEED = "Of the first sample. Default: replies have none."
+_SPECULATION = "Of the modes sd and lr+sd: ngram, suffix, draft_model."
+_PRECISION = "Of the target in all modes but auto: auto, bf16, fp32, int8 or int8-weights."
+_PARITY = (
+    "Compare all tool calls with those of the target alone, byte for byte. Nodes that speculate do so under "
+    '"exact", unless --policies says otherwise.'
+)
 _TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
-Tools = Annotated[list[str] | None, typer.Option("--tools", help=_TOOLS)]
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options by which `bench` and `bench peers` are told their tasks and models."""
+
+    task: Annotated[list[str] | None, typer.Option("--task", "--template", help=_TASKS)] = None
+    dataset: options.Dataset = ""
+    limit: options.Limit = None
+    skip: options.Skip = None
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Problems at once.")] = None
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of a reply.")] = None
+    tools: Annotated[list[str] | None, typer.Option(help=_TOOLS)] = None
+    model: Annotated[str | None, typer.Option(help="Target model.")] = None
+    draft: options.Draft = None
+
 
 bench = typer.Typer(
     help="Measure agents: speed, accuracy, and their causes.", invoke_without_command=True, rich_markup_mode="rich"
@@ -70,50 +93,22 @@ def _show(made: Report) -> None:
 
 
 @bench.callback()
+@options.with_shared
 def run(
     context: typer.Context,
-    config: Annotated[
-        str | None, typer.Option("--config", help=f"A TOML file, or one of: {', '.join(packaged_configs())}.")
-    ] = None,
-    task: Tasks = None,
-    dataset: options.Dataset = "",
-    limit: options.Limit = None,
-    skip: options.Skip = None,
-    modes: Modes = None,
-    variants: Annotated[
-        str | None, typer.Option("--variants", help='The target alone in another precision, such as "off int8".')
-    ] = None,
-    policies: Annotated[
-        str | None,
-        typer.Option("--policies", help='Verifier policies of lookahead; "nodes" for each template\'s own.'),
-    ] = None,
-    depths: Annotated[str | None, typer.Option("--depths", help="Depths to try, such as 1,2,4,8.")] = None,
-    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Replies to each problem.")] = None,
-    concurrency: Concurrency = None,
-    max_tokens: MaxTokens = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the first sample. Default: replies have none.")] = None,
-    model: TargetModel = None,
-    draft: options.Draft = None,
-    token_speculation: Annotated[
-        str | None, typer.Option("--token-speculation", help="Of the modes sd and lr+sd: ngram, suffix, draft_model.")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            "--precision", help="Of the target in all modes but auto: auto, bf16, fp32, int8 or int8-weights."
-        ),
-    ] = None,
+    shared: TaskOptions,
+    config: Annotated[str | None, typer.Option(help=_CONFIG)] = None,
+    modes: Annotated[str | None, typer.Option(help=_MODES)] = None,
+    variants: Annotated[str | None, typer.Option(help=_VARIANTS)] = None,
+    policies: Annotated[str | None, typer.Option(help=_POLICIES)] = None,
+    depths: Annotated[str | None, typer.Option(help="Depths to try, such as 1,2,4,8.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Replies to each problem.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(help=_SEED)] = None,
+    token_speculation: Annotated[str | None, typer.Option(help=_SPECULATION)] = None,
+    precision: Annotated[str | None, typer.Option(help=_PRECISION)] = None,
     engine_arg: options.EngineArgument = None,
-    tools: Tools = None,
-    with_parity: Annotated[
-        bool,
-        typer.Option(
-            "--parity",
-            help="Compare all tool calls with those of the target alone, byte for byte. Nodes that speculate do so "
-            'under "exact", unless --policies says otherwise.',
-        ),
-    ] = False,
+    with_parity: Annotated[bool, typer.Option("--parity", help=_PARITY)] = False,
     out: options.Out = Path("results/bench.jsonl"),
 ) -> None:
     """Run tasks in several configurations, in turns, and append each result to a file.
@@ -124,21 +119,13 @@ def run(
         return
     lists = {"modes": modes, "variants": variants, "policies": policies}
     of_task = {
-        "dataset": dataset,
-        "limit": limit,
-        "skip": skip,
         "samples": samples,
-        "concurrency": concurrency,
-        "max_tokens": max_tokens,
-        "tools": tools,
         "parity": True if with_parity and policies is None else None,
         **{name: options.words(given) for name, given in lists.items() if given is not None},
         "depths": options.numbers(depths, int, "--depths") if depths is not None else None,
     }
     arguments = options.engine_arguments(engine_arg)
     of_bench: dict[str, Any] = {
-        "model": model,
-        "draft_model": draft,
         "token_speculation": token_speculation,
         "temperature": temperature,
         "seed": seed,
@@ -146,35 +133,26 @@ def run(
         "engine_args": arguments or None,
         "draft_engine_args": arguments or None,
     }
-    results = _measure(_merged(config, task, of_task, of_bench), out)
+    results = _measure(_merged(config, shared, of_task, of_bench), out)
     if with_parity and not _show_parity(parity(results)):
         raise typer.Exit(1)
 
 
 @bench.command()
+@options.with_shared
 def peers(
     peer: Annotated[
         list[str], typer.Argument(metavar="NAME=URL...", help="Servers, such as llama.cpp=http://127.0.0.1:8080/v1.")
     ],
-    task: Tasks = None,
-    dataset: options.Dataset = "",
-    limit: options.Limit = None,
-    skip: options.Skip = None,
-    modes: Modes = "auto",
-    concurrency: Concurrency = None,
-    max_tokens: MaxTokens = None,
-    tools: Tools = None,
-    model: TargetModel = None,
-    draft: options.Draft = None,
+    shared: TaskOptions,
+    modes: Annotated[str, typer.Option(help=_MODES)] = "auto",
     out: options.Out = Path("results/peers.jsonl"),
 ) -> None:
     """Run tasks on OpenAI-compatible servers of other programs too, in turns; speed is that against the first server.
 
     Start the servers first, with the same model. They get the prompts and tools that the library's own engines get.
     """
-    of_task = {"dataset": dataset, "limit": limit, "skip": skip, "concurrency": concurrency, "max_tokens": max_tokens}
-    lists = {"peers": peer, "modes": options.words(modes or ""), "tools": tools}
-    _measure(_merged(None, task, of_task | lists, {"model": model, "draft_model": draft}), out)
+    _measure(_merged(None, shared, {"peers": peer, "modes": options.words(modes)}, {}), out)
 
 
 def _measure(config: BenchConfig, out: Path) -> list[Sample]:
@@ -218,14 +196,14 @@ def _show_parity(compared: Sequence[Parity]) -> bool:
     return all(each.holds for each in compared)
 
 
-def _merged(
-    config: str | None, tasks: list[str] | None, of_task: dict[str, Any], of_bench: dict[str, Any]
-) -> BenchConfig:
+def _merged(config: str | None, shared: TaskOptions, of_task: dict[str, Any], of_bench: dict[str, Any]) -> BenchConfig:
     """The settings of the file; options go before them."""
     base = load_config(config).model_dump(exclude_unset=True) if config is not None else {}
-    changes = {name: value for name, value in of_task.items() if value not in (None, "")}
-    if tasks:
+    given = of_task | {name: value for name, value in vars(shared).items() if name not in ("task", "model", "draft")}
+    changes = {name: value for name, value in given.items() if value not in (None, "")}
+    if shared.task:
         known = {task.get("name") or task["task"]: task for task in base.get("tasks", ())}
-        base["tasks"] = [known.get(name, {"task": name}) for name in tasks]
+        base["tasks"] = [known.get(name, {"task": name}) for name in shared.task]
     base["tasks"] = [{**task, **changes} for task in base.get("tasks") or [{}]]
+    of_bench |= {"model": shared.model, "draft_model": shared.draft}
     return make_config(base | {name: value for name, value in of_bench.items() if value is not None})

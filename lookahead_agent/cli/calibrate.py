@@ -29,7 +29,9 @@ _JUDGE = "Model that judges: a folder or a Hub id. Default: the target."
 
 
 @calibrate.command()
+@options.with_shared
 def collect(
+    models: options.PairOptions,
     dataset: options.Dataset,
     out: options.Out = Path("results/pairs.jsonl"),
     limit: options.Limit = None,
@@ -37,14 +39,9 @@ def collect(
     measures: Annotated[str, typer.Option(help=_MEASURES)] = "similarity",
     judge: Annotated[str | None, typer.Option(help=_JUDGE)] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Replies written at the same time.")] = 24,
-    model: options.Model = options.DEFAULT_MODEL,
-    draft: options.Draft = None,
-    precision: options.TargetPrecision = "auto",
-    draft_precision: options.DraftPrecision = "auto",
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
-    engine_arg: options.EngineArgument = None,
 ) -> None:
     """Have target and draft write over problems, label a pair of steps of each by what follows from it, and measure it.
 
@@ -53,15 +50,8 @@ def collect(
     names = options.choices(measures, MEASURES, "--measures")
     chosen: tuple[Measure, ...] = tuple(name for name in MEASURES if name in names)
     cores = binding(available_cores())
-    models = options.ModelOptions(
-        model,
-        draft,
-        token_speculation="none",
-        precision=precision,
-        draft_precision=draft_precision,
-        engine_args=engine_arg,
-    )
     with models.chat_model(
+        token_speculation="none",
         judge_model=judge,
         policy="cascade:depth=1",  # for draft, embedder and judge
         cores=(cores, cores),  # most of the time only the target writes

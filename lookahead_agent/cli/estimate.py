@@ -1,10 +1,7 @@
-"""`lookahead-agent estimate` predicts the fastest setting of a pair here, and `bench synthetic` measures it.
-
-Acceptance is drawn there, so that the speed of each mode can be held against theory.
-"""
+"""`estimate` predicts the fastest setting of a pair here; `bench synthetic` measures it, where acceptance is drawn."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,9 +130,9 @@ _VERIFIER_SECONDS = "Seconds of a verdict. Default: measured, else 0."
 _DUMMY = "Make weights up from the models' configurations; needs --alpha and --token-alpha."
 
 
+@options.with_shared
 def estimate(
-    model: options.Model = options.DEFAULT_MODEL,
-    draft: options.Draft = None,
+    models: options.PairOptions,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help=_ALPHA)] = None,
     token_alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Acceptance rate of draft tokens.")] = None,
     step_tokens: Annotated[float | None, typer.Option(min=1, help=_STEP_TOKENS)] = None,
@@ -145,9 +142,6 @@ def estimate(
     limit: options.Limit = 4,
     dummy_weights: Annotated[bool, typer.Option("--dummy-weights", help=_DUMMY)] = False,
     costs: options.Costs = None,
-    precision: options.TargetPrecision = "auto",
-    draft_precision: options.DraftPrecision = "auto",
-    engine_arg: options.EngineArgument = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure the costs of the pair on this machine, and predict the fastest setting.
@@ -161,17 +155,17 @@ def estimate(
     if not known and not chosen.speculates:
         raise typer.BadParameter("it accepts no step: give --alpha and --token-alpha", param_hint="--policy")
     problems = [] if known else read_problems(dataset_file(dataset), limit)
-    arguments = options.engine_arguments(engine_arg)
+    arguments = options.engine_arguments(models.engine_args)
     measurement = PAIR_MEASUREMENT.get()
     measured = read_costs(costs)
     if measured is None:
         pair = measurement.pair(
-            model,
-            draft,
+            models.model,
+            models.draft,
             dummy_weights=dummy_weights,
             engine_args=arguments,
-            precision=precision,
-            draft_precision=draft_precision,
+            precision=models.precision,
+            draft_precision=models.draft_precision,
             progress=ProgressBars(),
         )
         measured = measurement.costs(pair, progress=ProgressBars())
@@ -182,18 +176,11 @@ def estimate(
         # A depth forces step speculation: the draft needs an engine.
         fields: dict[str, Any] = {"policy": chosen.model_copy(update={"depth": chosen.steps_ahead})}
         fields |= {"temperature": 0.0, "max_tokens": 256, "streaming": True, "return_token_ids": True}
-        models = options.ModelOptions(
-            model, draft, precision=precision, draft_precision=draft_precision, engine_args=engine_arg
-        )
         with models.chat_model(use_daemon=False, **fields) as llm:
             llm.start(ProgressBars())
             found = measurement.acceptance(llm, problems, ProgressBars())
-    acceptance = Acceptance(
-        found.steps if alpha is None else alpha,
-        found.tokens if token_alpha is None else token_alpha,
-        found.step_tokens if step_tokens is None else step_tokens,
-        found.verifier if verifier_seconds is None else verifier_seconds,
-    )
+    given = {"steps": alpha, "tokens": token_alpha, "step_tokens": step_tokens, "verifier": verifier_seconds}
+    acceptance = replace(found, **{name: value for name, value in given.items() if value is not None})
     settings = best_settings(measured, acceptance)
     if as_json:
         result: dict[str, Any] = {

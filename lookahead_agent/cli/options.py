@@ -4,7 +4,8 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -134,14 +135,11 @@ def engine_arguments(given: list[str] | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """The options by which a command is told its models, where they run and how."""
+class PairOptions:
+    """The options by which a command is told the models that it runs here."""
 
     model: Model = DEFAULT_MODEL
     draft: Draft = None
-    base_url: BaseUrl = None
-    draft_url: DraftUrl = None
-    token_speculation: TokenSpeculationMethod = DEFAULT_TOKEN_SPECULATION
     precision: TargetPrecision = "auto"
     draft_precision: DraftPrecision = "auto"
     engine_args: EngineArgument = None
@@ -154,17 +152,28 @@ class ModelOptions:
         return chat_class()(**own, **fields)
 
 
-def with_models(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with `ModelOptions` besides its own, which get to its parameter `models`."""
-    shared = inspect.signature(ModelOptions, eval_str=True).parameters
-    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "models"]
+@dataclass(frozen=True)
+class ModelOptions(PairOptions):
+    """The options by which a command is told its models, where they run and how."""
 
+    base_url: BaseUrl = None
+    draft_url: DraftUrl = None
+    token_speculation: TokenSpeculationMethod = DEFAULT_TOKEN_SPECULATION
+
+
+def with_shared(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that has one parameter of a dataclass, such as `ModelOptions`, with the options that are its fields."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    (group,) = [each for each in parameters if is_dataclass(each.annotation)]
+    shared = inspect.signature(group.annotation, eval_str=True).parameters
+
+    @wraps(command)
     def run(**given: Any) -> None:
-        models = ModelOptions(**{name: given.pop(name) for name in shared})
-        command(models=models, **given)
+        made = group.annotation(**{name: given.pop(name) for name in shared})
+        command(**{group.name: made}, **given)
 
-    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values())]
-    run.__doc__ = command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    taken = [each for each in parameters if each is not group]
+    taken += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values()]
+    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in taken}
     return run

@@ -35,7 +35,7 @@ _ORIGIN = "Origin of web pages that may call it. Repeatable."
 _AUDIT = "Share of the steps accepted by a certificate that are looked at again."
 
 
-@options.with_models
+@options.with_shared
 def serve(
     models: options.ModelOptions,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
@@ -115,7 +115,7 @@ _NOT_RUNNING = 3  # Exit status of `status` where nothing runs, as service manag
 _FOREGROUND = "Stay in the foreground, as for a service manager."
 
 
-@options.with_models
+@options.with_shared
 def up(
     models: options.ModelOptions,
     policy: options.Policy = options.DEFAULT_POLICY,
