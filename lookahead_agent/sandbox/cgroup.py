@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "lookahead-isolated"
@@ -21,24 +21,20 @@ _LIMITS = {
 @contextmanager
 def memory_cgroup(memory: int) -> Iterator[int | None]:
     """A cgroup with so much memory, by a descriptor: who writes 0 to it is in it. None where none can be made."""
-    group, descriptor = None, None
-    with suppress(OSError):
-        if (above := place()) is not None:
-            _tidy(above)
-            made = above / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
-            made.mkdir()
-            group = made
-            for name, value in _LIMITS.items():
-                if (group / name).exists():
-                    (group / name).write_text(value.format(memory=memory))
-            descriptor = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    descriptor = None
+    with ExitStack() as stack:
+        with suppress(OSError):
+            if (above := place()) is not None:
+                _tidy(above)
+                group = above / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
+                group.mkdir()
+                stack.callback(_remove, group)
+                for name, value in _LIMITS.items():
+                    if (group / name).exists():
+                        (group / name).write_text(value.format(memory=memory))
+                descriptor = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+                stack.callback(os.close, descriptor)
         yield descriptor
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-        if group is not None:
-            _remove(group)
 
 
 def place(root: Path = _ROOT, memberships: str | None = None) -> Path | None:

@@ -39,9 +39,7 @@ def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
 def read_regular(path: str | Path, most: int, folder: int | None = None) -> bytes:
     """The bytes of a regular file below a folder's descriptor; no link is followed, no other process waited for.
 
-    Raises:
-        OSError: It cannot be opened, is a link, or is a folder (IsADirectoryError).
-        ValueError: It is no regular file, or longer than `most` bytes; the message goes on from its name.
+    Raises OSError, or ValueError if it is longer than `most` bytes, or no such file; the message goes on from its name.
     """
     descriptor = os.open(path, _FILE_FLAGS, dir_fd=folder)
     try:
@@ -60,8 +58,7 @@ def read_regular(path: str | Path, most: int, folder: int | None = None) -> byte
 def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
     """A descriptor of the folder that a file is in, which `make` makes, and the file's own name there.
 
-    Raises:
-        ValueError: The name leads outside or over a link, or there is no such folder, or it cannot be opened now.
+    Raises ValueError if the name leads outside or over a link, or if there is no such folder that can be opened now.
     """
     if not name.strip() or "\0" in name:
         raise ValueError("the file needs a name")
@@ -105,9 +102,7 @@ def _opened(root: Path) -> int:
 def replace_file(root: Path, name: str, data: bytes) -> None:
     """Write a file into a working folder, in place of one that is there; folders in its name are made.
 
-    Raises:
-        ValueError: It would be outside or behind a link, in place of something that is no file, or cannot be written
-            now; the message says which.
+    Raises ValueError if it would be outside, behind a link or in place of what is no file, or cannot be written now.
     """
     with open_parent(root, name, make=True) as (parent, last):
         mode = _mode_of(parent, last, name)
@@ -171,8 +166,7 @@ def printable(name: str) -> str:
 def copies(root: Path, most: int) -> dict[str, bytes]:
     """The regular files of a folder by name, without links and without names that begin with a dot.
 
-    Raises:
-        ValueError: They have more than `most` bytes, or are more than 2,000, or the folder cannot be opened.
+    Raises ValueError if they have more than `most` bytes, or are more than 2,000, or if the folder cannot be opened.
     """
     found: dict[str, bytes] = {}
     room, left = most, ["."]
@@ -217,10 +211,8 @@ def packed(code: bytes, files: Mapping[str, bytes]) -> bytes:
 def save_changes(root: Path, before: Mapping[str, bytes], changes: bytes) -> str:
     """Carry out in a folder what code has changed in its copies, and return a line that names the files, or "".
 
-    Code may have forged the report of the changes, so that it is held to the rules of `replace_file`.
-
-    Raises:
-        ValueError: A file cannot be written; those before it are.
+    Code may have forged the report of the changes, so that it is held to the rules of `replace_file`, and raises what
+    that raises; the files before are written.
     """
     written, removed = _unpacked(changes)
     for name, data in written.items():
