@@ -25,9 +25,7 @@ Finder = Callable[[str, int], Iterator[Any]]
 def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
     """A finder of a delimiter in bounded time, for every pattern: `re` has no limit, and lets nobody else work.
 
-    Raises:
-        ConfigurationError: The pattern is too long, repeats too often, cannot be searched for, or matches the empty
-            text.
+    Raises ConfigurationError if the pattern is too large, cannot be searched for, or matches the empty text.
     """
     if isinstance(delimiter, str):
         if delimiter == "":

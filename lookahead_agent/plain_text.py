@@ -22,11 +22,9 @@ _UNSAFE = re.compile(rf"{_CONTROL.pattern}|{_SURROGATE.pattern}")
 
 
 def plain(text: str) -> str:
-    """The text as a terminal may be given it.
+    """The text without sequences that command a terminal, control characters but line feed and tab, and reversed order.
 
-    Sequences that command a terminal are taken out, and every control character but line feed and tab, so that a
-    carriage return overwrites nothing. So are the characters that reverse the order of text. A lone surrogate, which
-    no encoding has, is shown as its escape.
+    A lone surrogate, which no encoding has, is shown as its escape.
     """
     if _UNSAFE.search(text) is None:
         return text

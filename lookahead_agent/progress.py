@@ -1,7 +1,4 @@
-"""How long work (downloads, conversion, model loading) reports where it stands.
-
-Library code never prints: it is handed a `Progress` and the command line passes one that draws bars.
-"""
+"""How long work reports where it stands: library code never prints, and the command line passes what draws bars."""
 
 import logging
 from collections.abc import Callable, Iterator

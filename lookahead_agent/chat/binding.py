@@ -36,7 +36,10 @@ _TAKEN = (
 )
 
 
-def _with_configured_policy(kwargs: dict[str, Any], config: RunnableConfig | None) -> dict[str, Any]:
+Config = RunnableConfig | None
+
+
+def _with_configured_policy(kwargs: dict[str, Any], config: Config) -> dict[str, Any]:
     """A call's arguments; LangChain hands a model nothing of "configurable" outside a chain or a graph."""
     policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
     if policy is not None and kwargs.get("policy") is None:
@@ -51,25 +54,19 @@ class BindingModel(BaseChatModel):
     def _tokenizer(self) -> Tokenizer:
         """The target's tokenizer; starts no engine."""
 
-    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+    def invoke(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AIMessage:
         """Reply to a text or messages."""
         return super().invoke(input, config, **_with_configured_policy(kwargs, config))
 
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
+    async def ainvoke(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AIMessage:
         """`invoke` for callers in an event loop."""
         return await super().ainvoke(input, config, **_with_configured_policy(kwargs, config))
 
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
+    def stream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
         """Reply to a text or messages in chunks."""
         return super().stream(input, config, **_with_configured_policy(kwargs, config))
 
-    def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
+    def astream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
         """`stream` for callers in an event loop."""
         return super().astream(input, config, **_with_configured_policy(kwargs, config))
 
@@ -204,12 +201,8 @@ class BindingModel(BaseChatModel):
     @property
     def lc_secrets(self) -> dict[str, str]:
         """Fields that are not written down, and the environment variables that they are read from again."""
-        return {
-            "api_key": "LOOKAHEAD_API_KEY",
-            "draft_api_key": "LOOKAHEAD_DRAFT_API_KEY",
-            "judge_api_key": "LOOKAHEAD_JUDGE_API_KEY",
-            "embedding_api_key": "LOOKAHEAD_EMBEDDING_API_KEY",
-        }
+        names = ("api_key", "draft_api_key", "judge_api_key", "embedding_api_key")
+        return {name: f"LOOKAHEAD_{name.upper()}" for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The fields say which engines are meant; another process finds or starts them.

@@ -1,6 +1,6 @@
 """Fields of the chat model, by what they are about; users give all of them flat."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.utils.utils import secret_from_env
@@ -15,14 +15,6 @@ from lookahead_agent.models.resolve import choose_models, has_draft
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime
-
-_SERVERS = (
-    ("target", "model", "base_url", "api_key"),
-    ("draft", "draft_model", "draft_url", "draft_api_key"),
-    ("judge", "judge_model", "judge_url", "judge_api_key"),
-    ("embedding", "embedding_model", "embedding_url", "embedding_api_key"),
-)
-"""Role, and the names of the fields for model, address and key."""
 
 
 class EngineFields(BaseModel):
@@ -82,8 +74,10 @@ class EngineFields(BaseModel):
 
     def _remote_models(self) -> dict[str, RemoteModel]:
         found: dict[str, RemoteModel] = {}
-        for role, model_field, url_field, key_field in _SERVERS:
-            model: str | None = getattr(self, model_field)
+        for role in ("target", "draft", "judge", "embedding"):
+            own = "" if role == "target" else f"{role}_"
+            url_field, key_field = f"{own or 'base_'}url", f"{own}api_key"
+            model: str | None = getattr(self, f"{own}model")
             url: str | None = getattr(self, url_field)
             key = getattr(self, key_field)
             if url is None:
@@ -105,7 +99,18 @@ class EngineFields(BaseModel):
 
     def _find_runtime(self, policies: Sequence[VerifierPolicy]) -> Runtime:
         remote = self._remote_models()
-        self._check_engine_settings(remote)
+        if "target" not in remote:
+            check_token_speculation(self.token_speculation, self.engine_args)
+        elif self.token_speculation not in ("none", "auto"):
+            raise ConfigurationError(
+                "token_speculation is a matter of the target's own server: start it with --speculative-config"
+            )
+        for role, name in (("target", "engine_args"), ("draft", "draft_engine_args"), ("judge", "judge_engine_args")):
+            ignored = sorted(getattr(self, name).keys() - {"max_model_len"})
+            if role in remote and ignored:
+                raise ConfigurationError(
+                    f"{name} are for an engine in this process: give {', '.join(ignored)} to the server"
+                )
         wants_draft = (
             any(policy.speculates for policy in policies)
             or self.draft_model is not None
@@ -133,17 +138,3 @@ class EngineFields(BaseModel):
         # Behind a server, what the target costs is not known here: steps are the only way to win something.
         steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]
         return Runtime.shared(spec, expects_draft=any(steps))
-
-    def _check_engine_settings(self, remote: Mapping[str, RemoteModel]) -> None:
-        if "target" not in remote:
-            check_token_speculation(self.token_speculation, self.engine_args)
-        elif self.token_speculation not in ("none", "auto"):
-            raise ConfigurationError(
-                "token_speculation is a matter of the target's own server: start it with --speculative-config"
-            )
-        for role, name in (("target", "engine_args"), ("draft", "draft_engine_args"), ("judge", "judge_engine_args")):
-            ignored = sorted(getattr(self, name).keys() - {"max_model_len"})
-            if role in remote and ignored:
-                raise ConfigurationError(
-                    f"{name} are for an engine in this process: give {', '.join(ignored)} to the server"
-                )

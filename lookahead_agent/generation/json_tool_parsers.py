@@ -11,6 +11,7 @@ from lookahead_agent.generation.tool_calls import (
     Tools,
     end_of_json,
     name_in,
+    read_calls,
     read_json,
     skip_space,
 )
@@ -101,7 +102,7 @@ class JsonToolParser(ToolParser):
             return self._arguments(text, at, head, tools, cut=cut)
         if begin == len(text) or text[begin] not in "{[":
             return self._mentioned(text, at, begin, cut=cut)
-        found = JsonCalls.read(text, begin, self.separators)
+        found = read_calls(text, begin, self.separators)
         calls = ParsedReply("")
         if found.broken is None:
             end = skip_space(text, found.end, self.separators)
@@ -190,14 +191,14 @@ class JsonToolParser(ToolParser):
             # Fenced, it is code like other code. Else its parts are no calls either.
             return Found(at) if fenced else Found(end)
         if fenced:
-            found = JsonCalls.read(text, begin, self.separators)
+            found = read_calls(text, begin, self.separators)
             end = skip_space(text, found.end, self.separators)
             ticks = _FENCE_ENDS.match(text, end)
             if found.broken is not None or (ticks is None and end < len(text)):
                 return Found(at)
             end = end if ticks is None else ticks.end()
         else:
-            found = JsonCalls.read(text[:end], begin, "")
+            found = read_calls(text[:end], begin, "")
             following = skip_space(text, end, self.separators)
             end = following if text[following : following + 1] in ("{", "[") else end
         calls = ParsedReply("")
@@ -213,7 +214,7 @@ def _line_end(text: str, begin: int) -> int:
 
 def _names_tools(source: str, names: set[str]) -> bool:
     """Whether JSON without a tag is meant to call tools."""
-    sources = JsonCalls.read(source, 0, "").sources
+    sources = read_calls(source, 0, "").sources
     for text in sources:
         try:
             call = read_json(text)

@@ -162,7 +162,8 @@ class ReplyReader:
             if blank and (self._thought or called):
                 parsed.content = parsed.content.lstrip()
             if calls is not None and rank == least:
-                parsed.extend(calls)
+                parsed.tool_calls += calls.tool_calls
+                parsed.invalid_tool_calls += calls.invalid_tool_calls
                 called = called or parsed.called
         if called:
             parsed.content = parsed.content.rstrip()

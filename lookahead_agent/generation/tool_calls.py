@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
 
@@ -88,11 +88,6 @@ class ParsedReply:
         """Whether there is a call, also one that could not be read."""
         return bool(self.tool_calls or self.invalid_tool_calls)
 
-    def extend(self, other: ParsedReply) -> None:
-        """Add the calls of another."""
-        self.tool_calls += other.tool_calls
-        self.invalid_tool_calls += other.invalid_tool_calls
-
 
 def as_invalid_json(source: str) -> str:
     """The text of a call that could not be read, for LangChain and clients, which complete JSON that ends early.
@@ -143,7 +138,7 @@ def read_json(text: str) -> Any:
         value = json.loads(text, strict=False, object_pairs_hook=_distinct, **STRICT_NUMBERS)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    if _depth(value) > _DEEPEST:
+    if sum(1 for _ in levels(value)) > _DEEPEST:
         raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
     if not _encodable(json.dumps(value, ensure_ascii=False)):
         raise ValueError("it has half a surrogate pair, which is no character")
@@ -164,14 +159,12 @@ def is_json(text: str) -> bool:
     return True
 
 
-def _depth(value: Any) -> int:
-    """How deep a value is nested; the least depth that is too much, if it is more."""
-    level, nested = 0, [value] if isinstance(value, (dict, list)) else []
-    while nested and level <= _DEEPEST:
-        level += 1
-        inner = [each for outer in nested for each in (outer.values() if isinstance(outer, dict) else outer)]
+def levels(value: Any) -> Iterator[list[Any]]:
+    """The values in a value's objects and lists, level by level: first those of the outermost."""
+    nested = [value] if isinstance(value, (dict, list)) else []
+    while nested:
+        yield (inner := [each for outer in nested for each in (outer.values() if isinstance(outer, dict) else outer)])
         nested = [each for each in inner if isinstance(each, (dict, list))]
-    return level
 
 
 def _no_number(constant: str) -> Any:
@@ -247,32 +240,28 @@ def skip_space(text: str, begin: int, also: str = "") -> int:
     return begin
 
 
-@dataclass
-class JsonCalls:
+class JsonCalls(NamedTuple):
     """The texts of calls one after another, alone or in lists; where they end, and why early, if they do."""
 
-    sources: list[str] = field(default_factory=list)
-    end: int = 0
+    sources: list[str]
+    end: int
     broken: BrokenJsonError | None = None
 
-    @classmethod
-    def read(cls, text: str, begin: int, separators: str) -> JsonCalls:
-        """The values from `begin` on; `separators` may be between two of them, as white space may."""
-        found = cls(end=begin)
-        while begin < len(text) and text[begin] in "{[":
-            elements = list(_elements(text, begin)) if text[begin] == "[" else []
-            try:
-                end = end_of_json(text, begin)
-            except BrokenJsonError as error:
-                found.end, found.broken = begin, error
-                for first, last in takewhile(lambda place: text[place[0]] == "{", elements):
-                    found.sources.append(text[first:last])
-                    found.end = skip_space(text, last, ",")
-                return found
-            found.sources += [text[first:last] for first, last in elements] or [text[begin:end]]
-            found.end = end
-            begin = skip_space(text, end, separators)
-        return found
+
+def read_calls(text: str, begin: int, separators: str) -> JsonCalls:
+    """The calls from `begin` on; `separators` may be between two of them, as white space may."""
+    sources, end = list[str](), begin
+    while begin < len(text) and text[begin] in "{[":
+        elements = list(_elements(text, begin)) if text[begin] == "[" else []
+        try:
+            end = end_of_json(text, begin)
+        except BrokenJsonError as error:
+            whole = list(takewhile(lambda place: text[place[0]] == "{", elements))
+            sources += [text[first:last] for first, last in whole]
+            return JsonCalls(sources, skip_space(text, whole[-1][1], ",") if whole else begin, error)
+        sources += [text[first:last] for first, last in elements] or [text[begin:end]]
+        begin = skip_space(text, end, separators)
+    return JsonCalls(sources, end)
 
 
 def _elements(text: str, begin: int) -> Iterator[tuple[int, int]]:
@@ -291,7 +280,7 @@ def parse_constrained(text: str, tools: Tools) -> ParsedReply:
     """Read a reply that was written in which only calls may be."""
     parsed = ParsedReply("")
     begin = skip_space(text, 0)
-    found = JsonCalls.read(text, begin, "")
+    found = read_calls(text, begin, "")
     for source in found.sources:
         parsed.add_source(source, tools)
     rest = text[found.end :].strip()

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.generation.tool_calls import STRICT_NUMBERS
+from lookahead_agent.generation.tool_calls import STRICT_NUMBERS, levels
 from lookahead_agent.server.errors import RefusedError
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -103,7 +103,13 @@ def _document(data: bytes, most_values: int) -> Any:
         raise RefusedError(400, f"the body is not in UTF-8: byte {error.start} is wrong") from None
     except ValueError as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
-    _check_shape(document, most_values)
+    values = 0
+    for level, inner in enumerate(levels([document])):
+        values += len(inner)
+        if level == _DEEPEST:
+            raise RefusedError(400, _TOO_DEEP)
+        if values > most_values:
+            raise RefusedError(400, _TOO_MANY)
     if "\\ud" in text or "\\uD" in text:
         try:
             check_encodable(document, "body")
@@ -114,20 +120,3 @@ def _document(data: bytes, most_values: int) -> Any:
 
 def _containers(data: bytes) -> int:
     return data.count(b"{") + data.count(b"[")
-
-
-def _check_shape(document: Any, most_values: int) -> None:
-    level: list[Any] = [[document]]
-    values = 0
-    for _ in range(_DEEPEST):
-        below: list[Any] = []
-        for value in level:
-            inner = value.values() if isinstance(value, dict) else value
-            values += len(inner)
-            if values > most_values:
-                raise RefusedError(400, _TOO_MANY)
-            below.extend(each for each in inner if isinstance(each, (dict, list)))
-        if not below:
-            return
-        level = below
-    raise RefusedError(400, _TOO_DEEP)

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from langchain_core.messages import BaseMessage
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -63,33 +64,29 @@ class Metrics:
     def __init__(self, nodes: frozenset[str], policies: frozenset[str]) -> None:
         self._nodes = nodes
         self._policies = policies
-        self._registry = registry = CollectorRegistry()
+        self._registry = CollectorRegistry()
         labels = ("policy", "node")
-
-        def counter(name: str, text: str, *more: str) -> Counter:
-            return Counter(f"lookahead_{name}", text, (*labels, *more), registry=registry)
-
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"lookahead_{name}_seconds", text, labels, buckets=_SECONDS, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"lookahead_{name}", text, labels, registry=registry)
-
-        self._replies = counter("replies", "Replies, by why they ended.", "finish_reason")
-        self._steps = counter("steps", "Steps of replies, by who wrote them.", "source")
-        self._tokens = counter("tokens", "Tokens that the engines generated, by fate.", "model", "fate")
-        self._prompts = counter("prompt_tokens", "Tokens of prompts, by where they came from.", "model", "source")
-        self._judged = counter("verifier_calls", "Draft steps that the verifier was asked about.")
-        self._disabled = counter("speculation_disabled", "Replies whose speculation ended early.")
-        self._failures = Counter("lookahead_refused", "Requests without a reply.", ("status",), registry=registry)
-        self._seconds = histogram("reply", "Time to generate a reply.")
-        self._prompt = histogram("prompt", "Time of a reply until the target's first token.")
-        self._writing = histogram("writing", "Time of a reply after the target's first token.")
-        self._first = histogram("first_text", "Time to the first text that is certain.")
-        self._audited = gauge("audited_steps", "Steps accepted by a certificate, judged again, by outcome.", "outcome")
-        self._tightened = gauge("tightened_policies", "Certificates given up: too many of their steps were disputed.")
-        self.running = gauge("running", "Replies being generated.")
-        self.waiting = gauge("waiting", "Replies that wait.")
+        of: dict[str, Any] = {"namespace": "lookahead", "registry": self._registry}
+        timed = of | {"labelnames": labels, "buckets": _SECONDS, "unit": "seconds"}
+        self._replies = Counter("replies", "Replies, by why they ended.", (*labels, "finish_reason"), **of)
+        self._steps = Counter("steps", "Steps of replies, by who wrote them.", (*labels, "source"), **of)
+        fates, sources = (*labels, "model", "fate"), (*labels, "model", "source")
+        self._tokens = Counter("tokens", "Tokens that the engines generated, by fate.", fates, **of)
+        self._prompts = Counter("prompt_tokens", "Tokens of prompts, by where they came from.", sources, **of)
+        self._judged = Counter("verifier_calls", "Draft steps that the verifier was asked about.", labels, **of)
+        self._disabled = Counter("speculation_disabled", "Replies whose speculation ended early.", labels, **of)
+        self._failures = Counter("refused", "Requests without a reply.", ("status",), **of)
+        self._seconds = Histogram("reply", "Time to generate a reply.", **timed)
+        self._prompt = Histogram("prompt", "Time of a reply until the target's first token.", **timed)
+        self._writing = Histogram("writing", "Time of a reply after the target's first token.", **timed)
+        self._first = Histogram("first_text", "Time to the first text that is certain.", **timed)
+        audited = "Steps accepted by a certificate, judged again, by outcome."
+        self._audited = Gauge("audited_steps", audited, ("outcome",), **of)
+        self._tightened = Gauge(
+            "tightened_policies", "Certificates given up: too many of their steps were disputed.", **of
+        )
+        self.running = Gauge("running", "Replies being generated.", **of)
+        self.waiting = Gauge("waiting", "Replies that wait.", **of)
 
     def count_reply(self, reply: ChatReply, seconds: float, first: float | None) -> None:
         """Count a reply that took so many seconds, and so many until its first text; None: it had none."""
