@@ -49,7 +49,7 @@ _LIVE = "Show what happens to each step while it runs, in place of the texts."
 
 @options.with_shared
 def agent(
-    models: options.ModelOptions,
+    models: options.ReplyOptions,
     question: Annotated[str | None, typer.Argument(help=_QUESTION)] = None,
     name: Annotated[str, typer.Option("--template", help=f"Which graph: {', '.join(TEMPLATES)}.")] = "plan_execute",
     tools: Annotated[list[str] | None, typer.Option(metavar="SOURCE", help=_TOOLS)] = None,
@@ -59,9 +59,6 @@ def agent(
     node_policy: Annotated[list[str] | None, typer.Option(metavar="NODE=POLICY", help=_NODE_POLICY)] = None,
     depth: options.Depth = None,
     compare: Annotated[bool, typer.Option("--compare", help=_COMPARE)] = False,
-    seed: options.Seed = None,
-    max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
-    temperature: options.Temperature = None,
     thread: Annotated[str | None, typer.Option(help=_THREAD)] = None,
     checkpoints: Annotated[str | None, typer.Option(help=_CHECKPOINTS)] = None,
     trace: Annotated[Path | None, typer.Option(help=_TRACE, dir_okay=False)] = None,
@@ -82,7 +79,6 @@ def agent(
     own: Mapping[str, str] = template("graphs", name).POLICIES
     by_node = options.node_policies(node_policy, own)
     policies = partial(_policies, own, {node: by_node.get(node, policy) for node in own})
-    chat = partial(models.chat_model, seed=seed, max_tokens=max_tokens, temperature=temperature)
     show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
     if checkpoints is None:
         state = user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
@@ -90,13 +86,13 @@ def agent(
     with _tools(name, tools, mcp) as made, checkpointer(checkpoints) as saver, _recorded(trace) as recorder:
         build = partial(_built, name, made, ask_before or (), saver)
         thread_id = thread or uuid.uuid4().hex
-        llm = chat(policies=policies(depth))
+        llm = models.chat_model(policies=policies(depth))
         asked, start = _start_of(build(llm), question, thread)
         show.heading("question")
         show.print(asked, soft_wrap=True)
         if compare:
             show.print("\nWith the default depth:", style="bold")
-            default, _ = _run(chat(policies=policies(None)), build, start, uuid.uuid4().hex, show)
+            default, _ = _run(models.chat_model(policies=policies(None)), build, start, uuid.uuid4().hex, show)
             show.print(node_table(default.metrics.nodes()))
             show.print(f"\nWith --depth {depth}:", style="bold")
         run, loading = _run(llm, build, start, thread_id, show, recorder=recorder, live=live)

@@ -14,26 +14,17 @@ from lookahead_agent.plain_text import PlainTextStream
 
 @options.with_shared
 def ask(
-    models: options.ModelOptions,
+    models: options.ReplyOptions,
     question: Annotated[str, typer.Argument(help="What to ask.")],
     policy: options.Policy = options.DEFAULT_POLICY,
     depth: options.Depth = None,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
-    seed: options.Seed = None,
-    max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
-    temperature: options.Temperature = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Ask one question and stream the reply."""
     options.check_text(question, "QUESTION", empty=False)
     options.check_text(system, "--system")
-    llm = models.chat_model(
-        policy=options.policy_of(policy, depth),
-        seed=seed,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        return_token_ids=True,
-    )
+    llm = models.chat_model(policy=options.policy_of(policy, depth), return_token_ids=True)
     messages = [*([SystemMessage(system)] if system else []), HumanMessage(question)]
     with llm:
         llm.start(ProgressBars())

@@ -14,24 +14,19 @@ import typer
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli.app import CHAT_CLASS
 from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models.catalogue import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
 
 Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue name, a folder or a Hub id.")]
 Draft = Annotated[str | None, typer.Option("--draft", help="Draft model. Default: the catalogue's.")]
-BaseUrl = Annotated[str | None, typer.Option("--base-url", help="OpenAI-compatible server of --model, up to /v1.")]
-DraftUrl = Annotated[str | None, typer.Option("--draft-url", help="The same for the draft.")]
 _POLICIES = "off, exact, strict, balanced or fast, and possibly changes: balanced:depth=8:width=2."
 Policy = Annotated[str, typer.Option("--policy", help=_POLICIES)]
 _METHODS = "Method inside the target's steps: auto, none, shared_draft, draft_model, ngram or suffix."
-TokenSpeculationMethod = Annotated[str, typer.Option("--token-speculation", help=_METHODS)]
 _DEPTH = "Steps in flight at the front (γ), even where that is slower. Default: whatever is fastest."
 Depth = Annotated[int | None, typer.Option("--depth", min=1, max=16, help=_DEPTH)]
 _PRECISION = "Of the target's weights. Default: the fastest without loss."
-TargetPrecision = Annotated[Precision, typer.Option("--precision", help=_PRECISION)]
-DraftPrecision = Annotated[Precision, typer.Option("--draft-precision", help="Of the draft's weights.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")]
 _TEMPERATURE = "0 is greedy. Default: what the model's makers recommend."
 Temperature = Annotated[float | None, typer.Option("--temperature", min=0.0, help=_TEMPERATURE)]
@@ -49,9 +44,7 @@ EngineArgument = Annotated[list[str] | None, typer.Option("--engine-arg", metava
 Number = TypeVar("Number", int, float)
 
 DEFAULT_MODEL = DEFAULT_SET
-DEFAULT_TOKEN_SPECULATION = "auto"
 DEFAULT_POLICY = "balanced"
-DEFAULT_MAX_TOKENS = 1024
 
 
 def chat_class() -> Callable[..., ChatLookahead]:
@@ -140,8 +133,8 @@ class PairOptions:
 
     model: Model = DEFAULT_MODEL
     draft: Draft = None
-    precision: TargetPrecision = "auto"
-    draft_precision: DraftPrecision = "auto"
+    precision: Annotated[Precision, typer.Option(help=_PRECISION)] = "auto"
+    draft_precision: Annotated[Precision, typer.Option(help="Of the draft's weights.")] = "auto"
     engine_args: EngineArgument = None
 
     def chat_model(self, **fields: Any) -> ChatLookahead:
@@ -156,9 +149,18 @@ class PairOptions:
 class ModelOptions(PairOptions):
     """The options by which a command is told its models, where they run and how."""
 
-    base_url: BaseUrl = None
-    draft_url: DraftUrl = None
-    token_speculation: TokenSpeculationMethod = DEFAULT_TOKEN_SPECULATION
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server of --model, up to /v1.")] = None
+    draft_url: Annotated[str | None, typer.Option(help="The same for the draft.")] = None
+    token_speculation: Annotated[str, typer.Option(help=_METHODS)] = "auto"
+
+
+@dataclass(frozen=True)
+class ReplyOptions(ModelOptions):
+    """The options by which a command is told how replies are written, beside `ModelOptions`."""
+
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
+    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
+    temperature: Temperature = None
 
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:
