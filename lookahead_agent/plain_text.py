@@ -22,10 +22,8 @@ _UNSAFE = re.compile(rf"{_CONTROL.pattern}|{_SURROGATE.pattern}")
 
 
 def plain(text: str) -> str:
-    """The text without sequences that command a terminal, control characters but line feed and tab, and reversed order.
-
-    A lone surrogate, which no encoding has, is shown as its escape.
-    """
+    """The text without terminal sequences, control characters but line feed and tab, and what reverses the order."""
+    # A lone surrogate, which no encoding has, is shown as its escape.
     if _UNSAFE.search(text) is None:
         return text
     text = _CONTROL.sub("", _SEQUENCE.sub("", text))

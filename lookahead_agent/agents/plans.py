@@ -87,10 +87,8 @@ def is_value(result: str) -> bool:
 
 
 def plan_form(tools: Sequence[BaseTool]) -> str:
-    """At most two lines of a plan with open arguments, which show a model the form.
-
-    A small model copies every line that it is shown, and would write files that nobody asked for.
-    """
+    """At most two lines of a plan with open arguments, which show a model the form."""
+    # A small model copies every line that it is shown, and would write files that nobody asked for.
     first = next((tool for tool in tools if (tool.metadata or {}).get("readOnlyHint")), tools[0])
     others = [tool for tool in tools if tool is not first]
     lines = []
@@ -159,10 +157,8 @@ def _read_line(number: int, text: str, tools: Mapping[str, BaseTool]) -> PlanLin
 
 
 def _closed(text: str) -> str | None:
-    """The text up to the bracket that closes the call, as Python would read it; None: there is none.
-
-    Line breaks inside of simple quotes become escapes, and references outside of quotes become texts.
-    """
+    """The text up to the bracket that closes the call, as Python would read it; None: there is none."""
+    # Line breaks inside of simple quotes become escapes, and references outside of quotes become texts.
     made: list[str] = []
     depth, quote, at = 1, "", 0
     while at < len(text):

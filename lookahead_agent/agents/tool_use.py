@@ -91,10 +91,8 @@ def make_tool(
 
 
 def in_both_worlds(made: BaseTool) -> BaseTool:
-    """The tool, or one that also works in `invoke` where it is only a coroutine.
-
-    The coroutine runs in the library's own event loop, always the same, so that it may keep connections between calls.
-    """
+    """The tool, or one that also works in `invoke` where it is only a coroutine."""
+    # It runs in the library's own event loop, always the same, so that it may keep connections between calls.
     if not isinstance(made, StructuredTool) or made.func is not None or made.coroutine is None:
         return made
     coroutine = cast("Callable[..., Coroutine[Any, Any, Any]]", made.coroutine)

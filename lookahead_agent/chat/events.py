@@ -54,10 +54,9 @@ class _WholeReply(AIMessageChunk):
 
 
 class ReplyChunk(_WholeReply):
-    """A chunk of a reply, whose sum with others still has its invalid calls as they are.
+    """A chunk of a reply, whose sum with others still has its invalid calls as they are."""
 
-    LangChain reads the calls of a sum of chunks anew: it forgets why one is invalid, and completes what ended early.
-    """
+    # LangChain reads the calls of a sum of chunks anew: it forgets why one is invalid, and completes what ended early.
 
     @classmethod
     def lc_id(cls) -> list[str]:

@@ -41,11 +41,9 @@ _CALLS = frozenset({"tool_use", "function_call", "tool_call", "invalid_tool_call
 
 
 def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's format, with text content and tool-call arguments as mappings.
-
-    The thinking of earlier replies goes into `reasoning_content`, which a template uses or leaves out as it likes. A
-    call that could not be read becomes text of its message, as the model wrote it: templates take whole calls only.
-    """
+    """Messages in OpenAI's format, with text content and tool-call arguments as mappings."""
+    # The thinking of earlier replies goes into `reasoning_content`, which a template uses or leaves out as it likes. A
+    # call that could not be read becomes text of its message, as the model wrote it: templates take whole calls only.
     if not messages:
         raise ConfigurationError("there is no message to reply to")
     converted: list[dict[str, Any]] = []
@@ -198,10 +196,8 @@ def _call_of(call: Any) -> ToolCall | InvalidToolCall:
 
 
 def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages to which a reply is to be written; a last one of the model's own is the beginning of that reply.
-
-    A reply that its model has ended is none: in a graph of several agents it is what another one said.
-    """
+    """Messages to which a reply is to be written; a last one of the model's own is the beginning of that reply."""
+    # A reply that its model has ended is none: in a graph of several agents it is what another one said.
     converted = template_messages(messages)
     if isinstance(last := messages[-1], AIMessage):
         if any(_calls(last)):

@@ -121,10 +121,8 @@ class Form:
 
 
 def callback_schema(schema: Any, form: Form) -> Any:
-    """A schema as LangChain tells its callbacks of it: a Pydantic class as it is, where LangChain can convert it.
-
-    A tool is taken as it is. LangChain's conversion fails for root models and types, with errors that end the call.
-    """
+    """A schema as LangChain tells its callbacks of it: a Pydantic class as it is, where LangChain can convert it."""
+    # A tool is taken as it is. LangChain's conversion fails for root models and types, with errors that end the call.
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         try:
             convert_to_json_schema(schema)
@@ -159,11 +157,10 @@ def _form_of_mapping(schema: Mapping[str, Any]) -> Form:
 
 
 class FormParser(BaseTransformOutputParser[Any]):
-    """Reads a reply in a form: its text, or the arguments of its call.
+    """Reads a reply in a form: its text, or the arguments of its call."""
 
-    Only a whole value is a result. LangChain's own parsers complete what was cut off, and half an argument passes for a
-    whole; they are asked for what is known of a stream before its end.
-    """
+    # Only a whole value is a result. LangChain's own parsers, which are asked for what is known of a stream before its
+    # end, complete what was cut off, and half an argument passes for a whole.
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -87,10 +87,9 @@ class LogFormatter(logging.Formatter):
 
 
 class ProgressBars:
-    """Draws tasks as bars while they last, and leaves a line for each on a terminal or in a log.
+    """Draws tasks as bars while they last, and leaves a line for each on a terminal or in a log."""
 
-    Tasks may last at the same time, in different threads: a terminal has one place for all of their bars.
-    """
+    # Tasks may last at the same time, in different threads: a terminal has one place for all of their bars.
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self._console = terminal or Terminal(stderr=True)

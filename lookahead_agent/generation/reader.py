@@ -227,10 +227,8 @@ class ReplyReader:
         return end + len(tags.close) if close >= 0 else end
 
     def _code_end(self, at: int) -> int:
-        """Where the code between backticks ends that a place is in; the place itself, if it is in none.
-
-        Those that end it are in the same line, or, of backticks right before the place, in the same paragraph.
-        """
+        """Where the code between backticks ends that a place is in; the place itself, if it is in none."""
+        # Those that end it are in the same line, or, of backticks right before the place, in the same paragraph.
         begin = max(self._text.rfind("\n", 0, at) + 1, self._floor)
         opened = ""
         for ticks in _TICKS.findall(self._text, begin, at):

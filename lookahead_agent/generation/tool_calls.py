@@ -31,10 +31,8 @@ class ParsedReply:
     invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
 
     def add(self, name: Any, arguments: Any, source: str, tools: Tools) -> None:
-        """Add a call that was read from `source`, or say why it is none.
-
-        The tool may be unknown: LangGraph's `ToolNode` tells the model which tools there are.
-        """
+        """Add a call that was read from `source`, or say why it is none."""
+        # The tool may be unknown: LangGraph's `ToolNode` tells the model which tools there are.
         try:
             if not isinstance(name, str) or not name or not _encodable(name):
                 raise ValueError("it names no tool")
@@ -52,11 +50,9 @@ class ParsedReply:
             self.tool_calls.append(ToolCall(type="tool_call", name=name, args=arguments, id=_new_id()))
 
     def add_source(self, source: str, tools: Tools) -> None:
-        """Add a call by its JSON text: `{"name": …, "arguments": …}`, or say why it is none.
-
-        "parameters" and "args" are read as "arguments" where there is only one of them. A missing key is not empty:
-        only a tool without parameters is called without arguments.
-        """
+        """Add a call by its JSON text: `{"name": …, "arguments": …}`, or say why it is none."""
+        # "parameters" and "args" are read as "arguments" where there is only one of them. A missing key is not empty:
+        # only a tool without parameters is called without arguments.
         name: Any = name_in(source)
         try:
             call = read_json(source)
@@ -90,10 +86,8 @@ class ParsedReply:
 
 
 def as_invalid_json(source: str) -> str:
-    """The text of a call that could not be read, for LangChain and clients, which complete JSON that ends early.
-
-    A tool would run with half a path, or with its defaults. Text that no JSON begins with stays unreadable to all.
-    """
+    """The text of a call that could not be read, for LangChain and clients, which complete JSON that ends early."""
+    # A tool would run with half a path, or with its defaults. Text that no JSON begins with stays unreadable to all.
     first = source.lstrip()[:1]
     return source if first and first not in '{["-0123456789tfnNI' else f"{UNREADABLE}{source}"
 

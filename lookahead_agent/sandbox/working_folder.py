@@ -209,11 +209,9 @@ def packed(code: bytes, files: Mapping[str, bytes]) -> bytes:
 
 
 def save_changes(root: Path, before: Mapping[str, bytes], changes: bytes) -> str:
-    """Carry out in a folder what code has changed in its copies, and return a line that names the files, or "".
-
-    Code may have forged the report of the changes, so that it is held to the rules of `replace_file`, and raises what
-    that raises; the files before are written.
-    """
+    """Carry out in a folder what code has changed in its copies, and return a line that names the files, or ""."""
+    # Code may have forged the report of the changes, so that it is held to the rules of `replace_file`, and raises what
+    # that raises; the files before are written.
     written, removed = _unpacked(changes)
     for name, data in written.items():
         replace_file(root, name, data)

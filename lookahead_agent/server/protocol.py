@@ -17,10 +17,9 @@ _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a dra
 
 
 class RequestModel(BaseModel):
-    """An object of a client's: a field that is null is as good as missing, and one error tells of unknown ones.
+    """An object of a client's: a field that is null is as good as missing, and one error tells of unknown ones."""
 
-    Lists end at their first wrong item (`fail_fast`): the cost of a body must not depend on how wrong it is.
-    """
+    # Lists end at their first wrong item (`fail_fast`): the cost of a body must not depend on how wrong it is.
 
     model_config = ConfigDict(extra="forbid")
 
