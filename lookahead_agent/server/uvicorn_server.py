@@ -41,12 +41,10 @@ class _OncePerMinute(logging.Filter):
         self._last = dict.fromkeys(self.KINDS, -math.inf)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        now = time.monotonic()
-        for kind in self.KINDS:
-            if str(record.msg).startswith(kind):
-                passes = now - self._last[kind] >= _QUIET_SECONDS
-                self._last[kind] = now if passes else self._last[kind]
-                return passes
+        kind = next((kind for kind in self.KINDS if str(record.msg).startswith(kind)), "")
+        if kind and time.monotonic() - self._last[kind] < _QUIET_SECONDS:
+            return False
+        self._last[kind] = time.monotonic()
         return True
 
 
