@@ -8,11 +8,9 @@ Without instructions for int8 arithmetic vLLM's kernels for int8 are emulated. T
 the model loads, and multiplied by a kernel of our own (`int8_kernel`). With AVX2 a token takes 133 ms, in bf16 270 ms.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from compressed_tensors.quantization import QuantizationStrategy
@@ -114,11 +112,8 @@ def _by_vllm(weights: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Mu
 
 
 @register_quantization_config(INT8)
-class Int8Config(CompressedTensorsConfig):  # type: ignore[misc]
-    """The method, as vLLM asks for it."""
-
+class _Int8Config(CompressedTensorsConfig):  # type: ignore[misc]
     def get_name(self) -> str:
-        """An engine's `quantization`."""
         return INT8
 
     @classmethod
@@ -127,7 +122,6 @@ class Int8Config(CompressedTensorsConfig):  # type: ignore[misc]
         return INT8 if user_quant == INT8 and hf_quant_cfg.get("quant_method") == "compressed-tensors" else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """How a layer's weights are kept."""
         if isinstance(layer, ParallelLMHead):
             # In float32: what int8 has summed exactly is not to be rounded to bf16's eight bits before it is compared.
             return RoundedOutputLayer(lambda weight: int8_product(*rounded(weight), weight.dtype, torch.float32))
@@ -179,34 +173,26 @@ class _WeightsMethod(UnquantizedLinearMethod):  # type: ignore[misc]
 
 
 @register_quantization_config(INT8_WEIGHTS)
-class Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
-    """The method, as vLLM asks for it."""
-
+class _Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
     def get_name(self) -> str:
-        """An engine's `quantization`."""
         return INT8_WEIGHTS
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Dtypes of an engine's activations."""
         return [torch.float32, torch.bfloat16]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Of a GPU: it is for CPUs."""
-        return -1
+        return -1  # of a GPU: it is for CPUs
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """None: nothing of it is in the model's folder."""
-        return []
+        return []  # nothing of it is in the model's folder
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Int8WeightsConfig:
-        """It has no settings."""
+    def from_config(cls, config: dict[str, Any]) -> Self:
         return cls()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """How a layer's weights are kept."""
         from lookahead_agent.cpu.int8_kernel import LANES
 
         if isinstance(layer, LinearBase):

@@ -10,6 +10,8 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import cfunc, types
 
+_OF_INTEGERS = types.void(types.CPointer(types.int64))  # a function of an array of integers
+
 _openmp = ctypes.CDLL(None)
 for _name in ("omp_get_thread_num", "omp_get_num_threads"):
     llvmlite.binding.add_symbol(_name, ctypes.cast(getattr(_openmp, _name), ctypes.c_void_p).value)
@@ -24,9 +26,8 @@ def parallel_for(function: Any, work: Any) -> None:
     _parallel(function.address, work, 0, 0)
 
 
-def compiled(function: Any) -> Any:
-    """Machine code of a function of an array of integers, kept for later processes where it may be written anywhere."""
-    signature = types.void(types.CPointer(types.int64))
+def compiled(function: Any, signature: Any = _OF_INTEGERS) -> Any:
+    """Machine code of a function, kept for later processes where it may be written anywhere."""
     try:
         return cfunc(signature, cache=True)(function)
     except RuntimeError as error:

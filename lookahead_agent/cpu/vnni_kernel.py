@@ -7,6 +7,7 @@ is summed are integers, so a token's outputs do not depend on how many tokens ar
 import ctypes
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import llvmlite.binding
@@ -25,7 +26,7 @@ _MOST_TOKENS = 12  # in a tile: with two vectors of weights, as many sums as the
 _AHEAD = 4096  # bytes of weights by which memory is asked ahead
 _SIGN = 128  # added to what is multiplied with the weights, for the instruction wants it without a sign
 
-_FIELDS = 12
+_FIELDS = 11
 _Work = ctypes.c_int64 * _FIELDS  # what one multiplication works on: addresses and sizes
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -65,7 +66,7 @@ def _tile(tokens: int) -> Any:
         def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
             work, row, token = given
             fields = [builder.load(builder.gep(work, [_I64(field)])) for field in range(_FIELDS)]
-            weights, inputs, token_scales, scales, excess, biases, outputs, rows, _, columns, _, halves = fields
+            weights, inputs, token_scales, scales, excess, biases, outputs, rows, _, columns, halves = fields
             add_products = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(_WORDS, [_WORDS] * 3), "llvm.x86.avx512.vpdpbusd.512"
             )
@@ -113,34 +114,17 @@ def _tile(tokens: int) -> Any:
     return tile
 
 
-def _array(kind: Any) -> Any:
-    """Code that takes an address and a length, and gives an array."""
-
-    @intrinsic
-    def at(_, address):  # type: ignore[no-untyped-def]
-        def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.int64), code
-
-    return at
-
-
-_halves_at, _integers_at, _scales_at = map(_array, (types.uint16, types.uint8, types.float32))
-
-
-@compiled
-def _round_tokens(work):  # type: ignore[no-untyped-def]
-    """Each token in bf16 as integers with a scale, the largest being 127 from zero."""
-    tokens, columns = work[8], work[9]
+@partial(compiled, signature=types.void(*(types.voidptr,) * 3, types.int64, types.int64))
+def _round_tokens(halves, rounded, scales, tokens, columns):  # type: ignore[no-untyped-def]
+    """Each token in bf16 as integers with a scale, the largest being 127 from zero; by addresses and sizes."""
     for token in range(tokens):
-        values = carray(_halves_at(work[10] + 2 * token * columns), columns)
-        integers = carray(_integers_at(work[1] + token * columns), columns)
+        values = carray(halves, (tokens, columns), np.uint16)[token]
+        integers = carray(rounded, (tokens, columns), np.uint8)[token]
         most = np.uint16(0)
         for column in range(columns):
             most = max(most, np.uint16(values[column] & np.uint16(0x7FFF)))  # as numbers without a sign are ordered
         largest = max(np.uint32(np.uint32(most) << 16).view(np.float32), np.float32(1e-10))
-        carray(_scales_at(work[2] + 4 * token), 1)[0] = largest / np.float32(127)
+        carray(scales, tokens, np.float32)[token] = largest / np.float32(127)
         factor = np.float32(127) / largest
         for column in range(columns):
             value = np.uint32(np.uint32(values[column]) << 16).view(np.float32)
@@ -214,8 +198,8 @@ def multiplication(
         result = torch.empty((count, rows), dtype=out)
         place = rounded.data_ptr()
         given = of_weights, place + 4 * count, place, of_scales, of_excess, biases.data_ptr()
-        work = _Work(*given, result.data_ptr(), rows, count, columns, tokens.data_ptr(), halves)
-        _round_tokens.ctypes(work)
+        _round_tokens.ctypes(tokens.data_ptr(), place + 4 * count, place, count, columns)
+        work = _Work(*given, result.data_ptr(), rows, count, columns, halves)
         parallel_for(_share, work)
         return result
 
