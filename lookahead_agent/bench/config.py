@@ -1,7 +1,5 @@
 """The settings of a benchmark (tasks, modes, policies, models), and the configurations of a task."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -38,14 +36,11 @@ MODES: tuple[ModeName, ...] = tuple(mode for mode in get_args(ModeName) if mode 
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 BASELINE: ModeName = "off"
-LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
-"""Modes with policies and depths."""
+LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with policies and depths
 
-NODES = "nodes"
-"""In place of a policy: each node's own in the template ("balanced" for plain questions)."""
+NODES = "nodes"  # in place of a policy: each node's own in the template ("balanced" for plain questions)
 
-VARIANT = re.compile(rf"off (?P<precision>{'|'.join(get_args(Precision))})")
-"""The target alone in another precision."""
+VARIANT = re.compile(rf"off ({'|'.join(get_args(Precision))})")  # the target alone in another precision
 
 _PEER_PATTERN = re.compile(r"[\w.+ -]+=https?://\S+")
 _PEER_EXAMPLE = "llama.cpp=http://127.0.0.1:8080/v1"
@@ -79,10 +74,6 @@ class TaskConfig(BaseModel):
     parity: bool = False  # whether nodes that speculate do so under "exact" in the mode "auto", too
     max_tokens: int = Field(512, ge=1)
 
-    def full_question(self, question: str) -> str:
-        """The question with the task's prompt."""
-        return f"{question}\n\n{self.prompt}" if self.prompt else question
-
     @field_validator("modes")
     @classmethod
     def _known_modes(cls, modes: tuple[ModeName, ...]) -> tuple[ModeName, ...]:
@@ -102,7 +93,7 @@ class TaskConfig(BaseModel):
         return peers
 
     @model_validator(mode="after")
-    def _consistent(self) -> TaskConfig:
+    def _consistent(self) -> Self:
         if not self.name:
             object.__setattr__(self, "name", self.task)
         if not self.peers and BASELINE not in self.modes:
@@ -155,7 +146,7 @@ class BenchConfig(BaseModel):
     tasks: tuple[TaskConfig, ...] = Field(default=(TaskConfig(),), min_length=1)
 
     @model_validator(mode="after")
-    def _consistent(self) -> BenchConfig:
+    def _consistent(self) -> Self:
         if self.temperature == 0 and any(task.samples > 1 for task in self.tasks):
             raise ValueError("several samples at temperature 0 are the same reply again: raise the temperature")
         listed = [mode for block in self.blocks for mode in block if mode != BASELINE]
@@ -228,11 +219,6 @@ class Configuration:
             return "shared_draft"
         return "auto" if self.mode == "auto" else "none"
 
-    @property
-    def policy_of_call(self) -> str | None:
-        """The policy that every call is given; None: the chat model's."""
-        return None if self.speculates_on_steps else "off"
-
     def policies(self, of_template: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         """The default policy and those of nodes: only nodes that speculate in the template speculate here."""
         if not self.speculates_on_steps:
@@ -303,7 +289,7 @@ def chat_model(
     if config.base_url is not None:
         fields["base_url"] = config.base_url
     # Cores are divided, so that on a CPU `off` has an engine of its own. On a GPU it has the pair's: the policy here is
-    # one that loads the draft, and `policy_of_call` decides.
+    # one that loads the draft, and each call's decides.
     shares_engines = configuration.mode == BASELINE and not on_cpu
     if shares_engines:
         fields |= {"policy": "exact", "depth": DEFAULT_DEPTH, "draft_model": config.draft_model}

@@ -20,8 +20,7 @@ from lookahead_agent.models.cache import writable, write_whole
 from lookahead_agent.plain_text import plain
 from lookahead_agent.trace.node_times import tables
 
-Table = tuple[list[str], list[list[str]]]
-"""Headings and rows."""
+Table = tuple[list[str], list[list[str]]]  # headings and rows
 
 _MARKDOWN = re.compile(r"[\\`*<|\[\]]")
 

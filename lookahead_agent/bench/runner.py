@@ -6,10 +6,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from shutil import copytree
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -62,8 +60,7 @@ class Job:
         return self.block, self.task.name, self.configuration.name, self.problem.id, self.sample
 
 
-Turn = list[Job]
-"""Jobs that run at once, all in the same configuration."""
+Turn = list[Job]  # jobs that run at once, all in the same configuration
 
 
 def solve(
@@ -76,7 +73,7 @@ def solve(
     needs: Sequence[str] = (),
 ) -> str:
     """The reply to a question, or the answer of a template's graph that gets the tools it needs (none named: all)."""
-    question = task.full_question(question)
+    question = f"{question}\n\n{task.prompt}" if task.prompt else question
     llm = llm.model_copy(update={"seed": seed})
     if task.task == "questions":
         # In a chain, since a model that streams hands step events only on there.
@@ -99,13 +96,6 @@ def build(name: TaskName, llm: BaseChatModel, tools: Sequence[BaseTool] | None =
     if name in ("reflection", "self_consistency"):
         return make(llm)
     return make(llm, [calculator] if tools is None else list(tools))
-
-
-def peer_chat(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> Any:
-    """The chat model of a peer, whose package only a benchmark of peers needs."""
-    from lookahead_agent.bench import peers
-
-    return peers.peer_chat(config, task, configuration)
 
 
 @contextmanager
@@ -145,7 +135,6 @@ class Bench:
         out: Path,
         make_model: Callable[[BenchConfig, TaskConfig, Configuration], ChatLookahead] = chat_model,
         solve_problem: Callable[..., str] = solve,
-        make_peer: Callable[[BenchConfig, TaskConfig, Configuration], Any] = peer_chat,
     ) -> None:
         self.config = config
         self._solve = solve_problem
@@ -167,7 +156,9 @@ class Bench:
         self._running: set[tuple[TaskConfig, Configuration]] = set()
         for job in itertools.chain.from_iterable(self._turns):
             if (job.task, job.configuration) not in self._models:
-                make = make_peer if job.configuration.peer else make_model
+                make: Callable[..., Any] = make_model
+                if job.configuration.peer:  # its package is only needed here
+                    from lookahead_agent.bench.peers import peer_chat as make
                 self._models[job.task, job.configuration] = make(config, job.task, job.configuration)
 
     @property
@@ -209,7 +200,6 @@ class Bench:
                 raise ConfigurationError(f"{self.out.path} has results of other settings: choose another file")
 
     def _run_only(self, needed: set[tuple[TaskConfig, Configuration]], progress: Progress | None) -> None:
-        """Load these engines, and shut others down."""
         for name in self._running - needed:
             self._models[name].close()
         self._running &= needed
@@ -223,15 +213,17 @@ class Bench:
     def _measure(self, turn: Turn, on_sample: Callable[[Sample], None]) -> None:
         llm, peer = self._models[turn[0].task, turn[0].configuration], turn[0].configuration.peer
         engines = background.run(_engines(llm)) if not peer else {"target": {"server": peer, "model": llm.model_name}}
-        for sample in _at_once([partial(self._sample, job, llm, engines) for job in turn]):
+        # In threads, which do not keep an interrupted program from ending; the first failure ends the turn.
+        work = (background.in_daemon_thread(partial(self._sample, job, llm, engines)) for job in turn)
+        for sample in background.stream(background.as_they_come(work)):
             self.out.append(sample.model_dump(mode="json"))
             on_sample(sample)
 
     def _sample(self, job: Job, llm: Any, engines: dict[str, Any]) -> Sample:
         recorder = CallRecorder(None if job.configuration.peer else llm.backend.tokenizer().decode)
         config: RunnableConfig = {"callbacks": [recorder]}
-        if job.configuration.policy_of_call is not None:
-            config["configurable"] = {POLICY_KEY: job.configuration.policy_of_call}
+        if not job.configuration.speculates_on_steps:
+            config["configurable"] = {POLICY_KEY: "off"}
         seed = None if self.config.seed is None else self.config.seed + job.sample
         answer, problem = "", None
         try:
@@ -261,28 +253,6 @@ class Bench:
             engines=engines,
             environment=environment(),
         )
-
-
-def _at_once(work: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
-    """Results of work in threads, in the order in which it ends; the first failure ends it.
-
-    The threads are daemons, so that an interrupted program can end.
-    """
-    results: SimpleQueue[Sample | BaseException] = SimpleQueue()
-
-    def run(piece: Callable[[], Sample]) -> None:
-        try:
-            results.put(piece())
-        except BaseException as error:
-            results.put(error)
-
-    for piece in work:
-        Thread(target=run, args=(piece,), name="lookahead-bench", daemon=True).start()
-    for _ in work:
-        result = results.get()
-        if isinstance(result, BaseException):
-            raise result
-        yield result
 
 
 def _turns(
@@ -318,7 +288,6 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
 
 
 async def _engines(llm: ChatLookahead) -> dict[str, Any]:
-    """Descriptions of a model's engines."""
     async with llm.backend.engines(as_policy(llm.policy)) as engines:
         found = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
         return {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}

@@ -11,7 +11,7 @@ from uuid import UUID
 import psutil
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.decoding import acceptance_rate
@@ -32,16 +32,10 @@ _OF_REPLY = (
 )
 """The fields of a call that a reply's metadata have by the same name."""
 
-SampleKey = tuple[int, str, str, str, int]
-"""Block, task, configuration, problem and number of a sample."""
+SampleKey = tuple[int, str, str, str, int]  # block, task, configuration, problem and number of a sample
 
 
-class _Row(BaseModel):
-    # A newer minor version may write more.
-    model_config = ConfigDict(extra="ignore")
-
-
-class CallRecord(_Row):
+class CallRecord(BaseModel):
     """One model call."""
 
     node: str | None = None  # the graph's node; None outside a graph
@@ -70,7 +64,7 @@ class CallRecord(_Row):
     action: str | None = None  # the calls, or what follows an action marker, as written; None: nothing
 
 
-class ToolRecord(_Row):
+class ToolRecord(BaseModel):
     """One run of a tool."""
 
     path: str | None = None  # as of a model call, as `step`, `started` and `seconds`
@@ -82,7 +76,7 @@ class ToolRecord(_Row):
     failed: bool = False
 
 
-class Sample(_Row):
+class Sample(BaseModel):
     """A problem, solved in one configuration."""
 
     schema_version: int = SCHEMA
@@ -120,11 +114,6 @@ class Sample(_Row):
     def tokens_per_second(self) -> float:
         """Tokens of all replies over the time to the answer."""
         return max(self.output_tokens, 1) / self.seconds
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the committed steps that the draft wrote."""
-        return acceptance_of(self.calls)
 
 
 def acceptance_of(calls: Sequence[CallRecord]) -> float:

@@ -11,8 +11,7 @@ from lookahead_agent.bench.samples import CallRecord, Sample, acceptance_of
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.trace.node_times import FIGURES, Span
 
-Pairs = Sequence[tuple[Sample, Sample]]
-"""Samples of the same problem, number and block."""
+Pairs = Sequence[tuple[Sample, Sample]]  # samples of the same problem, number and block
 
 _MOST_STEPS = 10_000
 _RESAMPLES = 1000

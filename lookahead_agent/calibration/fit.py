@@ -23,8 +23,7 @@ Measure = Literal["similarity", "p_aligned", "p_swapped"]
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
-JUDGED = frozenset({"p_aligned", "p_swapped"})
-"""Measures of a judge."""
+JUDGED = frozenset({"p_aligned", "p_swapped"})  # measures of a judge
 
 
 async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) -> dict[str, float]:
@@ -63,9 +62,9 @@ class Candidate:
 
     def score(self, pair: LabelledPair) -> float | None:
         """The score that decides about a pair, infinite where no threshold matters; None: it was not measured."""
-        if pair.row.same_text:
-            return math.inf
         of_pair = pair.row.pair
+        if of_pair.same_text:
+            return math.inf
         texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
         if self._rules.compares_results and rejection(*texts) is not None:
             return -math.inf
@@ -95,8 +94,7 @@ class Candidate:
 
 
 _CASCADE = {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True}
-GRID = tuple(number / 100 for number in range(101))
-"""Thresholds to choose from, fixed before any pair is seen."""
+GRID = tuple(number / 100 for number in range(101))  # thresholds to choose from, fixed before any pair is seen
 CANDIDATES: dict[str, Candidate] = {
     candidate.name: candidate
     for candidate in (
@@ -159,7 +157,7 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
 def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold) -> int | None:
     """The accepted pairs that the target disputes, asked as by `DriftMonitor`; None: it was not asked about one."""
     accepted = [name for name, pair in scored(pairs, candidate).items() if pair.score >= threshold.value]
-    asked = [pairs[name].scores.get("p_swapped") for name in accepted if not pairs[name].row.same_text]
+    asked = [pairs[name].scores.get("p_swapped") for name in accepted if not pairs[name].row.pair.same_text]
     known = [aligned for aligned in asked if aligned is not None]
     return sum(aligned < DISPUTED_BELOW for aligned in known) if len(known) == len(asked) else None
 

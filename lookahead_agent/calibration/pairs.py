@@ -10,7 +10,7 @@ from math import comb
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair
@@ -57,8 +57,6 @@ def fisher(draft: int, target: int, count: int) -> float:
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     problem: str
 
 
@@ -85,17 +83,6 @@ class PairRow(_Row):
         assert self.draft is not None
         assert self.target is not None
         return StepPair(self.question, self.before, self.draft, self.target, self.position)
-
-    @property
-    def same_text(self) -> bool:
-        """Whether both steps have the same text, so that accepting the draft's can change nothing."""
-        return self.pair.same_text
-
-    @property
-    def false_arithmetic(self) -> list[str]:
-        """Equations of the draft's step that do not hold and that the target's step has not."""
-        pair = self.pair
-        return false_only_in(pair.draft.text, pair.target.text)
 
 
 class OutcomesRow(_Row):
@@ -131,9 +118,10 @@ class LabelledPair:
 
         Its arithmetic is false, or the target comes to the correct answer less often than from its own, by the rule.
         """
-        if self.row.same_text:
+        pair = self.row.pair
+        if pair.same_text:
             return False
-        if self.row.false_arithmetic:
+        if false_only_in(pair.draft.text, pair.target.text):
             return True
         known = self.outcomes
         if known is None or self.rule.missing(known.draft, known.target):

@@ -13,14 +13,13 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import read_content
 from lookahead_agent.models.cache import cache_dir, writable, write_whole
 
-PACKAGED = Path(__file__).parent / "packaged"
-"""Certificates of the default pair, which come with the package."""
+PACKAGED = Path(__file__).parent / "packaged"  # certificates of the default pair, which come with the package
 
 
 class Certificate(BaseModel):
     """The evidence that a policy keeps a risk, for one pair of models."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True)
 
     risk: float  # share of accepted steps that change the outcome, at most
     models: dict[str, str | None]  # by role: "target", "draft", and "embedding" or "judge" (None: the target) if asked

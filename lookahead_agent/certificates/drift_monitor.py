@@ -21,10 +21,8 @@ from lookahead_agent.errors import LookaheadError
 
 logger = logging.getLogger(__name__)
 
-DISPUTED_BELOW = 0.5
-"""The target, asked whether two steps are equivalent, disputes them with less p(yes)."""
-AUDIT_RATE = 0.02
-"""Share of the accepted steps that is audited by default."""
+DISPUTED_BELOW = 0.5  # the target, asked whether two steps are equivalent, disputes them with less p(yes)
+AUDIT_RATE = 0.02  # share of the accepted steps that is audited by default
 _LEVEL = 0.01  # probability δ with which the test ever raises an alarm where nothing has changed
 _BASE_LEVEL = 0.05
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # shares that the test looks for, as parts of the way from the bound to 1
@@ -40,8 +38,7 @@ class DriftTest:
         self._alternatives = [self.bound + (1 - self.bound) * part for part in _PARTS]
         self._logs = [0.0] * len(_PARTS)
         self._alarm = math.log(len(_PARTS) / level)
-        self.drifted = False
-        """Whether the alarm was raised, once and for all."""
+        self.drifted = False  # whether the alarm was raised, once and for all
 
     def add(self, disputed: bool) -> None:
         """Tell about one more step, drawn from those that were accepted."""
@@ -73,8 +70,7 @@ class DriftMonitor:
         self._judge = judge
         self._give_up = give_up
         self._tests: dict[Certificate, DriftTest] = {}
-        self.waiting: deque[tuple[Certificate, StepPair]] = deque()
-        """Accepted steps to be audited."""
+        self.waiting: deque[tuple[Certificate, StepPair]] = deque()  # accepted steps to be audited
         self._random = random.Random()
         self._task: asyncio.Task[None] | None = None
         self.counts = DriftCounts()

@@ -13,10 +13,8 @@ from functools import cache
 
 from lookahead_agent.errors import ConfigurationError
 
-RISKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""Risks that are tested; each at least twice the one before."""
-LEVEL = 0.1
-"""Probability δ with which a threshold may be riskier than stated."""
+RISKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # risks that are tested; each at least twice the one before
+LEVEL = 0.1  # probability δ with which a threshold may be riskier than stated
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def collect(
         collector.run(ProgressBars())
     labels = [pair.changes_outcome for pair in collector.pairs.values()]
     typer.echo(
-        f"{len(labels)} pairs: {sum(pair.row.same_text for pair in collector.pairs.values())} of the same text, "
+        f"{len(labels)} pairs: {sum(pair.row.pair.same_text for pair in collector.pairs.values())} of the same text, "
         f"{labels.count(True)} change the outcome, {labels.count(None)} not known yet"
     )
 

@@ -1,7 +1,5 @@
 """Costs of a pair of models on a machine: seconds per token, by the number of replies at once."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import statistics
@@ -9,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -52,9 +50,9 @@ class BatchCosts(BaseModel):
             size += 1
         return size
 
-    def shared_by(self, replies: int) -> BatchCosts:
+    def shared_by(self, replies: int) -> Self:
         """The costs for one of so many replies at once."""
-        return BatchCosts(seconds={size: self.at(size * replies) for size in self.seconds})
+        return type(self)(seconds={size: self.at(size * replies) for size in self.seconds})
 
 
 class MachineCosts(BaseModel):
@@ -88,7 +86,7 @@ class MachineCosts(BaseModel):
         cells = [[name, *(f"{1000 * costs.at(size):.1f}" for size in sizes)] for name, costs in rows.items()]
         return ["milliseconds per token", *(f"{size} at once" for size in sizes)], cells
 
-    def shared_by(self, replies: int) -> MachineCosts:
+    def shared_by(self, replies: int) -> Self:
         """The same for one of so many replies that are written at once."""
         names = ("target", "beside", "draft", "draft_alone")
         return self.model_copy(update={name: getattr(self, name).shared_by(replies) for name in names})

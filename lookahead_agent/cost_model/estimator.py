@@ -15,8 +15,7 @@ _TOKENS = 3000
 _DEPTHS, _WIDTHS, _TOKEN_DEPTHS, _SHARED_DRAFT_DEPTHS = (1, 2, 4, 6, 8), (1, 2), (2, 3, 5, 7), (3, 5, 9, 17)
 
 ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
-LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")
-"""Modes with step speculation."""
+LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with step speculation
 Speed = Callable[[int], float]
 """Tokens per second of each of so many target steps at once, over those of the target alone."""
 
@@ -68,7 +67,6 @@ def predicted_speed(
 
 
 def _settings(costs: MachineCosts, acceptance: Acceptance, mode: ModeName) -> Iterator[Setting]:
-    """Every setting of a mode."""
     tokens = {"off": (1,), "lr": (1,), "sd": _TOKEN_DEPTHS, "lr+sd": _TOKEN_DEPTHS}
     # A second candidate and draft tokens want the same room in a batch.
     widths = _WIDTHS if mode == "lr" else (1,)

@@ -20,8 +20,7 @@ from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, ModeName
 from lookahead_agent.errors import MissingExtraError
 from lookahead_agent.models.cache import writable, write_whole
 
-Speculation = Literal["none", "draft_model", "shared_draft"]
-"""How a target's engine speculates on tokens."""
+Speculation = Literal["none", "draft_model", "shared_draft"]  # how a target's engine speculates on tokens
 
 SPECULATION: dict[ModeName, Speculation] = {
     "off": "none",
@@ -31,8 +30,7 @@ SPECULATION: dict[ModeName, Speculation] = {
     "shared_draft": "shared_draft",
     "lr+shared_draft": "shared_draft",
 }
-STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")
-"""Modes without token-level speculation."""
+STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")  # modes without token-level speculation
 PROMPT_TOKENS = 128
 _BLOCK = 16  # Tokens of a block of vLLM's cache on a GPU
 _MOST_AT_ONCE = 64
@@ -50,8 +48,6 @@ class Configuration:
 
 class SyntheticRow(BaseModel):
     """Measured replies of one config."""
-
-    model_config = ConfigDict(extra="ignore")
 
     mode: ModeName
     depth: int

@@ -102,7 +102,7 @@ class SyntheticBench:
             if missing:
                 engines = _Engines(self._pair, {config.mode for config, _ in missing}, self._settings, stack)
                 failures |= engines.failures
-                if measure_costs is not None and engines.draft is not None and "none" in engines.targets:
+                if measure_costs is not None and engines.pair_writes:
                     measure_costs()
                     measure_costs = None
                 with progress.task("Measuring", len(missing)) as advance:
@@ -110,7 +110,7 @@ class SyntheticBench:
                         if time.monotonic() >= end:
                             return False
                         try:
-                            if engines.has(config.mode) and config.mode not in failures:
+                            if config.mode in engines.targets and config.mode not in failures:
                                 row = background.run(self._measure(engines, config, repeat))
                                 self._file.append(row.model_dump(mode="json"))
                         except EngineError as error:
@@ -123,7 +123,7 @@ class SyntheticBench:
         return True
 
     async def _measure(self, engines: _Engines, config: synthetic.Configuration, repeat: int) -> synthetic.SyntheticRow:
-        target = engines.target(config.mode)
+        target = engines.targets[config.mode]
         draft = engines.draft if config.mode not in ("off", "sd") else None
         settings = DecodingSettings(
             depth=config.depth,
@@ -198,25 +198,19 @@ class _Engines:
                 found[name] = future.result()
             except EngineError as error:
                 self.failures[name] = error
-        self.draft = found.pop("draft", None)
-        self._alone = found.pop("alone", found.get("none"))
-        self.targets = found
-
-    def target(self, mode: ModeName) -> Engine:
-        """The target that writes in a mode."""
-        found = self._alone if mode == "off" else self.targets[synthetic.SPECULATION[mode]]
-        assert found is not None
-        return found
-
-    def has(self, mode: ModeName) -> bool:
-        """Whether the engines of a mode have started."""
-        if mode == "off":
-            return self._alone is not None
-        return synthetic.SPECULATION[mode] in self.targets and (mode == "sd" or self.draft is not None)
+        self.draft = found.get("draft")
+        self.pair_writes = self.draft is not None and "none" in found  # whether costs of the pair can be measured
+        targets = {mode: found.get(synthetic.SPECULATION[mode]) for mode in modes}
+        targets |= {"off": found.get("alone", found.get("none"))} if "off" in modes else {}
+        # The target that writes in each mode whose engines have started.
+        self.targets = {
+            mode: target
+            for mode, target in targets.items()
+            if target is not None and (mode in ("off", "sd") or self.draft is not None)
+        }
 
 
 def _token_level(kind: synthetic.Speculation, pair: Pair, settings: synthetic.SyntheticSettings) -> dict[str, Any]:
-    """Engine arguments for a kind of token speculation."""
     if kind == "none":
         return {}
     method = {"method": kind} | synthetic_acceptance(settings.token_alpha, settings.draft_tokens)

@@ -1,7 +1,5 @@
 """Discrete-event simulations: the decoder's scheduler on virtual time, and a target with a shared draft."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random
@@ -11,8 +9,7 @@ from dataclasses import dataclass, field
 from lookahead_agent.decoding import step
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 
-Draw = Callable[[random.Random], float]
-"""Draws how long something takes."""
+Draw = Callable[[random.Random], float]  # draws how long something takes
 
 
 def always(time: float) -> Draw:
@@ -59,7 +56,7 @@ class _World:
     _agenda: list[tuple[float, int, step.Event]] = field(default_factory=list)
     # Target steps that are being written, with the time that each would still take alone.
     _writing: dict[int, tuple[float, step.StepWritten]] = field(default_factory=dict)
-    _order: itertools.count[int] = field(default_factory=itertools.count)
+    _order: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def carry_out(self, actions: list[step.Action]) -> None:
         for action in actions:

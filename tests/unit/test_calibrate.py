@@ -32,6 +32,7 @@ from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import EqualTextEmbedder
+from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.judge import USER_PROMPT
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 
@@ -98,7 +99,7 @@ def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) 
         assert row.reply == "".join(REPLY)
         assert row.reply.startswith(row.before + row.target.text)
         assert row.positions >= row.position >= 0
-        if row.same_text or row.false_arithmetic:
+        if row.pair.same_text or false_only_in(row.pair.draft.text, row.pair.target.text):
             assert pair.outcomes is None, "nobody has to ask"
             continue
         assert pair.outcomes is not None
@@ -106,7 +107,8 @@ def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) 
         errors = pair.changes_outcome
         assert len(pair.outcomes.draft) == len(pair.outcomes.target) == (16 if errors else 4)
         assert set(pair.outcomes.target) == {True}
-    assert pairs["p2"].row.false_arithmetic == ["3 * 4 = 13"]
+    pair = pairs["p2"].row.pair
+    assert false_only_in(pair.draft.text, pair.target.text) == ["3 * 4 = 13"]
 
 
 def _gone(prompt: str, begun: str) -> Sequence[ScriptedStep]:
