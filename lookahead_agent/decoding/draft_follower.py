@@ -84,7 +84,6 @@ class DraftFollower:
         return False
 
     def _follow(self, writer: StepWriter) -> None:
-        """Follow a step of the target from where it is."""
         if not self._failed:
             self._stream = writer.stream
             prefix = self._streams.prefixes.ids(writer.node, Source.TARGET)

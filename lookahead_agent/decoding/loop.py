@@ -302,8 +302,6 @@ class _Loop:
             event = StepEvent(kind, source.value, writer.node.position, text, started, ended, reason, score)
             self.on_step(event)
 
-    # The end
-
     async def _close(self) -> None:
         cleaning = asyncio.get_running_loop().create_task(self._clean())
         try:

@@ -9,8 +9,7 @@ from lookahead_agent.decoding.accounting import ReplyReport
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Sampling
 
-PROMPT_TAIL = 32
-"""Tokens at a prompt's end in which a chat template may have opened the thinking."""
+PROMPT_TAIL = 32  # tokens at a prompt's end in which a chat template may have opened the thinking
 
 
 @dataclass(frozen=True)

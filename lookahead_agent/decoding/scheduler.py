@@ -111,8 +111,6 @@ class LookaheadScheduler:
             self._fill(actions)
         return actions
 
-    # Decide
-
     def _decide(self, node: Node, actions: list[steps.Action]) -> None:
         if node.chosen is None:
             accepted = next((candidate.node for candidate in node.open_candidates if candidate.accepted), None)
@@ -146,8 +144,6 @@ class LookaheadScheduler:
         node.target = node.target_job = None
         node.candidates = []
 
-    # Commit
-
     def _commit(self, node: Node, actions: list[steps.Action]) -> None:
         assert node.step is not None
         actions.append(steps.Commit(node))
@@ -162,8 +158,6 @@ class LookaheadScheduler:
         elif node.step.end is StepEnd.THINKING and self.awaits_thinking:
             self.awaits_thinking = False
             self._speculating = self.depth > 0
-
-    # Fill
 
     def _fill(self, actions: list[steps.Action]) -> None:
         undecided = 0
@@ -204,8 +198,6 @@ class LookaheadScheduler:
             if candidate.node is not None and candidate.accepted is None and candidate.verify_job is None:
                 candidate.verify_job = self._start(node, candidate)
                 actions.append(steps.Verify(candidate.verify_job, candidate.node, node.target))
-
-    # Synchronous rounds
 
     @property
     def _in_rounds(self) -> bool:

@@ -1,7 +1,5 @@
 """Cuts a stream of tokens into reasoning steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -62,7 +60,7 @@ class ThinkingState:
     inside: bool = False
     tail: str = ""  # the text before the place, as far as it may be the beginning of the next tag
 
-    def then(self, text: str) -> ThinkingState:
+    def then(self, text: str) -> "ThinkingState":
         """The state after more text."""
         return self._walk(text)[1] if self.tags is not None else self
 
@@ -83,7 +81,7 @@ class ThinkingState:
             return True
         return any(start <= begin and end <= stop for start, stop in self._walk(text)[0])
 
-    def _walk(self, text: str) -> tuple[list[tuple[int, int]], ThinkingState]:
+    def _walk(self, text: str) -> tuple[list[tuple[int, int]], "ThinkingState"]:
         """The spans of the answer in the text that follows, and the state after it."""
         assert self.tags is not None
         whole, inside, at = self.tail + text, self.inside, 0
@@ -117,7 +115,7 @@ class PrefixContext:
     block: str | None = None  # what would close the block that is open where the line begins
     thinking: ThinkingState = field(default_factory=ThinkingState)
 
-    def then(self, text: str) -> PrefixContext:
+    def then(self, text: str) -> "PrefixContext":
         """The same after more text."""
         line = self.line + text
         begins = line.rfind("\n") + 1

@@ -1,10 +1,8 @@
 """The interface of verifiers: pairs and draft steps in, verdicts out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from lookahead_agent.decoding.step import Step
 
@@ -28,7 +26,7 @@ class StepPair:
         return self.draft.text.strip() == self.target.text.strip()
 
     @property
-    def swapped(self) -> StepPair:
+    def swapped(self) -> Self:
         """The pair with the draft's step and the target's in each other's place."""
         return replace(self, draft=self.target, target=self.draft)
 
@@ -61,7 +59,6 @@ class Verifier(Protocol):
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair; an exception turns speculation off for the request and never fails the reply."""
-        ...
 
 
 @runtime_checkable
@@ -70,7 +67,6 @@ class DraftVerifier(Protocol):
 
     async def verify_draft(self, step: DraftStep) -> Verdict:
         """Judge one draft step; see `Verifier.verify`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,4 +87,3 @@ class EarlyVerifier(Protocol):
 
         It is asked after every token, in the event loop: it must be quick. It saves work and changes no result.
         """
-        ...

@@ -21,16 +21,6 @@ _loop: asyncio.AbstractEventLoop | None = None
 _of_parents: list[asyncio.AbstractEventLoop] = []  # kept, so that nothing is closed that the parent uses
 
 
-def background_loop() -> asyncio.AbstractEventLoop:
-    """The loop, running; it is started at the first call."""
-    global _loop
-    with _lock:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="lookahead-agent", daemon=True).start()
-        return _loop
-
-
 def _begin_anew() -> None:
     """Leave the parent's loop to it, in a process that was forked: the thread that runs it is not here."""
     global _loop, _lock
@@ -44,8 +34,14 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a coroutine in the background loop; cancelling the future cancels it."""
-    return asyncio.run_coroutine_threadsafe(work, background_loop())
+    """Start a coroutine in the background loop, which the first call starts; cancelling the future cancels it."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="lookahead-agent", daemon=True).start()
+        loop = _loop
+    return asyncio.run_coroutine_threadsafe(work, loop)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

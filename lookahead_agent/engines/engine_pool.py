@@ -41,10 +41,11 @@ class EnginePool:
 
         Raises EngineStartError, or EngineError once the pool is closed.
         """
+        key = repr(config)  # equal for equal configurations, of which argument values need not be hashable
         with self._lock:
             if self._closed:
                 raise EngineError("the process is shutting down")
-            entry = self._entries.setdefault(config.key, _Entry())
+            entry = self._entries.setdefault(key, _Entry())
             entry.users += 1
         try:
             with entry.lock:
@@ -62,7 +63,7 @@ class EnginePool:
             self.release(config)
             raise
         with self._lock:
-            wanted = self._entries.get(config.key) is entry
+            wanted = self._entries.get(key) is entry
         if not wanted:
             engine.close()
             raise EngineError("the engine was released while it started")
@@ -71,13 +72,13 @@ class EnginePool:
     def release(self, config: VLLMConfig) -> None:
         """Say that an engine is no longer needed; the last user's release shuts it down."""
         with self._lock:
-            entry = self._entries.get(config.key)
+            entry = self._entries.get(repr(config))
             if entry is None:
                 return
             entry.users -= 1
             if entry.users > 0:
                 return
-            del self._entries[config.key]
+            del self._entries[repr(config)]
         if entry.engine is not None:
             entry.engine.close()
 

@@ -41,8 +41,9 @@ class OpenAIEngine:
         self._role = role
         self._own_tokenizer = tokenizer
         self.tokenizer: Tokenizer = tokenizer
-        self._context_length = context_length
-        self._server = Server(remote, role, transport)
+        self._given_context = context_length
+        self.context_length = context_length or _DEFAULT_CONTEXT
+        self.server = Server(remote, role, transport)
         self._model = remote.model
         self._accepts_ids = True
         self._tells_cached = False
@@ -50,14 +51,9 @@ class OpenAIEngine:
         self.in_flight = 0
 
     @property
-    def context_length(self) -> int:
-        """Most tokens of prompt and reply together."""
-        return self._context_length or _DEFAULT_CONTEXT
-
-    @property
     def healthy(self) -> bool:
         """Whether the server has answered the last time."""
-        return self._server.answers
+        return self.server.answers
 
     async def connect(self) -> None:
         """Find out which model the server has and whether it tells token ids.
@@ -74,7 +70,7 @@ class OpenAIEngine:
         self._connected = True
 
     async def _look_for_model(self) -> None:
-        listed = {entry["id"]: entry for entry in (await self._server.get("/models")).get("data", ())}
+        listed = {entry["id"]: entry for entry in (await self.server.ask("/models")).get("data", ())}
         if self._model not in listed:
             if len(listed) != 1:
                 known = ", ".join(sorted(listed)) or "none"
@@ -82,20 +78,20 @@ class OpenAIEngine:
             (self._model,) = listed
             if self._remote.model is not None:
                 logger.info("the %s's server calls its only model %r", self._role, self._model)
-        if self._context_length is None:
-            self._context_length = listed[self._model].get("max_model_len")
+        if self._given_context is None:
+            self.context_length = listed[self._model].get("max_model_len") or _DEFAULT_CONTEXT
 
     async def _find_out_about_ids(self) -> None:
         ids = await asyncio.to_thread(self._own_tokenizer.encode, _PROBE)
         body = {"model": self._model, "max_tokens": 1, "temperature": 0}
         try:
             try:
-                answer = await self._server.post("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
+                answer = await self.server.ask("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
             except ConfigurationError:  # some servers refuse what they do not know
-                answer = await self._server.post("/completions", body | {"prompt": _PROBE})
+                answer = await self.server.ask("/completions", body | {"prompt": _PROBE})
             choice = answer["choices"][0]
             try:
-                await self._server.post("/completions", body | {"prompt": ids})
+                await self.server.ask("/completions", body | {"prompt": ids})
             except ConfigurationError:
                 self._accepts_ids = False
         except (KeyError, IndexError, TypeError) as error:
@@ -128,7 +124,7 @@ class OpenAIEngine:
             if self._tells_cached:
                 body["stream_options"] = {"include_usage": True}
             last: Delta | None = None
-            async with aclosing(self._server.stream("/completions", body)) as events:
+            async with aclosing(self.server.stream("/completions", body)) as events:
                 async for event in events:
                     if event.get("choices"):
                         delta = self._delta(event["choices"][0], sampling)
@@ -174,7 +170,6 @@ class OpenAIEngine:
         return Delta(tuple(ids), logprobs, choice.get("finish_reason"))
 
     def _by_id(self, position: Mapping[str, float] | None) -> dict[int, float]:
-        """Log-probabilities of one position by token id."""
         found: dict[int, float] = {}
         for text, logprob in (position or {}).items():
             if text.startswith("token_id:"):
@@ -185,7 +180,7 @@ class OpenAIEngine:
 
     async def _prompt_logprobs(self, prompt_ids: Sequence[int]) -> Delta:
         body = self._body(prompt_ids, Sampling(max_tokens=1), 1) | {"prompt_logprobs": 0}
-        answer = await self._server.post("/completions", body)
+        answer = await self.server.ask("/completions", body)
         choice = answer["choices"][0]
         stated = choice.get("prompt_logprobs")
         if stated is None:
@@ -197,11 +192,7 @@ class OpenAIEngine:
         return Delta(tuple(choice.get("token_ids") or ()), None, "length", known)
 
     def close(self) -> None:
-        """Nothing: the server is not ours. `aclose` closes the connections."""
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._server.aclose()
+        """Nothing: the server is not ours. `server.aclose` closes the connections."""
 
 
 def _cached_tokens(answer: Mapping[str, Any]) -> int | None:

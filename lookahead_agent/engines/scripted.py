@@ -48,11 +48,7 @@ class ScriptedTokenizer:
         self._opening = f"{thinking.open}\n" if thinking is not None and opens_thinking else ""
         self._ids: dict[str, int] = {"": self.EOS}
         self._texts: list[str] = [""]
-
-    @property
-    def size(self) -> int:
-        """Tokens given out so far."""
-        return len(self._texts)
+        self.size = 1  # tokens given out so far
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
         """Token ids of `text`; see `Tokenizer.encode`."""
@@ -62,8 +58,9 @@ class ScriptedTokenizer:
             if longest is not None and len(ids) >= longest:
                 raise prompt_too_long(longest)
             if piece not in self._ids:
-                self._ids[piece] = len(self._texts)
+                self._ids[piece] = self.size
                 self._texts.append(piece)
+                self.size += 1
             ids.append(self._ids[piece])
         return ids
 

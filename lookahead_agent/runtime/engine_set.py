@@ -1,10 +1,7 @@
 """Engines that work together, and the verifiers on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
@@ -12,6 +9,7 @@ from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.hardware.reply_speeds import CPUTime
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.runtime.prefix_warmer import PrefixWarmer
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
@@ -21,9 +19,6 @@ from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
-
-if TYPE_CHECKING:
-    from lookahead_agent.runtime.engine_selection import EngineSetup
 
 _MOST_CERTIFICATES = 256
 """Searches for a certificate that are remembered: a server's clients may choose risks and delimiters."""
@@ -60,8 +55,7 @@ class EngineSet:
         """Looks again at steps that were accepted by a certificate."""
         self.replies = self.replies_at_once = 0  # replies that were begun, and those of them that are being written
         self.modes = ModeChooser()  # which way of writing each node's replies get, where that is free
-        self.warmer = PrefixWarmer(lambda: not self.replies_at_once)
-        """Reads prompts ahead while no reply is written."""
+        self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
         self.problems: dict[str, str] = {}
         """Why there is no draft, judge or embedding model although one was wanted, by role."""
 
@@ -105,7 +99,6 @@ class EngineSet:
         return find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
 
     def _give_up(self, certificate: Certificate) -> None:
-        """Go by a certificate no longer."""
         self._given_up.add(certificate)
         self._find.cache_clear()
 

@@ -15,6 +15,7 @@ from lookahead_agent.engines.engine_pool import POOL, EnginePool
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.protocol import Engine
+from lookahead_agent.engines.servers import Server
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.errors import EngineError
@@ -55,7 +56,7 @@ class EngineLauncher:
         self.platform = loaders.platform or Platform.detect()
         self.setup = EngineSetup()  # the engines that are started, or were last
         self.held: list[VLLMConfig] = []
-        self._connections: list[OpenAIEngine | RemoteJudge | RemoteEmbedder] = []
+        self._servers: list[Server] = []
         self._spec = spec
         self._memory_shares: Mapping[str, float] = {}
         self._holding = threading.Lock()
@@ -63,7 +64,7 @@ class EngineLauncher:
         # The finalizers must not keep the launcher alive, so they get the lists and not a method.
         weakref.finalize(self, _release, loaders.pool, self.held)
         # At exit no loop runs coroutines any more, and the system ends connections.
-        weakref.finalize(self, _disconnect, self._connections).atexit = False
+        weakref.finalize(self, _disconnect, self._servers).atexit = False
 
     async def fetch(self, facts: ModelFacts) -> Path:
         """Bring a model onto this machine."""
@@ -138,7 +139,7 @@ class EngineLauncher:
 
     def connected(self, connection: Connection) -> Connection:
         """The same connection, held."""
-        self._connections.append(connection)
+        self._servers.append(connection.server)
         return connection
 
     def release(self) -> None:
@@ -146,7 +147,7 @@ class EngineLauncher:
         with self._holding:
             self._releases += 1
         _release(self.loaders.pool, self.held)
-        _disconnect(self._connections)
+        _disconnect(self._servers)
 
 
 def _release(pool: EnginePool, held: list[VLLMConfig]) -> None:
@@ -154,6 +155,6 @@ def _release(pool: EnginePool, held: list[VLLMConfig]) -> None:
         pool.release(held.pop())
 
 
-def _disconnect(connections: list[OpenAIEngine | RemoteJudge | RemoteEmbedder]) -> None:
-    while connections:
-        background.submit(connections.pop().aclose())
+def _disconnect(servers: list[Server]) -> None:
+    while servers:
+        background.submit(servers.pop().aclose())

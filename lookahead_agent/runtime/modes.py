@@ -5,26 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Mode = Literal["off", "sd", "lr", "lr+sd"]
-"""The target alone; with draft tokens; with draft steps; with both."""
+Mode = Literal["off", "sd", "lr", "lr+sd"]  # the target alone; with draft tokens; with draft steps; with both
 
 PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
 """Seconds per token that are assumed of a mode until it was tried, against those of "sd"."""
-HYSTERESIS = 0.1
-"""Share of time by which another mode must be ahead before a node changes to it."""
-TRY_AFTER = 6
-"""Replies of a node after which another mode is tried; twice as many each time that it was no faster."""
+HYSTERESIS = 0.1  # share of time by which another mode must be ahead before a node changes to it
+TRY_AFTER = 6  # replies of a node after which another mode is tried; twice as many each time that it was no faster
 READ_FOR_TOKEN = 40.0
 """Prompt tokens for each token of replies from which a draft model is left out. Its draft tokens pay for half of them:
 measured on two cores, it reads a prompt token in 0.6 ms, and saves 14 ms for each token of a reply."""
-_LATEST = 12
-"""Replies of a node whose prompts and lengths count."""
+_LATEST = 12  # replies of a node whose prompts and lengths count
 _FEWEST = 4
 _WEIGHT = 0.3
-_MOST_NODES = 1024
-"""Nodes that are remembered: a server's clients name them as they like."""
-_BUSY = 4
-"""Requests in the target's engine from which steps are left to it: their batches cost those who wait."""
+_MOST_NODES = 1024  # nodes that are remembered: a server's clients name them as they like
+_BUSY = 4  # requests in the target's engine from which steps are left to it: their batches cost those who wait
 
 
 class ModeChoice(NamedTuple):

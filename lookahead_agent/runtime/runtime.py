@@ -1,7 +1,5 @@
 """The engines behind a chat model: which are needed, on which cores, started when they are first used."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -29,7 +27,7 @@ from lookahead_agent.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-_RUNTIMES: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_RUNTIMES: "weakref.WeakSet[Runtime]" = weakref.WeakSet()
 _OF_PARENTS: list[object] = []  # kept, so that nothing is closed that the parent uses
 
 
@@ -39,7 +37,7 @@ class Runtime:
     A draft gets an engine of its own if a policy `expects_draft`; a call that forces steps starts them anew.
     """
 
-    _registry: ClassVar[weakref.WeakValueDictionary[tuple[str, bool], Runtime]] = weakref.WeakValueDictionary()
+    _registry: ClassVar["weakref.WeakValueDictionary[tuple[str, bool], Runtime]"] = weakref.WeakValueDictionary()
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, spec: RuntimeSpec, *, expects_draft: bool, loaders: Loaders | None = None) -> None:
@@ -62,10 +60,10 @@ class Runtime:
         self._changed = asyncio.Condition()
 
     @classmethod
-    def shared(cls, spec: RuntimeSpec, *, expects_draft: bool) -> Runtime:
+    def shared(cls, spec: RuntimeSpec, *, expects_draft: bool) -> "Runtime":
         """The runtime of a specification, which lives as long as somebody refers to it."""
         with cls._registry_lock:
-            key = (spec.key, expects_draft)
+            key = (spec.digest, expects_draft)
             runtime = cls._registry.get(key)
             if runtime is None:
                 runtime = cls._registry[key] = cls(spec, expects_draft=expects_draft)

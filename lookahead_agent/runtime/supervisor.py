@@ -124,7 +124,6 @@ class Supervisor:
             engines.judge = EngineJudge(engines.draft)
 
     async def _put_judge(self, engines: EngineSet) -> None:
-        """Put the wanted judge in place of the target."""
         models, launcher = self._spec.models, self._launcher
         if (remote := self._spec.remote.get("judge")) is not None:
             engines.judge = launcher.connected(RemoteJudge(remote))

@@ -1,12 +1,10 @@
 """A model's weights as an engine on some platform loads them, and how engines on one GPU divide its memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
@@ -33,7 +31,7 @@ class Platform:
     int8: bool
 
     @classmethod
-    def detect(cls) -> Platform:
+    def detect(cls) -> Self:
         """This machine's."""
         return cls(runs_on_cpu(), multiplies_int8())
 
@@ -81,9 +79,8 @@ def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weigh
     return Weights(folder, weights.form, arguments)
 
 
-def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform | None = None) -> Weights:
+def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform) -> Weights:
     """A judge's weights: in its makers' precision, but where that is slow on this CPU."""
-    platform = platform or Platform.detect()
     if not platform.on_cpu or "dtype" in given or is_quantized(folder):
         return Weights(folder, "bf16", {})
     return Weights(folder, "bf16", {"dtype": "bfloat16" if platform.int8 else "float32"})
@@ -111,14 +108,11 @@ def memory_shares(
     return {role: round((fixed[role] + rest * cache[role] / sum(cache.values())) / total, 4) for role in free} | given
 
 
-def context_that_fits(
-    engines: Iterable[tuple[Path, Mapping[str, Any]]], total: int | None = None, usable: float = USABLE
-) -> int:
+def context_that_fits(engines: Iterable[tuple[Path, Mapping[str, Any]]], total: int | None = None) -> int:
     """Tokens that engines, each a folder and arguments, have room for on a GPU of `total` bytes; 0: they do not fit."""
     engines = list(engines)
-    rest = (_gpu_bytes() if total is None else total) * usable - sum(
-        weight_bytes(*each) + _OVERHEAD for each in engines
-    )
+    usable = (_gpu_bytes() if total is None else total) * USABLE
+    rest = usable - sum(weight_bytes(*each) + _OVERHEAD for each in engines)
     return max(int(rest) // sum(kv_cache_bytes_per_token(*each) for each in engines), 0)
 
 

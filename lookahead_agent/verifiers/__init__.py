@@ -1,41 +1,22 @@
 """Decide whether a draft step may replace the target's."""
 
-from lookahead_agent.decoding.verifier import (
-    DraftStep,
-    DraftVerifier,
-    EarlyVerifier,
-    PartialStep,
-    StepPair,
-    Verdict,
-    Verifier,
-)
-from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier, RemoteEmbedder, SentenceEmbedder
-from lookahead_agent.verifiers.exact import ExactVerifier
-from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier, RemoteJudge
-from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier
-from lookahead_agent.verifiers.random_accept import RandomVerifier
-from lookahead_agent.verifiers.score import ScoreVerifier
-
-__all__ = [
-    "DraftStep",
-    "DraftVerifier",
-    "EarlyVerifier",
-    "Embedder",
-    "EmbeddingVerifier",
-    "EngineJudge",
-    "ExactVerifier",
-    "JudgeModel",
-    "JudgeVerifier",
-    "LikelihoodVerifier",
-    "PartialStep",
-    "PrefilterVerifier",
-    "RandomVerifier",
-    "RemoteEmbedder",
-    "RemoteJudge",
-    "ScoreVerifier",
-    "SentenceEmbedder",
-    "StepPair",
-    "Verdict",
-    "Verifier",
-]
+from lookahead_agent.decoding.verifier import DraftStep as DraftStep
+from lookahead_agent.decoding.verifier import DraftVerifier as DraftVerifier
+from lookahead_agent.decoding.verifier import EarlyVerifier as EarlyVerifier
+from lookahead_agent.decoding.verifier import PartialStep as PartialStep
+from lookahead_agent.decoding.verifier import StepPair as StepPair
+from lookahead_agent.decoding.verifier import Verdict as Verdict
+from lookahead_agent.decoding.verifier import Verifier as Verifier
+from lookahead_agent.verifiers.embedding import Embedder as Embedder
+from lookahead_agent.verifiers.embedding import EmbeddingVerifier as EmbeddingVerifier
+from lookahead_agent.verifiers.embedding import RemoteEmbedder as RemoteEmbedder
+from lookahead_agent.verifiers.embedding import SentenceEmbedder as SentenceEmbedder
+from lookahead_agent.verifiers.exact import ExactVerifier as ExactVerifier
+from lookahead_agent.verifiers.judge import EngineJudge as EngineJudge
+from lookahead_agent.verifiers.judge import JudgeModel as JudgeModel
+from lookahead_agent.verifiers.judge import JudgeVerifier as JudgeVerifier
+from lookahead_agent.verifiers.judge import RemoteJudge as RemoteJudge
+from lookahead_agent.verifiers.likelihood import LikelihoodVerifier as LikelihoodVerifier
+from lookahead_agent.verifiers.prefilter import PrefilterVerifier as PrefilterVerifier
+from lookahead_agent.verifiers.random_accept import RandomVerifier as RandomVerifier
+from lookahead_agent.verifiers.score import ScoreVerifier as ScoreVerifier

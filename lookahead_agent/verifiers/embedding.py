@@ -42,7 +42,6 @@ class Embedder(Protocol):
 
     async def similarity(self, first: str, second: str) -> float:
         """Cosine similarity of two texts, in [-1, 1]."""
-        ...
 
 
 class _BatchingEmbedder(ABC):
@@ -121,21 +120,17 @@ class RemoteEmbedder(_BatchingEmbedder):
 
     def __init__(self, remote: RemoteModel, transport: httpx.AsyncBaseTransport | None = None) -> None:
         super().__init__()
-        self._server = Server(remote, "embedding model", transport)
+        self.server = Server(remote, "embedding model", transport)
         self._model = remote.model
 
     async def compare(self, texts: Sequence[str]) -> list[float]:
         """See `_BatchingEmbedder`."""
-        answer = await self._server.post("/embeddings", {"model": self._model, "input": list(texts)})
+        answer = await self.server.ask("/embeddings", {"model": self._model, "input": list(texts)})
         try:
             vectors = [entry["embedding"] for entry in sorted(answer["data"], key=lambda entry: entry["index"])]
             return [_cosine(vectors[index], vectors[index + 1]) for index in range(0, len(texts), 2)]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError("the embedding model's server does not answer like OpenAI's /embeddings") from error
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._server.aclose()
 
 
 def _cosine(first: Sequence[float], second: Sequence[float]) -> float:

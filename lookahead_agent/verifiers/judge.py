@@ -32,7 +32,6 @@ class JudgeModel(Protocol):
 
     async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
         """Probabilities of the likeliest first tokens of an answer, by text."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class RemoteJudge:
     """A judge behind an OpenAI-compatible `/chat/completions`; a `transport` replaces the network."""
 
     def __init__(self, remote: RemoteModel, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._server = Server(remote, "judge", transport)
+        self.server = Server(remote, "judge", transport)
         self._model = remote.model
 
     async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
@@ -113,16 +112,12 @@ class RemoteJudge:
             "logprobs": True,
             "top_logprobs": 20,
         }
-        answer = await self._server.post("/chat/completions", body)
+        answer = await self.server.ask("/chat/completions", body)
         try:
             top: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             return _by_text((entry["token"], entry["logprob"]) for entry in top)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise EngineError("the judge's server gave no log-probabilities") from error
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._server.aclose()
 
 
 def _by_text(logprobs: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -322,7 +322,7 @@ def test_a_collected_runtime_gives_its_engines_back() -> None:
     assert len(pool.started) == 2
     del runtime
     gc.collect()
-    assert sorted(config.key for config in released) == sorted(config.key for config in pool.started)
+    assert sorted(map(repr, released)) == sorted(map(repr, pool.started))
 
 
 def test_without_its_judge_a_policy_runs_the_target_alone() -> None:
