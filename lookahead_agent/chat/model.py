@@ -198,8 +198,8 @@ class ChatLookahead(CallDefaults, BindingModel):
     ) -> None:
         """Have the engines read how a prompt begins while no reply is written, so that replies to it begin sooner.
 
-        Returns at once and starts no engine: the latest prompts wait for the engines of this process. A reply stops the
-        reading, and nothing is read behind servers, where it may cost money.
+        Returns at once and starts no engine: the latest prompts wait until the engines run. A reply stops the reading.
+        Behind servers nothing is read, for it may cost money there; the engines of `lookahead-agent up` do read.
 
         Args:
             input: Text or messages with which later prompts begin. The last message may be empty.
@@ -213,9 +213,7 @@ class ChatLookahead(CallDefaults, BindingModel):
         background.submit(self._warm(self.request(self._convert_input(input).to_messages(), options)))
 
     async def _warm(self, request: GenerateRequest) -> None:
-        backend = await self._choose_backend()
-        if isinstance(backend, LocalBackend):
-            await backend.warm(request)
+        await (await self._choose_backend()).warm(request)
 
     def explain(self) -> str:
         """Say how the running engines were chosen, and the certificates of policies with a risk."""

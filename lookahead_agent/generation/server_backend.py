@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import errors
 from lookahead_agent.engines.servers import events
-from lookahead_agent.errors import EngineError, LookaheadError
+from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
     ChatReply,
     GenerateEvent,
@@ -35,6 +35,7 @@ RUNTIME_DIR_VARIABLE = "LOOKAHEAD_AGENT_RUNTIME_DIR"
 ENGINES_HEADER = "X-Lookahead-Engines"
 """Header with the digest of the engines that a request is for. It asks for events with the field `lookahead`."""
 STATUS_PATH = "/v1/lookahead/status"
+WARM_PATH = "/v1/lookahead/warm"
 CHAT_PATH = "/v1/chat/completions"
 _ENDED = "the server of `lookahead-agent up` ended while it generated the reply: see `lookahead-agent status`"
 _PATIENCE = 20.0  # seconds: a server tells its status in milliseconds, and in a few seconds where the system swaps
@@ -154,16 +155,15 @@ class ServerBackend:
     def __init__(self, status: ServerStatus, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.status = status
         self._transport = transport
+        self._headers = {ENGINES_HEADER: status.engines, "Content-Type": "application/json"}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Generate a reply; see `LocalBackend.generate`. Errors are those of the same engines in this process."""
-        content = json.dumps({"stream": True, "lookahead": request_to_json(request)})
-        headers = {ENGINES_HEADER: self.status.engines, "Content-Type": "application/json"}
-        finished = False
+        content, finished = json.dumps({"stream": True, "lookahead": request_to_json(request)}), False
         try:
             async with (
                 _client(None, self._transport) as client,
-                client.stream("POST", CHAT_PATH, content=content, headers=headers) as response,
+                client.stream("POST", CHAT_PATH, content=content, headers=self._headers) as response,
             ):
                 if response.is_error:
                     raise _error(json.loads(await response.aread()))
@@ -175,6 +175,15 @@ class ServerBackend:
             raise EngineError(_ENDED) from error
         if not finished:
             raise EngineError(_ENDED)
+
+    async def warm(self, request: GenerateRequest) -> None:
+        """Have the server's engines read a request's prompt when no reply is written."""
+        try:
+            async with _client(_PATIENCE, self._transport) as client:
+                content = json.dumps({"lookahead": request_to_json(request)})
+                (await client.post(WARM_PATH, content=content, headers=self._headers)).raise_for_status()
+        except (ConfigurationError, httpx.HTTPError) as error:  # replies do without it
+            logger.debug("a prompt is not read ahead: %s", error)
 
 
 def _events(data: str) -> list[GenerateEvent]:

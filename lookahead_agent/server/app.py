@@ -21,8 +21,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
-from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, ServerStatus
+from lookahead_agent.generation.server_backend import (
+    CHAT_PATH,
+    ENGINES_HEADER,
+    STATUS_PATH,
+    WARM_PATH,
+    ServerStatus,
+)
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.body import BodyReader
 from lookahead_agent.server.errors import ErrorReplies, RefusedError
@@ -137,13 +144,18 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         return " with ".join(names[role] for role in ("target", "draft") if role in names)
 
     async def own_request(request: Request) -> GenerateRequest:
-        if request.headers[ENGINES_HEADER] != settings.engines_digest:
+        if request.headers.get(ENGINES_HEADER) != settings.engines_digest:
             raise RefusedError(409, f"the engines of this server are {engines()}")
         data = await bodies.arrived(request, settings.body_limit(0))
         try:
             return await asyncio.to_thread(lambda: request_from_json(json.loads(data)["lookahead"]))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise RefusedError(400, f"the request cannot be read: {error!r}") from None
+
+    async def warm(request: Request) -> Response:
+        asked = await own_request(request)
+        await asyncio.wrap_future(background.submit(llm.backend.warm(asked)))  # the engines' own event loop
+        return Response(status_code=204)
 
     async def status(_: Request) -> Response:
         told = ServerStatus(
@@ -174,7 +186,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         Route("/metrics", metrics),
     ]
     if settings.engines_digest is not None:
-        routes.append(Route(STATUS_PATH, status))
+        routes += [Route(STATUS_PATH, status), Route(WARM_PATH, warm, methods=["POST"])]
     middleware = [Middleware(HostCheck, allowed=settings.allowed_hosts, errors=errors)]
     if origins := settings.cors_origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])

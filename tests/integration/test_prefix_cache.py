@@ -14,8 +14,11 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE
+from lookahead_agent.server.daemon import private_dir
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import WORDS
+from tests.unit.serving import serving_private_api
 from tests.waiting import becomes
 
 BLOCK = 32
@@ -106,6 +109,31 @@ def test_a_prompt_that_was_read_ahead_is_in_the_cache(pair: list[str], fields: d
         assert least > 100
         assert usage["input_token_details"]["cache_read"] >= least
         assert engines.draft is None or prompts["draft"]["cached"] >= least
+
+
+def test_the_engines_of_the_daemon_read_ahead_for_its_clients(
+    pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "run"))
+    private_dir()
+    (tmp_path / "config.json").write_text("{}")
+    client = ChatLookahead(model=str(tmp_path), policy="off", temperature=0, max_tokens=8)  # it could start no engine
+    assert client.backend.runtime is not None
+    beginning = SystemMessage("".join(random.Random(8).choices(WORDS, k=200)))
+    client.warm([beginning, HumanMessage("")])  # nobody is there, which is no error
+    with (
+        ChatLookahead(
+            model=pair[0], policy="off", token_speculation="none", engine_args=TINY_ENGINE, use_daemon=False
+        ) as llm,
+        serving_private_api(llm, client.backend.runtime.spec.digest),
+    ):
+        engines = llm.backend.running
+        assert engines is not None
+        client.warm([beginning, HumanMessage("")])
+        background.run(becomes(lambda: len(engines.warmer.known) == 1 and engines.warmer.reading is None))
+        usage = client.invoke([beginning, HumanMessage(" apples")]).usage_metadata
+        assert usage is not None
+        assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK > 100
 
 
 def test_a_reply_comes_before_what_is_read_ahead(pair: list[str]) -> None:

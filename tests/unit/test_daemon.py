@@ -30,6 +30,7 @@ from lookahead_agent.generation.server_backend import (
     CHAT_PATH,
     ENGINES_HEADER,
     RUNTIME_DIR_VARIABLE,
+    WARM_PATH,
     ServerBackend,
     ServerStatus,
     is_private,
@@ -201,8 +202,9 @@ def test_other_engines_are_not_taken(client: ChatLookahead, caplog: pytest.LogCa
         with pytest.raises(LookaheadError):
             client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
         assert "are not these" in caplog.text
-        answer = ask_as(client, "{}")
-        assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
+        for path in (CHAT_PATH, WARM_PATH):
+            answer = ask_as(client, "{}", path)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
         assert writer.replies == 0
     without = client.model_copy(update={"use_daemon": False})
     with serving_private_api(behind, digest(client)):
@@ -211,10 +213,10 @@ def test_other_engines_are_not_taken(client: ChatLookahead, caplog: pytest.LogCa
             without.invoke("?")
 
 
-def ask_as(client: ChatLookahead, content: str) -> httpx.Response:
+def ask_as(client: ChatLookahead, content: str, path: str = CHAT_PATH) -> httpx.Response:
     """Send a body as a model does that has found the server."""
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path())), base_url="http://localhost") as sender:
-        return sender.post(CHAT_PATH, content=content, headers={ENGINES_HEADER: digest(client)})
+        return sender.post(path, content=content, headers={ENGINES_HEADER: digest(client)})
 
 
 def test_nobody_there() -> None:
@@ -378,9 +380,10 @@ def test_forked_processes_ask_the_server_too(client: ChatLookahead) -> None:
 )
 def test_requests_that_cannot_be_read_end_nothing_else(client: ChatLookahead, content: str) -> None:
     with serving_private_api(scripted_chat("Fine."), digest(client)):
-        answer = ask_as(client, content)
-        assert answer.status_code == 400
-        assert "cannot be read" in answer.json()["error"]["message"]
+        for path in (CHAT_PATH, WARM_PATH):
+            answer = ask_as(client, content, path)
+            assert answer.status_code == 400
+            assert "cannot be read" in answer.json()["error"]["message"]
         assert client.invoke("?").text == "Fine."
 
 
@@ -390,6 +393,7 @@ def test_ordinary_clients_get_what_any_server_tells_them(client: ChatLookahead) 
         transport = httpx.HTTPTransport(uds=str(socket_path()))
         with httpx.Client(transport=transport, base_url="http://localhost") as ordinary:
             told = ordinary.post(CHAT_PATH, json=body).text
+            assert ordinary.post(WARM_PATH, json=body).status_code == 409
     chunks = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
     assert all(chunk["choices"] for chunk in chunks), "no chunk tells a step"
     assert [chunk["lookahead"].keys() for chunk in chunks if "lookahead" in chunk] == [
@@ -400,6 +404,7 @@ def test_ordinary_clients_get_what_any_server_tells_them(client: ChatLookahead) 
         answer = httpx.post(url + CHAT_PATH, json=asked, headers={ENGINES_HEADER: digest(client)})
         assert answer.status_code == 400
         assert httpx.get(url + "/v1/lookahead/status").status_code == 404
+        assert httpx.post(url + WARM_PATH, json=asked, headers={ENGINES_HEADER: digest(client)}).status_code == 404
 
 
 STATUS = ServerStatus(
