@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from string import Template
@@ -13,6 +13,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from lookahead_agent.agents.prompts import call_text
 from lookahead_agent.agents.templates import template_path
 from lookahead_agent.agents.tool_sources import specialists
 
@@ -44,56 +45,32 @@ def project_tools() -> dict[str, ProjectTool]:
     return made | {word: made[name] for word, name in also.items()}
 
 
-Script = Callable[[Sequence[ProjectTool]], Mapping[str, Any]]
-"""Of the tools that a test calls, a scripted model's replies, by the beginning of a prompt with "_" for spaces."""
+PROJECTS = ("plan_execute", "react", "rewoo", "llm_compiler", "supervisor")
+"""The templates that a project can begin from."""
 
 
 def _call(name: str, arguments: Mapping[str, str]) -> str:
     return json.dumps({"name": name, "arguments": dict(arguments)})
 
 
-def _plan(tools: Sequence[ProjectTool]) -> str:
-    lines = [
-        f"{number}. {tool.name}({', '.join(f'{name}={json.dumps(value)}' for name, value in tool.arguments.items())})"
-        for number, tool in enumerate(tools, 1)
-    ]
-    return "The tools say it.\n\nPlan:\n" + "\n".join(lines)
+def replies_of(template: str, tools: Sequence[ProjectTool]) -> dict[str, Any]:
+    """Replies of a scripted model that calls the tools, by the beginning of a prompt with "_" for spaces."""
+    ready, calls = _call("ready_to_answer", {}), [_call(tool.name, tool.arguments) for tool in tools]
+    if template == "react":
+        thoughts = [*(f"The tool {tool.name} comes next." for tool in tools), "All is said."]
+        return {"You_think": thoughts, "You_carry_out": [*calls, ready], "You_answer": _DONE}
+    if template == "supervisor":
+        calls = [one for call in calls for one in (call, ready)]
+        experts = {tool.name: name for name, its in specialists(tools).items() for tool in its}
+        return {
+            "You_lead": [*(_call(experts[tool.name], {"task": tool.question}) for tool in tools), ready],
+            "You_think": [f"Now step {number}." for number in range(len(calls))],
+            "You_carry_out": calls,
+            "You_answer": _DONE,
+        }
+    lines = [f"{number}. {call_text(tool.name, tool.arguments)}" for number, tool in enumerate(tools, 1)]
+    return {"You_solve": "\n".join(["The tools say it.\n\nPlan:", *lines]), "You_answer": _DONE}
 
-
-_READY = _call("ready_to_answer", {})
-
-
-def _acting(tools: Sequence[ProjectTool]) -> dict[str, Any]:
-    return {
-        "You_think": [f"The tool {tool.name} comes next." for tool in tools] + ["All is said."],
-        "You_carry_out": [*(_call(tool.name, tool.arguments) for tool in tools), _READY],
-        "You_answer": _DONE,
-    }
-
-
-def _planning(tools: Sequence[ProjectTool]) -> dict[str, Any]:
-    return {"You_solve": _plan(tools), "You_answer": _DONE}
-
-
-def _leading(tools: Sequence[ProjectTool]) -> dict[str, Any]:
-    calls = [one for tool in tools for one in (_call(tool.name, tool.arguments), _READY)]
-    experts = {tool.name: name for name, its in specialists(tools).items() for tool in its}
-    return {
-        "You_lead": [*(_call(experts[tool.name], {"task": tool.question}) for tool in tools), _READY],
-        "You_think": [f"Now step {number}." for number in range(len(calls))],
-        "You_carry_out": calls,
-        "You_answer": _DONE,
-    }
-
-
-PROJECTS: dict[str, Script] = {
-    "plan_execute": _planning,
-    "react": _acting,
-    "rewoo": _planning,
-    "llm_compiler": _planning,
-    "supervisor": _leading,
-}
-"""The templates that a project can begin from."""
 
 SAFE_CHECKPOINTS: dict[str, Any] = {
     "env": {"LANGGRAPH_STRICT_MSGPACK": "true"},
@@ -125,7 +102,7 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
         "setup": "".join(tool.setup for tool in chosen),
         "made": f"{of_tools} = {loaded if of_tools == 'TOOLS' else f'specialists({loaded})'}",
         "loaders": "load_tools" if of_tools == "TOOLS" else "load_tools, specialists",
-        "script": _script(PROJECTS[template](chosen)),
+        "script": _script(replies_of(template, chosen)),
         "expected": repr([tool.result for tool in chosen]),
         "answer": repr(_DONE),
     }

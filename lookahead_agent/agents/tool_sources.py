@@ -4,7 +4,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,7 @@ def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[
     `servers` is an `mcpServers` file. Raises what `read_servers` and `open_mcp_tools` raise as well.
     """
     loaded = _loaded(sources)
-    if servers is None:
-        yield _without_clashes(loaded)
-        return
-    with open_mcp_tools(read_servers(servers)) as theirs:
+    with open_mcp_tools(read_servers(servers)) if servers is not None else nullcontext([]) as theirs:
         named = [(f"the MCP server {server!r}", made) for server, made in theirs]
         yield _without_clashes([*loaded, *named])
 

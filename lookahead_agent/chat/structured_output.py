@@ -91,20 +91,14 @@ class Form:
     @cached_property
     def tool(self) -> dict[str, Any]:
         """A tool in OpenAI's format, a call of which has a value of the form as its arguments."""
-        function = {"name": self.name, "description": self.description, "parameters": self._parameters}
-        return {"type": "function", "function": function}
-
-    @property
-    def _parameters(self) -> dict[str, Any]:
-        """An object, which says so itself."""
         if self.is_object:
-            return {key: value for key, value in self.json_schema.items() if key != "$ref"} | dict(self._root)
-        return {
-            "type": "object",
-            "properties": {_VALUE: relocated(self.json_schema, f"/properties/{_VALUE}")},
-            "required": [_VALUE],
-            "additionalProperties": False,
-        }
+            parameters = {key: value for key, value in self.json_schema.items() if key != "$ref"} | dict(self._root)
+        else:
+            value = relocated(self.json_schema, f"/properties/{_VALUE}")
+            parameters = {"type": "object", "properties": {_VALUE: value}, "required": [_VALUE]}
+            parameters["additionalProperties"] = False
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
 
     @property
     def is_object(self) -> bool:
