@@ -23,10 +23,8 @@ Finder = Callable[[str, int], Iterator[Any]]
 
 @lru_cache(maxsize=256)
 def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
-    """A finder of a delimiter in bounded time, for every pattern: `re` has no limit, and lets nobody else work.
-
-    Raises ConfigurationError if the pattern is too large, cannot be searched for, or matches the empty text.
-    """
+    """A finder of a delimiter in bounded time; ConfigurationError if it is too large, or matches the empty text."""
+    # `re` has no limit, and lets nobody else work.
     if isinstance(delimiter, str):
         if delimiter == "":
             raise ConfigurationError(_EMPTY)

@@ -123,10 +123,13 @@ class CallOrAnswerMiddleware(TurnMiddleware):
         if not request.tools:
             return (yield Asked(request))
         response = yield Asked(self._decision(request))
-        if others := _other_tools(request, response):
-            response = yield Asked(self._decision(request, others))
+        reply, turns = _reply(response), turns_of(request.messages)
+        repeated = {call["name"] for call in reply.tool_calls} if is_repetition([*turns, (reply, [])]) else set()
+        others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
+        if repeated and others:
+            response = yield Asked(self._decision(request, [*others, READY]))
             calls = calls_of(_reply(response))
-            if calls and any(calls == calls_of(before) for before, _ in turns_of(request.messages)):
+            if calls and any(calls == calls_of(before) for before, _ in turns):
                 return (yield Asked(self._answer(request)))
         return _without_ready(response) or (yield Asked(self._answer(request)))
 
@@ -156,16 +159,6 @@ class CallOrAnswerMiddleware(TurnMiddleware):
 def _reply(response: ModelResponse[Any]) -> AIMessage:
     reply = response.result[0] if response.result else None
     return reply if isinstance(reply, AIMessage) else AIMessage("")
-
-
-def _other_tools(request: ModelRequest[Any], response: ModelResponse[Any]) -> list[Any]:
-    """What is left to a reply that repeats its last calls, or calls that failed, READY included; none: it does not."""
-    reply = _reply(response)
-    if not is_repetition([*turns_of(request.messages), (reply, [])]):
-        return []
-    repeated = {call["name"] for call in reply.tool_calls}
-    others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
-    return [*others, READY] if others else []
 
 
 def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:

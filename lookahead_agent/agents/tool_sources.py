@@ -51,10 +51,7 @@ def specialists(tools: Iterable[Any]) -> dict[str, list[Any]]:
 
 @contextmanager
 def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
-    """As `load_tools`, with the tools of MCP servers after them, whose connections are closed at the end.
-
-    `servers` is an `mcpServers` file. Raises what `read_servers` and `open_mcp_tools` raise as well.
-    """
+    """As `load_tools`, with those of an `mcpServers` file's servers, whose connections are closed at the end."""
     loaded = _loaded(sources)
     with open_mcp_tools(read_servers(servers)) if servers is not None else nullcontext([]) as theirs:
         named = [(f"the MCP server {server!r}", made) for server, made in theirs]

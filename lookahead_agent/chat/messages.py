@@ -160,10 +160,8 @@ def _function_id(name: str | None) -> str:
 
 
 def from_openai(fields: Mapping[str, Any]) -> BaseMessage:
-    """A message in OpenAI's format, with whatever earlier replies have in it.
-
-    Calls that cannot be read, which clients send back as they got them, become `invalid_tool_calls`.
-    """
+    """A message in OpenAI's format, with whatever earlier replies have in it."""
+    # Calls that cannot be read, which clients send back as they got them, become `invalid_tool_calls`.
     rest = {**fields, "content": fields.get("content") or ""}
     own = rest.get("role") in ("assistant", "ai")
     given = (rest.pop("tool_calls", None) or []) if own else []

@@ -63,10 +63,7 @@ class Form:
 
     @classmethod
     def of(cls, schema: Any) -> Form:
-        """The form of a type, a TypedDict, a function, a tool, a JSON schema, or a function or tool in OpenAI's format.
-
-        Raises ConfigurationError if it is something else.
-        """
+        """The form of a type, a function, a tool, a JSON schema, or OpenAI's form of one; else ConfigurationError."""
         try:
             if isinstance(schema, Mapping):
                 return _form_of_mapping(schema)

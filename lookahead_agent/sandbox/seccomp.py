@@ -152,10 +152,8 @@ _CALLS_BY_ARGUMENT: dict[tuple[int, int], list[_Line]] = {
 
 
 def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes | None:
-    """The program of a filter, 8 bytes an instruction; None for an architecture whose calls are not known here.
-
-    `landlock` says whether Landlock is all that is between the code and the user's files and processes.
-    """
+    """The program of a filter, 8 bytes an instruction; None for an architecture whose calls are not known here."""
+    # With `landlock`, nothing else is between the code and the user's files and processes.
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         return None

@@ -56,10 +56,7 @@ def read_regular(path: str | Path, most: int, folder: int | None = None) -> byte
 
 @contextmanager
 def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """A descriptor of the folder that a file is in, which `make` makes, and the file's own name there.
-
-    Raises ValueError if the name leads outside or over a link, or if there is no such folder that can be opened now.
-    """
+    """A descriptor of the folder that a file is in, which `make` makes, and its own name there; or ValueError."""
     if not name.strip() or "\0" in name:
         raise ValueError("the file needs a name")
     if len(name) > _LONGEST_NAME:
@@ -100,10 +97,7 @@ def _opened(root: Path) -> int:
 
 
 def replace_file(root: Path, name: str, data: bytes) -> None:
-    """Write a file into a working folder, in place of one that is there; folders in its name are made.
-
-    Raises ValueError if it would be outside, behind a link or in place of what is no file, or cannot be written now.
-    """
+    """Write a file into a working folder, in place of one that is there, and make its folders; or ValueError."""
     with open_parent(root, name, make=True) as (parent, last):
         mode = _mode_of(parent, last, name)
         new = f".{secrets.token_hex(8)}.new"
@@ -164,10 +158,7 @@ def printable(name: str) -> str:
 
 
 def copies(root: Path, most: int) -> dict[str, bytes]:
-    """The regular files of a folder by name, without links and without names that begin with a dot.
-
-    Raises ValueError if they have more than `most` bytes, or are more than 2,000, or if the folder cannot be opened.
-    """
+    """The regular files of a folder by name, at most `most` bytes, without links and names that begin with a dot."""
     found: dict[str, bytes] = {}
     room, left = most, ["."]
     base = _opened(root)

@@ -56,14 +56,11 @@ def _shortened(text: str | None) -> str | None:
 
 
 class ErrorReplies:
-    """Answers requests that fail, in texts of bounded length, and tells `on_error` the status of each.
-
-    `with_exceptions` adds the exceptions with their whole texts, for this user's programs.
-    """
+    """Answers requests that fail, in texts of bounded length, and tells `on_error` the status of each."""
 
     def __init__(self, on_error: Callable[[int], None], *, with_exceptions: bool = False) -> None:
         self._on_error = on_error
-        self._with_exceptions = with_exceptions
+        self._with_exceptions = with_exceptions  # with their whole texts, for this user's programs
 
     def describe(self, error: Exception) -> tuple[RefusedError, dict[str, Any]]:
         """The refusal, and the content of the answer."""
