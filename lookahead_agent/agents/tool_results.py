@@ -78,12 +78,15 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _fitting(self, text: str) -> str:
         text = cut(text, _REST)
-        context = context_length(self.llm)
+        context = (self.llm.profile or {}).get("max_input_tokens")
         # A token has a character at least, so that most results need no counting.
         if context is None or len(text) <= (most := context // _SHARE):
             return text
         tokens = self.llm.get_num_tokens(text) if self.exact else count_tokens_approximately([HumanMessage(text)])
-        return text if tokens <= most else shortened(text, max(1, len(text) * most // tokens))
+        if tokens <= most:
+            return text
+        shown = max(1, len(text) * most // tokens)
+        return text[:shown] + cut_line(shown, len(text), _REST)
 
 
 class FitContextMiddleware(ContextEditingMiddleware):
@@ -113,10 +116,10 @@ class FitContextMiddleware(ContextEditingMiddleware):
 
     def apply(self, messages: list[AnyMessage], *, count_tokens: CountTokens) -> None:
         """Edit the messages in place."""
-        context = context_length(self.llm)
-        if context is None:
+        profile = self.llm.profile or {}
+        if (context := profile.get("max_input_tokens")) is None:
             return
-        longest_reply = (self.llm.profile or {}).get("max_output_tokens") or context
+        longest_reply = profile.get("max_output_tokens") or context
         # An agent's own prompts, such as a planner's with its tools, come on top of what is counted.
         room = context - min(longest_reply, context // 4) - context // 16
         ClearToolUsesEdit(trigger=room, keep=_KEPT, placeholder=_CLEARED).apply(messages, count_tokens=count_tokens)
@@ -134,16 +137,8 @@ def _halve_a_text(messages: list[AnyMessage]) -> bool:
         ours = [index for index, message in enumerate(messages) if isinstance(message, kind)]
         longest = max(ours, key=lambda index: len(messages[index].text), default=None)
         if longest is not None and len(text := messages[longest].text) > 200:
-            messages[longest] = messages[longest].model_copy(update={"content": shortened(text, len(text) // 2 - 100)})
+            shown = text[: len(text) // 2 - 100]
+            halved = shown + cut_line(len(shown), len(text), _REST)
+            messages[longest] = messages[longest].model_copy(update={"content": halved})
             return True
     return False
-
-
-def shortened(text: str, most: int) -> str:
-    """The first `most` characters of a text, with a last line that says how much of it there is."""
-    return text[:most] + cut_line(most, len(text), _REST)
-
-
-def context_length(llm: BaseChatModel) -> int | None:
-    """Tokens of the model's context, by its profile; None: it is not known."""
-    return (llm.profile or {}).get("max_input_tokens")

@@ -14,6 +14,7 @@ from langchain_core.messages import (
     ToolMessage,
     convert_to_messages,
 )
+from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from lookahead_agent.engines.chat_template import FINISHED, continues
 from lookahead_agent.errors import ConfigurationError, check_encodable
@@ -67,7 +68,7 @@ def _converted(message: BaseMessage, name: str) -> list[dict[str, Any]]:
     if isinstance(message, ToolMessage):
         made["tool_call_id"] = message.tool_call_id
     if isinstance(message, FunctionMessage):
-        made["tool_call_id"] = _function_id(message.name)
+        made["tool_call_id"] = f"function_{message.name}"
     return [*results, *([] if results and not made["content"] else [made])]
 
 
@@ -115,7 +116,8 @@ def _calls(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]]:
             found.append(_call(block.get("name"), arguments, block.get("call_id") or block.get("id")))
     old = message.additional_kwargs.get("function_call")
     if isinstance(old, Mapping) and not found:
-        found.append(_call(old.get("name"), old.get("arguments"), _function_id(old.get("name"))))
+        # OpenAI's older format, which has no identities.
+        found.append(_call(old.get("name"), old.get("arguments"), f"function_{old.get('name')}"))
     return _parted(found)
 
 
@@ -145,18 +147,12 @@ def _call(name: Any, arguments: Any, identifier: Any) -> ToolCall | InvalidToolC
             if not isinstance(read, Mapping):
                 raise TypeError("the arguments are not a JSON object")
             check_encodable(read, "arguments")
-            return ToolCall(type="tool_call", name=name, args=dict(read), id=identifier)
+            return tool_call(name=name, args=dict(read), id=identifier)
         except (ValueError, TypeError, RecursionError, ConfigurationError) as error:
             reason = str(error)
     text = arguments if isinstance(arguments, str) else "" if arguments is None else json.dumps(arguments, default=str)
-    return InvalidToolCall(
-        type="invalid_tool_call", name=name if isinstance(name, str) else None, args=text, id=identifier, error=reason
-    )
-
-
-def _function_id(name: str | None) -> str:
-    """Identity of a call in OpenAI's older format, which has none."""
-    return f"function_{name}"
+    name = name if isinstance(name, str) else None
+    return invalid_tool_call(name=name, args=text, id=identifier, error=reason)
 
 
 def from_openai(fields: Mapping[str, Any]) -> BaseMessage:

@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
+from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 Tools = Sequence[Mapping[str, Any]]  # tools in OpenAI's format
 
@@ -47,7 +48,7 @@ class ParsedReply:
         except (ValueError, TypeError, RecursionError) as error:
             self.add_invalid(name if isinstance(name, str) else None, source, error)
         else:
-            self.tool_calls.append(ToolCall(type="tool_call", name=name, args=arguments, id=_new_id()))
+            self.tool_calls.append(tool_call(name=name, args=arguments, id=f"call_{uuid.uuid4().hex[:24]}"))
 
     def add_source(self, source: str, tools: Tools) -> None:
         """Add a call by its JSON text: `{"name": …, "arguments": …}`, or say why it is none."""
@@ -75,9 +76,8 @@ class ParsedReply:
         """Add a text that could not be read as a call; `cut`: the reply was cut off in it."""
         known = name if isinstance(name, str) and name and _encodable(name) else None
         reason = f"not a tool call: it was cut off ({error})" if cut else f"not a tool call: {error}"
-        self.invalid_tool_calls.append(
-            InvalidToolCall(type="invalid_tool_call", name=known, args=source, id=_new_id(), error=reason)
-        )
+        identity = f"call_{uuid.uuid4().hex[:24]}"
+        self.invalid_tool_calls.append(invalid_tool_call(name=known, args=source, id=identity, error=reason))
 
     @property
     def called(self) -> bool:
@@ -114,10 +114,6 @@ def name_in(text: str) -> str | None:
     """The name in a call's JSON that cannot be read as a whole; None: there is none."""
     found = _NAME.search(text)
     return found[1] if found else None
-
-
-def _new_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 # JSON
