@@ -4,7 +4,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,10 @@ def specialists(tools: Iterable[Any]) -> dict[str, list[Any]]:
 def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
     """As `load_tools`, with those of an `mcpServers` file's servers, whose connections are closed at the end."""
     loaded = _loaded(sources)
-    with open_mcp_tools(read_servers(servers)) if servers is not None else nullcontext([]) as theirs:
+    opened: AbstractContextManager[list[tuple[str, BaseTool]]] = nullcontext([])
+    if servers is not None:
+        opened = open_mcp_tools(read_servers(servers))
+    with opened as theirs:
         named = [(f"the MCP server {server!r}", made) for server, made in theirs]
         yield _without_clashes([*loaded, *named])
 

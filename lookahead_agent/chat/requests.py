@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -163,18 +163,13 @@ class CallDefaults(SamplingArguments, EngineFields):
         Raises:
             PolicyError: One does not; the message lists the nodes.
         """
-        nodes = sorted({*_nodes(graph), *calls})
+        subgraphs: Any = graph.get_subgraphs(recurse=True)
+        graphs = [("", graph.nodes), *((f"{path.replace('|', ':')}:", inner.nodes) for path, inner in subgraphs)]
+        named = {f"{path}{name}" for path, names in graphs for name in names if not name.startswith("__")}
+        nodes = sorted({*named, *calls})
         for key in self.policies:
             if all(matching_key([key], node) is None for node in nodes):
                 raise PolicyError(f"policies[{key!r}] matches no node of this graph, which has {', '.join(nodes)}")
-
-
-def _nodes(graph: Any) -> Iterator[str]:
-    subgraphs = dict(graph.get_subgraphs(recurse=False))
-    for name in graph.nodes:
-        if not name.startswith("__"):
-            yield name
-            yield from (f"{name}:{inner}" for inner in (_nodes(subgraphs[name]) if name in subgraphs else ()))
 
 
 def matching_key(keys: Sequence[str], node: str) -> str | None:

@@ -77,14 +77,9 @@ def event_to_json(event: GenerateEvent) -> dict[str, Any]:
 
 
 def event_from_json(written: dict[str, Any]) -> GenerateEvent:
-    """The event that `event_to_json` has written; raises ValueError if it is none."""
-    for kind, fields in written.items():
-        if kind in _KINDS and isinstance(fields, dict):
-            try:
-                return _KINDS[kind](**fields)
-            except TypeError as error:
-                raise ValueError(f"no {kind} event: {error}") from None
-    raise ValueError(f"no event: {sorted(written)}")
+    """The event that `event_to_json` has written; raises KeyError, TypeError or ValueError if it is none."""
+    ((kind, fields),) = written.items()
+    return _KINDS[kind](**fields)
 
 
 def request_to_json(request: GenerateRequest) -> dict[str, Any]:

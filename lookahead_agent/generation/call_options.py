@@ -138,9 +138,8 @@ class CallOptions(SamplingArguments):
         if form is None and self.tool_choice is None:
             return self
         # What is too large for a grammar is refused before it is copied, and all together.
-        for schema in (form or {}, *({"json": tool["function"].get("parameters") or {}} for tool in self.tools)):
-            if "json" in schema:
-                check_schema(schema["json"])
+        for schema in ((form or {}).get("json"), *(tool["function"].get("parameters") for tool in self.tools)):
+            check_schema(schema or {})
         self._form = self._structured = form
         if self.tools:
             calls: dict[str, Any] = {"anyOf": _calls(self.tools, "/anyOf")}

@@ -55,21 +55,21 @@ def _shortened(text: str | None) -> str | None:
     return text if text is None or len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
 
 
+@dataclass(eq=False)
 class ErrorReplies:
-    """Answers requests that fail, in texts of bounded length, and tells `on_error` the status of each."""
+    """Answers requests that fail, in texts of bounded length."""
 
-    def __init__(self, on_error: Callable[[int], None], *, with_exceptions: bool = False) -> None:
-        self._on_error = on_error
-        self._with_exceptions = with_exceptions  # with their whole texts, for this user's programs
+    on_error: Callable[[int], None]  # is told the status of each
+    with_exceptions: bool = False  # whether answers have them with their whole texts, for this user's programs
 
     def describe(self, error: Exception) -> tuple[RefusedError, dict[str, Any]]:
         """The refusal, and the content of the answer."""
         refused = refusal(error)
-        self._on_error(refused.status)
+        self.on_error(refused.status)
         kind = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
         body = {"message": _shortened(refused.message), "type": kind, "param": _shortened(refused.param)}
         content: dict[str, Any] = {"error": body | {"code": refused.code}}
-        if self._with_exceptions and isinstance(error, LookaheadError):
+        if self.with_exceptions and isinstance(error, LookaheadError):
             content["lookahead"] = {"type": type(error).__name__, "text": str(error)}
         return refused, content
 
