@@ -17,8 +17,7 @@ _REPETITION = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _FLAGS = {re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X, re.A: regex.A}
 _EMPTY = "the delimiter matches the empty text: steps would have no end and no beginning"
 
-Finder = Callable[[str, int], Iterator[Any]]
-"""Finds matches in a text, from a position on."""
+Finder = Callable[[str, int], Iterator[Any]]  # Finds matches in a text, from a position on
 
 
 @lru_cache(maxsize=256)

@@ -37,8 +37,7 @@ _READS: dict[str, frozenset[str]] = {
 }
 _OF_VERIFIERS = frozenset().union(*_READS.values())
 _LONGEST_TEXT = 2000  # Characters of a policy written as text, and of a pattern
-DEFAULT_DEPTH = 4
-"""Steps in flight where steps are speculated on and nothing says how many."""
+DEFAULT_DEPTH = 4  # Steps in flight where steps are speculated on and nothing says how many
 
 
 _FLAGS = re.I | re.M | re.S | re.X | re.A | re.U  # Flags of a pattern that change what it matches, and do nothing else
@@ -282,8 +281,7 @@ POLICIES: dict[str, VerifierPolicy] = {
     )
 }
 
-PolicyLike = str | VerifierPolicy | Mapping[str, Any]
-"""A policy's name, a policy, or the fields of one."""
+PolicyLike = str | VerifierPolicy | Mapping[str, Any]  # A policy's name, a policy, or the fields of one
 
 
 def as_policy(policy: PolicyLike) -> VerifierPolicy:

@@ -8,8 +8,7 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 
-Advance = Callable[[float], None]
-"""Tells how many units of a task's total are complete in all."""
+Advance = Callable[[float], None]  # Tells how many units of a task's total are complete in all
 
 
 class Progress(Protocol):

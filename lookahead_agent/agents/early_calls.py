@@ -19,8 +19,7 @@ from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
 from lookahead_agent.agents.turns import Asked, AsyncHandler, Handler
 
-MOST_CALLS = 8
-"""Early calls that run at the same time."""
+MOST_CALLS = 8  # Early calls that run at the same time
 
 
 class EarlyCallMiddleware(PlanMiddleware):
@@ -103,8 +102,7 @@ class EarlyCallMiddleware(PlanMiddleware):
         return ModelResponse(result=early.messages())
 
 
-_Ready = tuple[int, ToolCallRequest]
-"""A line's number, and its call, whose references are known."""
+_Ready = tuple[int, ToolCallRequest]  # A line's number, and its call, whose references are known
 
 
 class _EarlyCalls:

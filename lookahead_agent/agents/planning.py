@@ -192,10 +192,8 @@ class PlanMiddleware(TurnMiddleware):
 
     def _next_open(self, run: PlanRun) -> PlanLine | None:
         """The first line whose call a model has to write: it leaves something open, or has failed."""
-        for line in run.lines:
-            if line.number not in run.results and run.tries(line) <= RETRIES and not self._waits(line, run):
-                return line
-        return None
+        missing = (line for line in run.lines if line.number not in run.results and run.tries(line) <= RETRIES)
+        return next((line for line in missing if not self._waits(line, run)), None)
 
     def _planner_request(self, request: ModelRequest[Any], said: Conversation) -> ModelRequest[Any]:
         task = said.question

@@ -22,10 +22,8 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from lookahead_agent.agents.prompts import call_text, this_question
 
-MARKER = "Plan:"
-"""The text that ends the thoughts and begins the plan; behind it only the target writes."""
-LONGEST_VALUE = 500
-"""Characters of a result that can be part of a longer argument."""
+MARKER = "Plan:"  # The text that ends the thoughts and begins the plan; behind it only the target writes
+LONGEST_VALUE = 500  # Characters of a result that can be part of a longer argument
 
 _ITEM = re.compile(r"^[ \t>*#-]*(\d{1,4})[.):][ \t]+", re.MULTILINE)
 _CALL = re.compile(r"[`*_\s]*(?:[A-Za-z_]\w*\s*=\s*|\$\d+\s*=\s*)?([A-Za-z_]\w*)\(")

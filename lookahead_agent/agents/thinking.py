@@ -20,8 +20,7 @@ from lookahead_agent.agents.turns import (
     turns_of,
 )
 
-REASONING_KEY = "reasoning_content"
-"""Key of `additional_kwargs` under which a reply has its reasoning."""
+REASONING_KEY = "reasoning_content"  # Key of `additional_kwargs` under which a reply has its reasoning
 THINKER = """You think for an assistant that answers a question with tools. Say in one or two short sentences what is \
 known so far and what is to be done next. Use what tools say, make nothing up, and write no code and no calls."""
 

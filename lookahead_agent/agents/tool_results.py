@@ -25,10 +25,8 @@ from lookahead_agent.agents.turns import AsyncHandler
 CountTokens = Callable[[Sequence[BaseMessage]], int]
 ToolResult = ToolMessage | Command[Any]
 
-_SHARE = 4
-"""A result takes at most one part in so many of the model's context."""
-_KEPT = 3
-"""Results that older ones make room for."""
+_SHARE = 4  # A result takes at most one part in so many of the model's context
+_KEPT = 3  # Results that older ones make room for
 _CLEARED = "(cleared, for the conversation was too long; call the tool again if this is needed)"
 _FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
 _REST = "ask the tool for less at once"

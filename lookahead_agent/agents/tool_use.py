@@ -16,8 +16,7 @@ from lookahead_agent.errors import LookaheadError, validation_message
 LONGEST_RESULT = 50_000
 """Characters of a tool's result, and of its errors, that reach a model: the line that says what is cut included."""
 
-_IN_WORDS = (ToolException, ValueError, LookaheadError)
-"""Errors that a tool raises on purpose, whose message says all."""
+_IN_WORDS = (ToolException, ValueError, LookaheadError)  # Errors that a tool raises on purpose, whose message says all
 
 Given = ParamSpec("Given")
 

@@ -112,10 +112,8 @@ def named_call(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage
     return request.model.bind(**{**request.model_settings, **lookahead_settings(request.model, node=node)})
 
 
-MODEL_CALLS = 12
-"""Turns of the model on one question."""
-RETRIES = 2
-"""How often the model may try again after calls that failed."""
+MODEL_CALLS = 12  # Turns of the model on one question
+RETRIES = 2  # How often the model may try again after calls that failed
 
 
 FINISHER = """You answer a question from the results of tools that were called. Say in one or two short sentences what \

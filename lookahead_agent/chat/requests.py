@@ -26,8 +26,7 @@ from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy, node_p
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
 
-POLICY_KEY = "lookahead_policy"
-"""Key of `config["configurable"]` that chooses a policy."""
+POLICY_KEY = "lookahead_policy"  # Key of `config["configurable"]` that chooses a policy
 CONFIGURED = f'config["configurable"]["{POLICY_KEY}"]'
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun

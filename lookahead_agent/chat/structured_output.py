@@ -155,10 +155,8 @@ class FormParser(BaseTransformOutputParser[Any]):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    form: Form | None = None
-    """None: any JSON value."""
-    called: bool = False
-    """Whether the value is in a call of the form's tool."""
+    form: Form | None = None  # None: any JSON value
+    called: bool = False  # whether the value is in a call of the form's tool
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The result of a reply; `partial`: of what has come of it, or None."""

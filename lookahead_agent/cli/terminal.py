@@ -16,8 +16,7 @@ from rich.text import Text
 from lookahead_agent.plain_text import plain
 from lookahead_agent.progress import Advance
 
-WIDE = 160
-"""Columns of tables where output goes to no terminal."""
+WIDE = 160  # Columns of tables where output goes to no terminal
 
 
 class Terminal(Console):

@@ -30,8 +30,7 @@ _LARGEST_FILE = 16 << 20
 _THREADS = 64
 _INODES = 4096
 _REPORT = 1 << 20
-_KERNEL_MEMORY = 64 << 20
-"""Bytes that the kernel may need for a run, where a cgroup counts them."""
+_KERNEL_MEMORY = 64 << 20  # Bytes that the kernel may need for a run, where a cgroup counts them
 # Beside Python's own: what its extension modules are linked with, and the time zones.
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 

@@ -20,8 +20,7 @@ _KILL, _ERRNO = 0x80000000, 0x00050000
 _ALLOWED: _Line = (_RETURN, 0, 0, 0x7FFF0000)
 _REFUSED: _Line = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
 _UNKNOWN: _Line = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
-_DONE: _Line = (_RETURN, 0, 0, _ERRNO | 0)
-"""The call succeeds and is not made."""
+_DONE: _Line = (_RETURN, 0, 0, _ERRNO | 0)  # The call succeeds and is not made
 _NO_TERMINAL: _Line = (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)
 
 _X32 = 0x40000000

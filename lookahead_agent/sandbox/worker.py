@@ -21,14 +21,11 @@ MS_NOSUID, MS_NODEV = 2, 4
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
 PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 38, 41
 CAP_DAC_READ_SEARCH = 2
-HOST = b"isolated"
-"""The machine's name, as the code is told it."""
-STOPPED = 201
-"""Exit status: the code was killed."""
+HOST = b"isolated"  # The machine's name, as the code is told it
+STOPPED = 201  # Exit status: the code was killed
 NO_SANDBOX = 202
 """Exit status: the sandbox could not be made. Code that ends with it did so after `BEGUN`."""
-BEGUN = b"\x01"
-"""The first byte of the output, once the sandbox is made: all that follows is the code's."""
+BEGUN = b"\x01"  # The first byte of the output, once the sandbox is made: all that follows is the code's
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,13 +55,6 @@ def become_unprivileged(kept: int = 0) -> None:
             os.setresuid(user, user, user)
             break
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own files in /proc are its own again
-
-
-def mount_own_folder(plan: dict[str, Any], path: str) -> None:
-    """The code's own folder, in memory: the kernel counts all that it holds, with and without names."""
-    # Without a size there would be no limit.
-    options = f"size={max(1, plan['files'])},nr_inodes={plan['inodes']},huge=never,mode=777"
-    call("mount", b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options.encode())
 
 
 def drop_privileges(kept: int = 0) -> None:
@@ -174,7 +164,10 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
         drop_privileges(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
         landlock(plan)
     elif kind == "bubblewrap":
-        mount_own_folder(plan, plan["inside"])
+        # The code's own folder, in memory: the kernel counts all that it holds, with and without names. Without a size
+        # there would be no limit.
+        options = f"size={max(1, plan['files'])},nr_inodes={plan['inodes']},huge=never,mode=777".encode()
+        call("mount", b"tmpfs", plan["inside"].encode(), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options)
         os.chdir(plan["inside"])
         drop_privileges()
     die_with_parent(parent)

@@ -16,8 +16,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 _IN_PLACE = 1 << 14  # Bytes that are checked in the event loop: that takes less than a millisecond
 _DEEPEST = 100  # Levels of lists and objects; a schema's level takes two
-_MOST_VALUES = 100_000
-"""Values of a body beside the token ids of a prompt."""
+_MOST_VALUES = 100_000  # Values of a body beside the token ids of a prompt
 _MOST_CONTAINERS = 50_000
 """Lists and objects among them: "[]," takes thirty times its memory, and Python's garbage collector looks at each."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)

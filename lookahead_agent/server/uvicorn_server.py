@@ -64,8 +64,8 @@ class ServerConfig(uvicorn.Config):
             **options,
         )
         self.settings = settings
+        # Connections without a whole request, those that wait longest first.
         self.incomplete: OrderedDict[_BoundedProtocol, None] = OrderedDict()
-        """Connections without a whole request, those that wait longest first."""
         self.ending = False  # Whether the server ends: what is still being accepted is not waited for
         once = _OncePerMinute()
         for name in ("uvicorn.error", "asyncio", logger.name):

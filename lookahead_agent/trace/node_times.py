@@ -4,11 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-Table = tuple[list[str], list[list[str]]]
-"""Headings and rows."""
+Table = tuple[list[str], list[list[str]]]  # Headings and rows
 
-BETWEEN = "(between)"
-"""The node of the time in which a run had neither a reply nor a tool's run."""
+BETWEEN = "(between)"  # The node of the time in which a run had neither a reply nor a tool's run
 
 _LOOKUP_COST = 1.1  # Of a forward pass that verifies what was looked up, where a pass of one token costs 1
 _DRAFTED_PASSES, _SHARED_DRAFT_COST = 0.39, 1.4

@@ -39,9 +39,8 @@ def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
 
 def messages_of(response: LLMResult) -> list[AIMessage]:
     """The replies in a callback's result, of any chat model."""
-    made = [generation for generations in response.generations for generation in generations]
-    messages = [generation.message for generation in made if isinstance(generation, ChatGeneration)]
-    return [message for message in messages if isinstance(message, AIMessage)]
+    made = [one.message for several in response.generations for one in several if isinstance(one, ChatGeneration)]
+    return [message for message in made if isinstance(message, AIMessage)]
 
 
 class RunRecorder(BaseCallbackHandler):

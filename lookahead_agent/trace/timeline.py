@@ -15,8 +15,7 @@ _SAME_MOMENT = 0.05
 """Seconds by which a call may seem to begin before the one that it waits for ends: events arrive a little late."""
 _PLACE = "/*CALLS*/"
 
-LANES = ("draft", "target", "verifier")
-"""The lanes in the order in which they are shown."""
+LANES = ("draft", "target", "verifier")  # The lanes in the order in which they are shown
 
 
 @dataclass
