@@ -58,10 +58,8 @@ class PlanLine:
         return _REFERENCE.sub(lambda match: "..." if int(match[1]) in named else match[0], self.text)
 
     def filled(self, results: Mapping[int, str]) -> dict[str, Any] | None:
-        """The arguments with results, by the number of their line, in the place of the numbers.
-
-        None: a model writes them, for they are left open, or a result of several lines would stand in a longer text.
-        """
+        """The arguments with results, by the number of their line, in the place of the numbers."""
+        # None: a model writes them, for they are left open, or a result of several lines would stand in a longer text.
         if self.arguments is None:
             return None
         fits = True

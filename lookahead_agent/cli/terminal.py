@@ -52,10 +52,8 @@ class Terminal(Console):
 def as_rich(
     table: tuple[Sequence[str], Iterable[Sequence[str | Text]]], *, words: Collection[str] = (), no_wrap: bool = False
 ) -> Table:
-    """A table of headings and rows: the first column and those of `words` to the left, numbers to the right.
-
-    Only columns of words break where the terminal is narrow, and none with `no_wrap`.
-    """
+    """A table of headings and rows: the first column and those of `words` to the left, numbers to the right."""
+    # Only columns of words break where the terminal is narrow, and none with `no_wrap`.
     headings, rows = table
     made = Table(box=None, show_header=any(headings))
     for number, heading in enumerate(headings):

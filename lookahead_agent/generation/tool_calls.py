@@ -19,6 +19,7 @@ Tools = Sequence[Mapping[str, Any]]  # tools in OpenAI's format
 _ARGUMENTS = ("arguments", "parameters", "args")  # Keys under which models write a call's arguments
 _DEEPEST = 100  # levels of objects and lists in a call
 _MEANINGLESS = frozenset({"id", "type"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 UNREADABLE = "(unreadable) "  # Precedes the text of a call that could not be read: see `as_invalid_json`
 
@@ -35,7 +36,7 @@ class ParsedReply:
         """Add a call that was read from `source`, or say why it is none."""
         # The tool may be unknown: LangGraph's `ToolNode` tells the model which tools there are.
         try:
-            if not isinstance(name, str) or not name or not _encodable(name):
+            if not isinstance(name, str) or not name or _SURROGATE.search(name):
                 raise ValueError("it names no tool")
             if isinstance(arguments, str):
                 arguments = read_json(arguments)
@@ -74,7 +75,7 @@ class ParsedReply:
 
     def add_invalid(self, name: Any, source: str, error: Exception | str, *, cut: bool = False) -> None:
         """Add a text that could not be read as a call; `cut`: the reply was cut off in it."""
-        known = name if isinstance(name, str) and name and _encodable(name) else None
+        known = name if isinstance(name, str) and name and not _SURROGATE.search(name) else None
         reason = f"not a tool call: it was cut off ({error})" if cut else f"not a tool call: {error}"
         identity = f"call_{uuid.uuid4().hex[:24]}"
         self.invalid_tool_calls.append(invalid_tool_call(name=known, args=source, id=identity, error=reason))
@@ -120,17 +121,15 @@ def name_in(text: str) -> str | None:
 
 
 def read_json(text: str) -> Any:
-    """A JSON value, read strictly; ValueError if it is none, or has a key twice, NaN, or half a surrogate pair.
-
-    So it is with levels, floats and whole numbers beyond those that JSON readers and checkpoints can carry.
-    """
+    """A JSON value, read strictly; ValueError if it is none, or has a key twice, NaN, or half a surrogate pair."""
+    # So it is with levels, floats and whole numbers beyond those that JSON readers and checkpoints can carry.
     try:
         value = json.loads(text, strict=False, object_pairs_hook=_distinct, **STRICT_NUMBERS)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if sum(1 for _ in levels(value)) > _DEEPEST:
         raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
-    if not _encodable(json.dumps(value, ensure_ascii=False)):
+    if _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise ValueError("it has half a surrogate pair, which is no character")
     return value
 
@@ -186,14 +185,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"it has the key {twice!r} twice")
     return dict(pairs)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # Finds where a value ends, whatever it holds.
