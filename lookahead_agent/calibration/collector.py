@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,40 +45,29 @@ _SEEDS = 1 << 31
 _TEMPERATURE = 0.7  # Of continuations: they are compared by chance
 
 
+@dataclass(eq=False)
 class Collector:
-    """Collects pairs into a file, with a chat model that has draft, embedder and judge; nothing is loaded yet.
+    """Collects pairs into a file, with a chat model that has draft, embedder and judge; nothing is loaded yet."""
 
-    Args:
-        measures: Of verifiers, by which thresholds are learnt.
-        at_once: Replies that are written at the same time.
-        seed: Of the positions and of the continuations.
-        rule: Decides which continuations a pair needs.
-    """
+    llm: ChatLookahead
+    problems: Sequence[Problem]
+    out: Path
+    _: KW_ONLY
+    measures: Sequence[Measure] = ("similarity",)  # of verifiers, by which thresholds are learnt
+    at_once: int = 24  # replies that are written at the same time
+    seed: int = 0  # of the positions and of the continuations
+    rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
 
-    def __init__(
-        self,
-        llm: ChatLookahead,
-        problems: Sequence[Problem],
-        out: Path,
-        *,
-        measures: Sequence[Measure] = ("similarity",),
-        at_once: int = 24,
-        seed: int = 0,
-        rule: OutcomeRule | None = None,
-    ) -> None:
-        self._llm = llm
-        self._problems = problems
-        self._measures = measures
-        self._at_once, self._seed, self._rule = at_once, seed, rule or OutcomeRule()
-        self._file = RowFile(out)
-        self._sampling = llm.request("", CallOptions()).sampling
-        self._policy = as_policy(llm.policy)
-        self._room = asyncio.Semaphore(at_once)
+    def __post_init__(self) -> None:
+        self._file = RowFile(self.out)
+        self._sampling = self.llm.request("", CallOptions()).sampling
+        self._policy = as_policy(self.llm.policy)
+        self._room = asyncio.Semaphore(self.at_once)
         self._settings: dict[str, Any] = {
             **{name: getattr(self._sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")},
-            **{"delimiter": str(self._policy.delimiter), "temperature_on": _TEMPERATURE, "seed": seed},
+            **{"delimiter": str(self._policy.delimiter), "temperature_on": _TEMPERATURE, "seed": self.seed},
         }
-        known = {problem.id: problem.fingerprint for problem in problems}
+        known = {problem.id: problem.fingerprint for problem in self.problems}
         for row in pair_rows(self._file.rows):
             if any(row["settings"].get(name) != value for name, value in self._settings.items()):
                 raise ConfigurationError(f"{self._file.path} has pairs of other settings: choose another file")
@@ -89,26 +78,26 @@ class Collector:
     @property
     def pairs(self) -> dict[str, LabelledPair]:
         """The pairs by problem."""
-        return labelled_pairs(self._file.rows, self._rule)
+        return labelled_pairs(self._file.rows, self.rule)
 
     def run(self, progress: Progress) -> None:
         """Collect the pairs and outcomes that the file lacks."""
         with self._file.writing():
             seen = {row["problem"] for row in pair_rows(self._file.rows)}
-            pairless = [problem for problem in self._problems if problem.id not in seen]
+            pairless = [problem for problem in self.problems if problem.id not in seen]
             if not pairless and not self._unfinished() and not self._unmeasured():
                 return
-            self._llm.start(progress)
+            self.llm.start(progress)
             # Problems go in turns: after any interruption nearly all pairs that are there have their label.
-            size, done = 2 * self._at_once, len(self._problems) - len(pairless)
-            with progress.task("Collecting pairs", len(self._problems)) as advance:
+            size, done = 2 * self.at_once, len(self.problems) - len(pairless)
+            with progress.task("Collecting pairs", len(self.problems)) as advance:
                 for begin in range(0, max(1, len(pairless)), size):
                     advance(done + begin)
                     background.run(self._turn(pairless[begin : begin + size]))
-                advance(len(self._problems))
+                advance(len(self.problems))
 
     async def _turn(self, problems: Sequence[Problem]) -> None:
-        async with self._llm.backend.engines(self._policy) as engines:
+        async with self.llm.backend.engines(self._policy) as engines:
             if engines.draft is None:
                 raise ConfigurationError(engines.problem or "there is no draft model to collect steps of")
             models = {role: name for role, name in engines.names.items() if role != "judge"}
@@ -131,7 +120,7 @@ class Collector:
 
     def _unmeasured(self) -> list[tuple[LabelledPair, list[Measure]]]:
         """Pairs and what is to be measured of them."""
-        missing = [(pair, [name for name in self._measures if name not in pair.scores]) for pair in self.pairs.values()]
+        missing = [(pair, [name for name in self.measures if name not in pair.scores]) for pair in self.pairs.values()]
         return [(pair, names) for pair, names in missing if names]
 
     def _check_models(self, engines: EngineSet) -> None:
@@ -140,7 +129,7 @@ class Collector:
             raise ConfigurationError(engines.problem or "there is no embedding model to measure similarity with")
         judge = engines.names.get("judge")
         judges = {pair.judge for pair in self.pairs.values() if JUDGED & pair.scores.keys()}
-        if JUDGED & set(self._measures) and (others := judges - {judge}):
+        if JUDGED & set(self.measures) and (others := judges - {judge}):
             judged = f"{others.pop() or 'the target'} has judged these pairs, and not {judge or 'the target'}"
             raise ConfigurationError(f"{judged}: collect into a copy of the file without its rows of scores")
 
@@ -173,7 +162,7 @@ class Collector:
         row: dict[str, Any] = {"settings": shared, "environment": environment(), "reply": reply.text}
         row |= {name: getattr(problem, name) for name in ("fingerprint", "question", "answer")}
         if seen.pairs:
-            pair = seen.pairs[int(draw(self._seed, "position", problem.fingerprint) * len(seen.pairs))]
+            pair = seen.pairs[int(draw(self.seed, "position", problem.fingerprint) * len(seen.pairs))]
             before = bisect_left(reply.text_ends, len(pair.before)) + 1 if pair.before else 0
             row |= {name: getattr(pair, name) for name in ("before", "position", "draft", "target")}
             row |= {"before_ids": reply.token_ids[:before], "positions": len(seen.pairs)}
@@ -185,7 +174,7 @@ class Collector:
         steps = {"draft": row.pair.draft, "target": row.pair.target}
         right: dict[str, list[bool]] = {"draft": [], "target": []}
         answer = row.answer
-        while missing := self._rule.missing(right["draft"], right["target"]):
+        while missing := self.rule.missing(right["draft"], right["target"]):
             numbers = range(len(right["draft"]), len(right["draft"]) + missing)
             texts = {
                 side: await background.all_of(self._whole(target, row, step, side, number) for number in numbers)
@@ -203,7 +192,7 @@ class Collector:
         left = self._sampling.max_tokens - len(prefix)
         if step.end.ends_reply or left < 1:
             return row.before + step.text
-        seed = int(draw(self._seed, row.problem, side, number) * _SEEDS)
+        seed = int(draw(self.seed, row.problem, side, number) * _SEEDS)
         sampling = replace(self._sampling, seed=seed, max_tokens=left, temperature=_TEMPERATURE)
         prompt, ids = _prompt(target, row.question), list(prefix)
         async with self._room, aclosing(target.generate((*prompt, *prefix), sampling)) as deltas:

@@ -1,7 +1,5 @@
 """Measures the speed of every mode, with models whose words mean nothing and acceptance that is drawn."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time
@@ -9,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,129 +49,6 @@ def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any
     rates = [token_alpha**position for position in range(1, draft_tokens + 1)]
     drawn = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return {"num_speculative_tokens": draft_tokens, **drawn}
-
-
-class SyntheticBench:
-    """A measurement into a file of rows; one that takes the `longest` seconds has failed. Nothing is loaded yet."""
-
-    def __init__(self, pair: Pair, settings: synthetic.SyntheticSettings, out: Path, longest: float = 600.0) -> None:
-        self._pair = pair
-        self._settings = settings
-        self._file = RowFile(out)
-        self._longest = longest
-        shared = settings.model_dump(include={"step_tokens", "steps", "token_alpha", "draft_tokens", "seed"})
-        self._recorded = {"models": pair.names, "arguments": pair.arguments, **shared}
-        tokens = [mode for mode in settings.modes if mode not in synthetic.STEPS_ONLY]
-        if tokens and pair.divided:
-            undrawn = (
-                f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would"
-            )
-            raise ConfigurationError(f"{undrawn} need: choose the modes {','.join(synthetic.STEPS_ONLY)}")
-        if any(row.settings != self._recorded for row in self.rows()):
-            raise ConfigurationError(f"{out} has results of other settings: choose another file")
-
-    def rows(self) -> list[synthetic.SyntheticRow]:
-        """The rows that are measured so far."""
-        try:
-            return [synthetic.SyntheticRow.model_validate(row) for row in self._file.rows]
-        except ValidationError as error:
-            raise ConfigurationError(f"{self._file.path} has other rows than of bench synthetic: {error}") from error
-
-    @property
-    def total(self) -> int:
-        """Number of rows of the whole measurement."""
-        return len(self._settings.measurements)
-
-    def run(
-        self, progress: Progress, seconds: float | None = None, measure_costs: Callable[[], None] | None = None
-    ) -> bool:
-        """Measure the missing rows, and return whether everything is measured; a rerun goes on after a failure.
-
-        No other measurement begins after so many seconds. `measure_costs` is called once, if possible while the engines
-        that it needs are loaded.
-        """
-        end = float("inf") if seconds is None else time.monotonic() + seconds
-        failures: dict[str, EngineError] = {}
-        known = {row.key for row in self.rows()}
-        missing = [each for each in self._settings.measurements if each not in known]
-        with self._file.writing(), ExitStack() as stack:
-            if missing and time.monotonic() >= end:
-                return False
-            if missing:
-                engines = _Engines(self._pair, {config.mode for config, _ in missing}, self._settings, stack)
-                failures |= engines.failures
-                if measure_costs is not None and engines.pair_writes:
-                    measure_costs()
-                    measure_costs = None
-                with progress.task("Measuring", len(missing)) as advance:
-                    for done, (config, repeat) in enumerate(missing, 1):
-                        if time.monotonic() >= end:
-                            return False
-                        try:
-                            if config.mode in engines.targets and config.mode not in failures:
-                                row = background.run(self._measure(engines, config, repeat))
-                                self._file.append(row.model_dump(mode="json"))
-                        except EngineError as error:
-                            failures[config.mode] = error
-                        advance(done)
-        if failures:
-            raise EngineError("; ".join(f"{name}: {error}" for name, error in failures.items()))
-        if measure_costs is not None:
-            measure_costs()
-        return True
-
-    async def _measure(self, engines: _Engines, config: synthetic.Configuration, repeat: int) -> synthetic.SyntheticRow:
-        target = engines.targets[config.mode]
-        draft = engines.draft if config.mode not in ("off", "sd") else None
-        settings = DecodingSettings(
-            depth=config.depth,
-            step_tokens=self._settings.step_tokens,
-            shared_draft=config.mode in ("shared_draft", "lr+shared_draft"),
-        )
-        positions: list[dict[str, set[int]]] = [defaultdict(set) for _ in range(config.replies)]  # by kind of event
-
-        async def write(number: int) -> Reply:
-            name = f"{repeat}.{number}"
-            # Different prompts, or the prefix cache would make all but one for nothing.
-            prompt = meaningless_prompt(target, synthetic.PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
-            request = ReplyRequest(tuple(prompt), always_the_same(target, self._settings.tokens), question=name)
-            verifier = ChanceByPosition(config.alpha, self._settings.seed) if config.depth else None
-
-            def see(event: StepEvent) -> None:
-                positions[number][event.kind].add(event.position)
-
-            return await lookahead(request, target, draft, verifier, settings, on_step=see)
-
-        try:
-            async with asyncio.timeout(self._longest):
-                replies = await background.all_of(map(write, range(config.replies)))
-        except TimeoutError as error:
-            raise EngineError(f"a measurement of {config.mode} was not done after {self._longest:g} s") from error
-        reports = [reply.report for reply in replies]
-        last = {self._settings.steps - 1}
-        drafts, targets, judged = (
-            [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
-        )
-        return synthetic.SyntheticRow(
-            **asdict(config),
-            repeat=repeat,
-            seconds_per_token=statistics.mean(report.pace(self._settings.tokens) for report in reports),
-            steps=sum(len(d) + len(t) for d, t in zip(drafts, targets, strict=True)),
-            accepted=sum(map(len, drafts)),
-            judged=sum(len(j & (d | t)) for j, d, t in zip(judged, drafts, targets, strict=True)),
-            late=sum(len(t - j) for t, j in zip(targets, judged, strict=True)) if config.depth else 0,
-            passes=sum(report.target_forward_passes for report in reports),
-            idle=statistics.mean(report.seconds["waiting"] / report.seconds["total"] for report in reports),
-            tokens={
-                role: {
-                    fate: sum(getattr(getattr(report, f"{role}_tokens"), fate) for report in reports)
-                    for fate in ("committed", "rejected", "aborted", "speculative")
-                }
-                for role in ("target", "draft")
-            },
-            settings=self._recorded,
-            environment=environment(),
-        )
 
 
 class _Engines:
@@ -218,3 +93,130 @@ def _token_level(kind: synthetic.Speculation, pair: Pair, settings: synthetic.Sy
         method, pair.draft_folder, on_cpu=pair.divided, draft_quantization=pair.draft_quantization
     )
     return {"speculative_config": config}
+
+
+@dataclass(eq=False)
+class SyntheticBench:
+    """A measurement into a file of rows; nothing is loaded yet."""
+
+    pair: Pair
+    settings: synthetic.SyntheticSettings
+    out: Path
+    longest: float = 600.0  # seconds after which a measurement has failed
+
+    def __post_init__(self) -> None:
+        pair, settings = self.pair, self.settings
+        self._file = RowFile(self.out)
+        shared = settings.model_dump(include={"step_tokens", "steps", "token_alpha", "draft_tokens", "seed"})
+        self._recorded = {"models": pair.names, "arguments": pair.arguments, **shared}
+        tokens = [mode for mode in settings.modes if mode not in synthetic.STEPS_ONLY]
+        if tokens and pair.divided:
+            undrawn = (
+                f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would"
+            )
+            raise ConfigurationError(f"{undrawn} need: choose the modes {','.join(synthetic.STEPS_ONLY)}")
+        if any(row.settings != self._recorded for row in self.rows()):
+            raise ConfigurationError(f"{self.out} has results of other settings: choose another file")
+
+    def rows(self) -> list[synthetic.SyntheticRow]:
+        """The rows that are measured so far."""
+        try:
+            return [synthetic.SyntheticRow.model_validate(row) for row in self._file.rows]
+        except ValidationError as error:
+            raise ConfigurationError(f"{self._file.path} has other rows than of bench synthetic: {error}") from error
+
+    @property
+    def total(self) -> int:
+        """Number of rows of the whole measurement."""
+        return len(self.settings.measurements)
+
+    def run(
+        self, progress: Progress, seconds: float | None = None, measure_costs: Callable[[], None] | None = None
+    ) -> bool:
+        """Measure the missing rows, and return whether everything is measured; a rerun goes on after a failure.
+
+        No other measurement begins after so many seconds. `measure_costs` is called once, if possible while the engines
+        that it needs are loaded.
+        """
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        failures: dict[str, EngineError] = {}
+        known = {row.key for row in self.rows()}
+        missing = [each for each in self.settings.measurements if each not in known]
+        with self._file.writing(), ExitStack() as stack:
+            if missing and time.monotonic() >= end:
+                return False
+            if missing:
+                engines = _Engines(self.pair, {config.mode for config, _ in missing}, self.settings, stack)
+                failures |= engines.failures
+                if measure_costs is not None and engines.pair_writes:
+                    measure_costs()
+                    measure_costs = None
+                with progress.task("Measuring", len(missing)) as advance:
+                    for done, (config, repeat) in enumerate(missing, 1):
+                        if time.monotonic() >= end:
+                            return False
+                        try:
+                            if config.mode in engines.targets and config.mode not in failures:
+                                row = background.run(self._measure(engines, config, repeat))
+                                self._file.append(row.model_dump(mode="json"))
+                        except EngineError as error:
+                            failures[config.mode] = error
+                        advance(done)
+        if failures:
+            raise EngineError("; ".join(f"{name}: {error}" for name, error in failures.items()))
+        if measure_costs is not None:
+            measure_costs()
+        return True
+
+    async def _measure(self, engines: _Engines, config: synthetic.Configuration, repeat: int) -> synthetic.SyntheticRow:
+        target = engines.targets[config.mode]
+        draft = engines.draft if config.mode not in ("off", "sd") else None
+        settings = DecodingSettings(
+            depth=config.depth,
+            step_tokens=self.settings.step_tokens,
+            shared_draft=config.mode in ("shared_draft", "lr+shared_draft"),
+        )
+        positions: list[dict[str, set[int]]] = [defaultdict(set) for _ in range(config.replies)]  # by kind of event
+
+        async def write(number: int) -> Reply:
+            name = f"{repeat}.{number}"
+            # Different prompts, or the prefix cache would make all but one for nothing.
+            prompt = meaningless_prompt(target, synthetic.PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
+            request = ReplyRequest(tuple(prompt), always_the_same(target, self.settings.tokens), question=name)
+            verifier = ChanceByPosition(config.alpha, self.settings.seed) if config.depth else None
+
+            def see(event: StepEvent) -> None:
+                positions[number][event.kind].add(event.position)
+
+            return await lookahead(request, target, draft, verifier, settings, on_step=see)
+
+        try:
+            async with asyncio.timeout(self.longest):
+                replies = await background.all_of(map(write, range(config.replies)))
+        except TimeoutError as error:
+            raise EngineError(f"a measurement of {config.mode} was not done after {self.longest:g} s") from error
+        reports = [reply.report for reply in replies]
+        last = {self.settings.steps - 1}
+        drafts, targets, judged = (
+            [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
+        )
+        return synthetic.SyntheticRow(
+            **asdict(config),
+            repeat=repeat,
+            seconds_per_token=statistics.mean(report.pace(self.settings.tokens) for report in reports),
+            steps=sum(len(d) + len(t) for d, t in zip(drafts, targets, strict=True)),
+            accepted=sum(map(len, drafts)),
+            judged=sum(len(j & (d | t)) for j, d, t in zip(judged, drafts, targets, strict=True)),
+            late=sum(len(t - j) for t, j in zip(targets, judged, strict=True)) if config.depth else 0,
+            passes=sum(report.target_forward_passes for report in reports),
+            idle=statistics.mean(report.seconds["waiting"] / report.seconds["total"] for report in reports),
+            tokens={
+                role: {
+                    fate: sum(getattr(getattr(report, f"{role}_tokens"), fate) for report in reports)
+                    for fate in ("committed", "rejected", "aborted", "speculative")
+                }
+                for role in ("target", "draft")
+            },
+            settings=self._recorded,
+            environment=environment(),
+        )

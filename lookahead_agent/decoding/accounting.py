@@ -1,7 +1,5 @@
 """The tokens and the time of a reply, by use."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -21,7 +19,7 @@ class TokenCounts:
         """All of them."""
         return self.committed + self.rejected + self.aborted + self.speculative
 
-    def add(self, other: TokenCounts) -> None:
+    def add(self, other: "TokenCounts") -> None:
         """Add the tokens of another request."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
@@ -38,7 +36,7 @@ class PromptCounts:
 class BusyClock:
     """Measures how long at least one piece of work was under way; the clock `within` runs while this one does."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, within: BusyClock | None = None) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, within: "BusyClock | None" = None) -> None:
         self._now = now
         self._within = within
         self._running = 0
@@ -135,7 +133,7 @@ class ReplyReport:
         counts.total, counts.cached = tokens, None
         return counts
 
-    def add(self, other: ReplyReport) -> None:
+    def add(self, other: "ReplyReport") -> None:
         """Add the figures of a reply that went on where this one ended."""
         for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted", "target_forward_passes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -1,7 +1,5 @@
 """A reasoning step, the tree of steps that may come, and what the scheduler is told of them and says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -60,7 +58,7 @@ class Candidate:
 
     rank: int  # among the node's candidates; 0 is the draft's first choice
     job: int | None = None  # that writes it, while it does
-    node: Node | None = None  # the prefix that ends with it, once it is written
+    node: "Node | None" = None  # the prefix that ends with it, once it is written
     verify_job: int | None = None  # while it runs
     accepted: bool | None = None  # the verdict, once there is one
     refused: bool = False  # whatever the verdict
@@ -76,16 +74,16 @@ class Node:
     """A prefix of the reply: its parent's, and one step more."""
 
     position: int  # of the step after this prefix
-    parent: Node | None = None  # the prefix without the last step; None for the empty reply and for the front
+    parent: "Node | None" = None  # the prefix without the last step; None for the empty reply and for the front
     source: Source | None = None  # of the last step
     step: Step | None = None  # the last step
     job: int = -1  # that wrote the last step
     rank: int = 0  # of the last step among the draft's candidates; 0 if the target wrote it
-    target: Node | None = None  # the prefix with the target's next step, once it is written
+    target: "Node | None" = None  # the prefix with the target's next step, once it is written
     target_job: int | None = None  # that writes the target's next step, while it does
     candidates: list[Candidate] = field(default_factory=list)  # the draft's next steps
     closed: bool = False  # whether the draft is not asked (again) for the next step
-    chosen: Node | None = None  # the prefix with the next step, once that is decided
+    chosen: "Node | None" = None  # the prefix with the next step, once that is decided
 
     @property
     def open_candidates(self) -> list[Candidate]:
@@ -93,7 +91,7 @@ class Node:
         return [candidate for candidate in self.candidates if not candidate.refused]
 
     @property
-    def expected(self) -> list[Node]:
+    def expected(self) -> "list[Node]":
         """The nodes of which one is expected to follow."""
         if self.chosen is not None:
             return [self.chosen]

@@ -80,22 +80,16 @@ def without_lone_results(messages: Sequence[Message]) -> list[Message]:
 
 def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
     """Messages whose calls have their arguments as JSON text."""
+
+    def with_text(call: Message) -> Message:
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": text}}
+
     return [
-        {
-            **message,
-            "tool_calls": [
-                {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
-                for call in tool_calls(message)
-            ],
-        }
-        if tool_calls(message)
-        else message
+        {**message, "tool_calls": [*map(with_text, tool_calls(message))]} if tool_calls(message) else message
         for message in messages
     ]
-
-
-def _as_json(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:

@@ -17,7 +17,6 @@ import threading
 import warnings
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any
 
 from lookahead_agent.engines.processes import PARENT
@@ -40,12 +39,7 @@ def _parent() -> int:
 def _end_quietly_without_parent() -> None:
     """Say nothing where the parent has ended before it had sent what this process is for."""
     say = sys.excepthook
-
-    def unless_nothing_came(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if kind is not EOFError:
-            say(kind, error, trace)
-
-    sys.excepthook = unless_nothing_came
+    sys.excepthook = lambda kind, error, trace: None if kind is EOFError else say(kind, error, trace)
 
 
 def _begin_and_leave_quickly() -> None:

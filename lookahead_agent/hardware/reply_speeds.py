@@ -1,7 +1,5 @@
 """Measured speed of a pair's replies, kept on disk: seconds per token, and how many draft tokens are accepted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -80,7 +78,7 @@ class CPUTime:
     at: float  # the moment, by a clock that does not jump
 
     @classmethod
-    def now(cls) -> CPUTime:
+    def now(cls) -> "CPUTime":
         """Read the counters; takes some milliseconds where there are many processes."""
         this, total, own, cores = psutil.Process(), 0.0, 0.0, available_cores()
         for core, times in enumerate(psutil.cpu_times(percpu=True)):
@@ -95,7 +93,7 @@ class CPUTime:
             own += used.user + used.system
         return cls(total, own, time.monotonic())
 
-    def share_of_others(self, before: CPUTime) -> float:
+    def share_of_others(self, before: "CPUTime") -> float:
         """Share of the cores' time since then that other programs used."""
         elapsed = (self.at - before.at) * len(available_cores())
         others = (self.total - before.total) - (self.own - before.own)

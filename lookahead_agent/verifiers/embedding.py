@@ -1,7 +1,5 @@
 """Cosine similarity of sentence embeddings, from a model in this process or from a server."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from abc import ABC, abstractmethod
@@ -15,6 +13,13 @@ import httpx
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import EngineError, MissingExtraError, ModelError
+
+
+class Embedder(Protocol):
+    """Measures how close texts are."""
+
+    async def similarity(self, first: str, second: str) -> float:
+        """Cosine similarity of two texts, in [-1, 1]."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,6 @@ class EmbeddingVerifier:
         if self.judge is not None and self.judge_from <= similarity < self.threshold:
             return await self.judge.verify(pair)
         return Verdict(similarity >= self.threshold, "similarity", similarity)
-
-
-class Embedder(Protocol):
-    """Measures how close texts are."""
-
-    async def similarity(self, first: str, second: str) -> float:
-        """Cosine similarity of two texts, in [-1, 1]."""
 
 
 class _BatchingEmbedder(ABC):
