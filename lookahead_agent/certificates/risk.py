@@ -7,13 +7,15 @@ the level δ' of each test makes that δ. docs/explanation/risk.md has the assum
 """
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from lookahead_agent.errors import ConfigurationError
 
 RISKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # risks that are tested; each at least twice the one before
+_PARTS = 1 << 60  # of 1: how finely probabilities are searched
 LEVEL = 0.1  # probability δ with which a threshold may be riskier than stated
 
 
@@ -98,8 +100,7 @@ def upper_bound(accepted: int, errors: int, level: float) -> float:
     """The risk at which so few errors are as likely as the level (Clopper and Pearson)."""
     if errors >= accepted:
         return 1.0
-    _, bound = _border(1.0, lambda risk: p_value(accepted, errors, risk) > level)
-    return bound
+    return bisect_left(range(_PARTS), True, key=lambda part: p_value(accepted, errors, part / _PARTS) <= level) / _PARTS
 
 
 @cache
@@ -111,14 +112,5 @@ def level_of_each(level: float) -> float:
     def total(each: float) -> float:
         return max(math.fsum(each ** (risk / other) for other in RISKS if other <= risk) for risk in RISKS)
 
-    each, _ = _border(level, lambda each: total(each) <= level)
-    return each
-
-
-def _border(most: float, holds: Callable[[float], bool]) -> tuple[float, float]:
-    """Two numbers of [0, most], next to each other: what holds up to the first does no longer from the second on."""
-    low, high = 0.0, most
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low, high
+    too_large = bisect_left(range(_PARTS), True, key=lambda part: total(level * part / _PARTS) > level)
+    return level * (too_large - 1) / _PARTS

@@ -20,31 +20,20 @@ def load() -> None:
     if os.environ.get(VARIABLE) != "1":
         return
     register_names()
+    from vllm.distributed.device_communicators import shm_broadcast
+
     from lookahead_agent.cpu import operations, pausing_draft, sampling
 
     operations.replace_activation()
     sampling.replace_sampling()
     pausing_draft.replace_proposals()
-    _wait_without_a_core()
-    _end_without_collecting_garbage()
+    # vLLM's engine core looks for its worker's answer without pause, which takes a core from a worker that uses all.
+    # (Its way of waiting for longer pauses, by a message, loses messages when it is used at once.)
+    shm_broadcast.sched_yield = partial(time.sleep, _NAP)
+    # Or vLLM's processes would look through all that they have imported once more when they end.
+    gc.unfreeze = lambda: None
 
 
 def register_names() -> None:
     """Make the quantizations and the operations known to vLLM, which checks an engine's arguments by their names."""
     from lookahead_agent.cpu import int8, operations  # noqa: F401
-
-
-def _wait_without_a_core() -> None:
-    """Have vLLM's processes sleep while they wait for each other.
-
-    vLLM's engine core looks for its worker's answer without pause, which takes a core from a worker that uses all. (Its
-    way of waiting for longer pauses, by a message, loses messages when it is used at once.)
-    """
-    from vllm.distributed.device_communicators import shm_broadcast
-
-    shm_broadcast.sched_yield = partial(time.sleep, _NAP)
-
-
-def _end_without_collecting_garbage() -> None:
-    """Keep vLLM's processes from looking through all that they have imported once more when they end."""
-    gc.unfreeze = lambda: None

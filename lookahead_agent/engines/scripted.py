@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -106,46 +106,30 @@ class ScriptedTokenizer:
         return self.encode(f"\nuser: {question}\nassistant: ")
 
 
+@dataclass(eq=False, repr=False)
 class ScriptedEngine:
-    """Writes what a script says.
+    """Writes what a script says; with a list of steps, a reply ends (EOS) after the last step."""
 
-    Args:
-        tokenizer: Shared by engines that exchange token ids.
-        script: A list of steps, of which step `n` follows the reply's first `n` (delimited) steps, or a function of
-            the prompt and the reply so far.
-        prompt_length: Tokens before the reply begins; None: it begins after the last "assistant: ".
-        logprobs: Log-probabilities of tokens by text, for requests that ask for those of the first token or of the
-            prompt's (there -1 for a text that is not listed).
-        context_length: Most tokens of prompt and reply together.
-        tokens_per_delta: How many tokens come at once.
-        prefix_cache: Whether it tells how much of a prompt it has read before, as an engine with blocks of one token.
+    tokenizer: ScriptedTokenizer  # shared by engines that exchange token ids
+    # A list of steps, of which step `n` follows the reply's first `n` (delimited) steps, or a function of the prompt
+    # and the reply so far
+    script: Sequence[ScriptedStep] | Script
+    prompt_length: int | None = None  # tokens before the reply begins; None: it begins after the last "assistant: "
+    _: KW_ONLY
+    # Log-probabilities of tokens by text, for requests that ask for those of the first token or of the prompt's (there
+    # -1 for a text that is not listed)
+    logprobs: Mapping[str, float] = field(default_factory=dict)
+    context_length: int = 1 << 20  # most tokens of prompt and reply together
+    tokens_per_delta: int = 1  # how many tokens come at once
+    prefix_cache: bool = False  # whether it tells what it has read of a prompt before, in blocks of one token
 
-    With a list, a reply ends (EOS) after the last step.
-    """
-
-    def __init__(
-        self,
-        tokenizer: ScriptedTokenizer,
-        script: Sequence[ScriptedStep] | Script,
-        prompt_length: int | None = None,
-        *,
-        logprobs: Mapping[str, float] | None = None,
-        context_length: int = 1 << 20,
-        tokens_per_delta: int = 1,
-        prefix_cache: bool = False,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.context_length = context_length
+    def __post_init__(self) -> None:
+        self._script = self.script if callable(self.script) else following(self.script)
         self.healthy = True
         self.in_flight = 0
         self.generated = 0  # tokens that were generated in all, but for answers
         self.answers = 0  # requests for log-probabilities that were answered, with one token each
         self.requests: list[tuple[tuple[int, ...], Sampling]] = []  # prompt and sampling parameters of every request
-        self._script = script if callable(script) else following(script)
-        self._prompt_length = prompt_length
-        self._logprobs = logprobs or {}
-        self._tokens_per_delta = tokens_per_delta
-        self._prefix_cache = prefix_cache
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Write what the script says, token by token; see `Engine.generate`."""
@@ -173,7 +157,7 @@ class ScriptedEngine:
                 ended = token in self.tokenizer.eos_ids
                 together += (token,)
                 last = ended or written >= room
-                if last or len(together) == self._tokens_per_delta:
+                if last or len(together) == self.tokens_per_delta:
                     self.generated += len(together)
                     yield Delta(together, None, "stop" if ended else "length" if last else None, None, cached)
                     together, cached = (), None
@@ -184,7 +168,7 @@ class ScriptedEngine:
 
     def _cached(self, prompt_ids: tuple[int, ...]) -> int | None:
         """The longest beginning of a prompt that an earlier one has, but for its last token, which is always read."""
-        if not self._prefix_cache:
+        if not self.prefix_cache:
             return None
         equal = partial(takewhile, lambda pair: pair[0] == pair[1])
         shared = (sum(1 for _ in equal(zip(prompt_ids, earlier, strict=False))) for earlier, _ in self.requests)
@@ -192,9 +176,9 @@ class ScriptedEngine:
 
     def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:
         """Tokens to write with the seconds before each; None where the script fails or hangs."""
-        if self._prompt_length is not None:
-            prompt = self.tokenizer.decode(prompt_ids[: self._prompt_length])
-            reply = self.tokenizer.decode(prompt_ids[self._prompt_length :])
+        if self.prompt_length is not None:
+            prompt = self.tokenizer.decode(prompt_ids[: self.prompt_length])
+            reply = self.tokenizer.decode(prompt_ids[self.prompt_length :])
         else:
             prompt, _, reply = self.tokenizer.decode(prompt_ids).rpartition("assistant: ")
         tokens: list[tuple[int | None, float, ScriptedStep]] = []
@@ -208,12 +192,12 @@ class ScriptedEngine:
         return [*tokens, (ScriptedTokenizer.EOS, 0.0, ScriptedStep(""))]
 
     def _prompt_likelihoods(self, prompt_ids: Sequence[int]) -> Delta:
-        known = [self._logprobs.get(self.tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
+        known = [self.logprobs.get(self.tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
         self.answers += 1
         return Delta((ScriptedTokenizer.EOS,), None, "length", (None, *known))
 
     def _likelihoods(self, sampling: Sampling) -> Delta:
-        logprobs = {self.tokenizer.encode(text)[0]: value for text, value in self._logprobs.items()}
+        logprobs = {self.tokenizer.encode(text)[0]: value for text, value in self.logprobs.items()}
         if sampling.allowed_token_ids is not None:
             logprobs = {token: logprobs.get(token, -math.inf) for token in sampling.allowed_token_ids}
         self.answers += 1

@@ -3,6 +3,7 @@
 Nothing is measured before the first reply. The tables are measurements of two-core machines (docs/results/cpu.md).
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -28,7 +29,6 @@ SHARED_DRAFT_MARGIN = 0.4
 (measured: 0.67 of the target's speed alone), and so are four at once (0.86)."""
 _HANDICAPS = {"none": 1.0, "draft_model": 1 + MARGIN, "shared_draft": (1 + MARGIN) * (1 + SHARED_DRAFT_MARGIN)}
 LARGEST_DRAFT = 0.5  # size of a draft, as a share of its target's, from which its tokens cost more than they win
-_HIGHEST_RATE = 0.99
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 _FLOAT32 = ("fp32", "int8-weights")
 
@@ -167,8 +167,4 @@ def tokens_per_pass(draft_tokens: int, rate: float) -> float:
 
 def acceptance_rate_of(tokens: float, draft_tokens: int) -> float:
     """The acceptance rate by which a pass wins so many tokens: `tokens_per_pass` reversed."""
-    low, high = 0.0, _HIGHEST_RATE
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens_per_pass(draft_tokens, middle) < tokens else (low, middle)
-    return low
+    return bisect_left(range(99_000_000), tokens, key=lambda rate: tokens_per_pass(draft_tokens, rate / 1e8)) / 1e8
