@@ -1,5 +1,3 @@
 """The command line: `lookahead-agent ask | agent | bench | plan | …`."""
 
-from lookahead_agent.cli.app import main
-
-__all__ = ["main"]
+from lookahead_agent.cli.app import main as main

@@ -209,12 +209,9 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
     for one in settings:
         tokens = str(one.token_depth) if one.token_depth > 1 else ""
         shape = [str(one.depth or ""), str(one.width or ""), tokens]
-        rows.append([one.mode, f"{one.speedup:.2f}", *shape, _options(one)])
+        given = f"--policy balanced:depth={one.depth}" if one.depth else "--policy off"
+        given += f":width={one.width}" if one.width > 1 else ""
+        by = "shared_draft" if one.mode in ("shared_draft", "lr+shared_draft") else "draft_model"
+        given += f" --token-speculation {by}" if one.token_depth > 1 else ""
+        rows.append([one.mode, f"{one.speedup:.2f}", *shape, given])
     show.print(as_rich((headings, rows), words=("as options",)))
-
-
-def _options(setting: Setting) -> str:
-    policy = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
-    policy += f":width={setting.width}" if setting.width > 1 else ""
-    by = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else "draft_model"
-    return policy + (f" --token-speculation {by}" if setting.token_depth > 1 else "")

@@ -1,17 +1,11 @@
 """Programs that nobody trusts, in a sandbox of the operating system."""
 
-from lookahead_agent.errors import IsolationError
-from lookahead_agent.sandbox.backends import Isolation, PythonLimits, available, choose, run_isolated
-from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
-
-__all__ = [
-    "ChildResult",
-    "Isolation",
-    "IsolationError",
-    "PythonLimits",
-    "available",
-    "choose",
-    "program_text",
-    "run_child",
-    "run_isolated",
-]
+from lookahead_agent.errors import IsolationError as IsolationError
+from lookahead_agent.sandbox.backends import Isolation as Isolation
+from lookahead_agent.sandbox.backends import PythonLimits as PythonLimits
+from lookahead_agent.sandbox.backends import available as available
+from lookahead_agent.sandbox.backends import choose as choose
+from lookahead_agent.sandbox.backends import run_isolated as run_isolated
+from lookahead_agent.sandbox.child import ChildResult as ChildResult
+from lookahead_agent.sandbox.child import program_text as program_text
+from lookahead_agent.sandbox.child import run_child as run_child
