@@ -95,10 +95,7 @@ def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
 
 
 class StepCallbacks:
-    """Passes step events on to callbacks, and with `to_stream` to LangGraph's custom stream.
-
-    `run` is the call whose callbacks get them; None, as where LangChain streams: what calls the model.
-    """
+    """Passes step events on to callbacks, and with `to_stream` to LangGraph's custom stream."""
 
     def __init__(self, request: GenerateRequest, to_stream: bool, run: RunManager | None) -> None:
         self._call = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
@@ -108,6 +105,7 @@ class StepCallbacks:
 
             with suppress(RuntimeError):  # there is no graph
                 self._write = get_stream_writer()
+        # Without a run, as where LangChain streams, those of what calls the model.
         own = CallbackManager(run.handlers, parent_run_id=run.run_id) if run is not None else None
         callbacks = own or get_callback_manager_for_config(ensure_config())
         self._config: RunnableConfig | None = {"callbacks": callbacks} if callbacks.parent_run_id is not None else None

@@ -51,15 +51,12 @@ def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Form:
-    """The form that a schema of structured output describes, by a name that may be a tool's.
-
-    `read` makes the result of a JSON value; raises ValueError if that is none.
-    """
+    """The form that a schema of structured output describes, by a name that may be a tool's."""
 
     name: str
     description: str
     json_schema: dict[str, Any]
-    read: Callable[[Any], Any] = _as_it_is
+    read: Callable[[Any], Any] = _as_it_is  # makes the result of a JSON value; raises ValueError if that is none
 
     @classmethod
     def of(cls, schema: Any) -> Form:

@@ -20,14 +20,11 @@ WIDE = 160  # Columns of tables where output goes to no terminal
 
 
 class Terminal(Console):
-    """A console that takes no text as markup, and lets no text command the terminal.
-
-    All that commands print goes through one. `width` has the columns where output goes to no terminal; None: 80.
-    """
+    """A console that takes no text as markup, and lets no text command the terminal; commands print through one."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, **options: Any) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
-        if width is not None and not self.is_terminal:
+        if width is not None and not self.is_terminal:  # which has 80 columns otherwise
             self.width = width
 
     def render_str(self, text: str, **options: Any) -> Text:

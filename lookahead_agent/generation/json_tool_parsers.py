@@ -70,18 +70,15 @@ _FENCE_ENDS = re.compile(r"`{3,}")
 
 @dataclass(eq=False)
 class JsonToolParser(ToolParser):
-    """Calls that are JSON, after a tag or without one: the formats of Hermes and Qwen, Llama, and Mistral.
-
-    A tag `opens` a call, and another may close it. `separators` may be between two calls; `named`: a name before `{`.
-    """
+    """Calls that are JSON, after a tag or without one: the formats of Hermes and Qwen, Llama, and Mistral."""
 
     _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
-    opens: str = "<tool_call>"
-    closes: str | None = "</tool_call>"
-    separators: str = ","
+    opens: str = "<tool_call>"  # tag before a call
+    closes: str | None = "</tool_call>"  # tag that may be behind it
+    separators: str = ","  # characters that may be between two calls
     _: KW_ONLY
-    named: bool = False
+    named: bool = False  # whether a name may be before "{"
 
     def __post_init__(self) -> None:
         self._tags = [tag for tag in (self.opens, self.closes) if tag is not None]

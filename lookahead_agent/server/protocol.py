@@ -113,11 +113,7 @@ class _StreamOptions(RequestModel):
 
 
 class Sampled(RequestModel, SamplingArguments):
-    """Fields of both kinds of requests.
-
-    `policy` and `node` choose the verifier policy, as the headers `X-Lookahead-Policy` and `X-Lookahead-Node` do.
-    Fields that this library cannot carry out (penalties, biases, log-probabilities) return an error.
-    """
+    """Fields of both kinds of requests; those that cannot be carried out (penalties, biases) return an error."""
 
     model: str | None = None
     n: int = Field(1, ge=1)
@@ -127,8 +123,8 @@ class Sampled(RequestModel, SamplingArguments):
     frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = None
     user: str | None = None
-    policy: str | None = None
-    node: str | None = Field(None, max_length=256)
+    policy: str | None = None  # chooses the verifier policy, as the header X-Lookahead-Policy does
+    node: str | None = Field(None, max_length=256)  # as X-Lookahead-Node
     response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")

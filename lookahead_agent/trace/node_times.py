@@ -1,7 +1,7 @@
 """How the time of a run divides by node, and what each lever would win of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 Table = tuple[list[str], list[list[str]]]  # Headings and rows
@@ -103,16 +103,12 @@ def spans_of(rows: Iterable[Mapping[str, Any]]) -> list[Span]:
             known = {name: row[name] for name in FIGURES if name in row}
             known |= {"prompt_tokens": prompt["total"], "cached_tokens": prompt["cached"]}
             known |= {"output_tokens": usage.get("output_tokens", 0), "passes": row["target_forward_passes"]}
-            span = Span(node, row["at"] - seconds["total"], row["at"], False, row["step"], *times)
-            spans.append(replace(span, **known))
+            spans.append(Span(node, row["at"] - seconds["total"], row["at"], False, row["step"], *times, **known))
     return spans
 
 
 def tables(
-    spans: Sequence[Span],
-    measured: Mapping[str, float] | None = None,
-    runs: int = 1,
-    seconds: float | None = None,
+    spans: Sequence[Span], measured: Mapping[str, float] | None = None, runs: int = 1, seconds: float | None = None
 ) -> list[Table]:
     """The division of the time by node, and the levers, both per run; `seconds` is the length of all runs."""
     if not spans:
