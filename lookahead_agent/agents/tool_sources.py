@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,10 @@ def _imported(module: str, name: str) -> Sequence[BaseTool]:
     if added:  # programs have the folder of their own file there, and not the current one
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
+        found = attrgetter(name)(importlib.import_module(module))
     finally:
         if added:
             sys.path.remove(here)
-    for part in name.split("."):
-        found = getattr(found, part)
     return [_as_tool(one) for one in (found if isinstance(found, (list, tuple)) else [found])]
 
 

@@ -57,11 +57,9 @@ class CallDefaults(SamplingArguments, EngineFields):
         *,
         run_manager: RunManager | None = None,
     ) -> GenerateRequest:
-        """Decide everything about a call with these options; `run_manager` knows which node makes it.
-
-        `prompt` may do without a chat template, as text or token ids. The reply continues a last message of the model's
-        own, unless that was a finished reply.
-        """
+        """Decide everything about a call with these options; `run_manager` knows which node makes it."""
+        # A prompt of text or token ids does without a chat template. The reply continues a last message of the model's
+        # own, unless that was a finished reply.
         policy, node = self._chosen_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None
         text_or_ids: str | list[int] = ""
@@ -172,11 +170,9 @@ class CallDefaults(SamplingArguments, EngineFields):
 
 
 def matching_key(keys: Sequence[str], node: str) -> str | None:
-    """The key of `policies` that a node's path matches; None if there is none.
-
-    A name ("planner") matches that node in every graph, a path ("research:planner") that node in that subgraph, and a
-    pattern ("plan*", "research:*") whatever it fits. The longest name or path goes first, then the first pattern.
-    """
+    """The key of `policies` that a node's path matches; None if there is none."""
+    # A name ("planner") matches that node in every graph, a path ("research:planner") that node in that subgraph, and a
+    # pattern ("plan*", "research:*") whatever it fits. The longest name or path goes first, then the first pattern.
     names = node.split(":") if node else []
     tails = [":".join(names[start:]) for start in range(len(names))]
     for tail in tails:

@@ -32,11 +32,10 @@ class ReadReply:
 
 @dataclass(eq=False)
 class ReplyReader:
-    """Reads one reply: passes on what is certain while it is written, and reads the whole at its end.
+    """Reads one reply: passes on what is certain while it is written, and reads the whole at its end."""
 
-    Thinking is the text between the tags, or before a closing one that nothing opened if the model always thinks. White
-    space around thinking and calls is nobody's, tags in code are words, and calls of the lowest rank are the reply's.
-    """
+    # Thinking is the text between the tags, or before a closing one that nothing opened if the model always thinks.
+    # White space around thinking and calls is nobody's, tags in code are words, and calls of the lowest rank count.
 
     thinking: ThinkingTags | None
     inside: bool  # whether the reply begins in its thinking
