@@ -89,7 +89,11 @@ def standard_middleware(
 class LookaheadPolicyMiddleware(TurnMiddleware):
     """Chooses the verifier policy of each model call of an agent.
 
-    In such an agent every call comes from one node, "model", so `policies` cannot tell planning from acting; this can.
+    In such an agent every call comes from one node, "model", so `policies` cannot tell planning from acting; this can:
+
+        ```python
+        agent = create_agent(llm, tools, middleware=[LookaheadPolicyMiddleware(planning="balanced", acting="strict")])
+        ```
 
     Args:
         planning: Policy until the first tool has answered; None: the model chooses as ever.
@@ -119,9 +123,14 @@ class LookaheadPolicyMiddleware(TurnMiddleware):
 class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
     """Tells the model which of its tool calls could not be read, and lets it try again.
 
-    Without it such an agent ends with an empty answer, for LangChain reads `tool_calls` alone. Each such call is
-    answered by a `ToolMessage` of the status "error" that says what was wrong. After `max_retries` replies in a row
-    without any call that could be read, the agent ends with a message that says so.
+    Without it such an agent ends with an empty answer, for LangChain reads `tool_calls` alone:
+
+        ```python
+        agent = create_agent(llm, tools, middleware=[InvalidToolCallMiddleware(max_retries=2)])
+        ```
+
+    Each such call is answered by a `ToolMessage` of the status "error" that says what was wrong. After `max_retries`
+    replies in a row without any call that could be read, the agent ends with a message that says so.
 
     Args:
         max_retries: How often in a row the model may try again, at least 0.

@@ -28,8 +28,18 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     """Make tools, in the order of their sources.
 
     Args:
-        sources: Each is one of `KINDS`, such as `sql:shop.db`, `python` or `my_module:my_tool`; the reference's page
-            "Tools" says what they make. `crm=sql:crm.db` calls the source's only tool `crm`.
+        sources: Each is one of
+
+            - `sql:shop.db`: SELECTs on a SQLite database,
+            - `docs:handbook/`: search in a folder of documents,
+            - `files:folder/`: `read_file` and `write_file` in a folder,
+            - `python`: code in a sandbox, on the files of that folder if there is one,
+            - `calculator`,
+            - `http:example.org,.python.org`: pages of these hosts,
+            - `my_module:my_tool`: a tool, a function with a docstring, or a list of them, from a module of the current
+              folder or on Python's path.
+
+            `crm=sql:crm.db` calls the source's only tool `crm`.
 
     Returns:
         Tools that work in `invoke` and in `ainvoke`.

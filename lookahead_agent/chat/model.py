@@ -49,9 +49,19 @@ class ChatLookahead(CallDefaults, BindingModel):
         llm.with_structured_output(Answer).invoke("What is 17 * 23?")
         ```
 
-    A policy is chosen by, in this order: the call's `policy` argument, `config["configurable"]["lookahead_policy"]`,
-    the entry in `policies` for the LangGraph node that is running, and `policy`. `policy_for(node).explain()` says
-    which policy a call gets, and why.
+    Behind servers:
+        ```python
+        llm = ChatLookahead(
+            model="Qwen/Qwen3-32B", base_url="http://big:8000/v1",
+            draft_model="Qwen/Qwen3-1.7B", draft_url="http://small:8000/v1",
+        )
+        ```
+
+    A policy is chosen by, in this order: the call's `policy` argument (`.invoke(..., policy="off")`,
+    `.bind(policy=...)`), `config["configurable"]["lookahead_policy"]`, the entry in `policies` for the LangGraph node
+    that is running, and `policy`. An entry is a node's name ("planner"), its path through subgraphs
+    ("research:planner"), or a pattern ("research:*"). `policy_for(node).explain()` says which policy a call gets, and
+    why.
 
     Engines start at the first call (or with `start`), are shared with other models of the same configuration, and are
     shut down by `close`, when the model is collected, or at exit. A copy is another model of that configuration:
