@@ -248,8 +248,7 @@ class PlanRun:
     @property
     def failed(self) -> bool:
         """Whether not every line went well."""
-        results = self.results
-        return any(line.number not in results for line in self.lines)
+        return not {line.number for line in self.lines} <= self.results.keys()
 
     def tries(self, line: PlanLine) -> int:
         """How often the line was tried."""

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from lookahead_agent import ChatLookahead
     from lookahead_agent.policy import VerifierPolicy
 
-TEMPLATES = (
-    "plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency",
-)  # fmt: skip
+TEMPLATES = ("plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency")
 """The templates in `graphs/`."""
 
 _PACKAGE = Path(__file__).parents[1]

@@ -16,9 +16,7 @@ from lookahead_agent.agents.templates import template
 from lookahead_agent.agents.tool_use import in_both_worlds
 from lookahead_agent.errors import ConfigurationError, LookaheadError
 
-KINDS = (
-    "sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL",
-)  # fmt: skip
+KINDS = ("sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL")
 """The sources, as the command line shows them."""
 
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)

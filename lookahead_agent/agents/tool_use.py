@@ -24,8 +24,7 @@ Given = ParamSpec("Given")
 def cut(text: str, rest: str, most: int = LONGEST_RESULT) -> str:
     """The `most` first characters of a text that is too long for a model, with a last line of how much is left out.
 
-    `rest` says how the model gets that, such as "ask for fewer rows". Lone surrogates, which no message can carry,
-    become "?".
+    `rest` says how the model gets that, such as "ask for fewer rows". Lone surrogates become "?".
     """
     text = text.encode(errors="replace").decode()
     if len(text) <= min(most, LONGEST_RESULT):

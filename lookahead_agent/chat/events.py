@@ -20,12 +20,8 @@ from lookahead_agent.generation.tool_calls import calls_as_text
 
 def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AIMessage:
     """The LangChain message of a reply."""
-    metadata: dict[str, Any] = {
-        "model_name": model_name,
-        "model_provider": "lookahead",
-        "finish_reason": reply.finish_reason,
-        "lookahead": reply.lookahead,
-    }
+    metadata: dict[str, Any] = {"model_name": model_name, "model_provider": "lookahead"}
+    metadata |= {"finish_reason": reply.finish_reason, "lookahead": reply.lookahead}
     if with_token_ids:
         metadata["token_ids"] = reply.token_ids
     cached = reply.lookahead["prompt_tokens"]["target"]["cached"]

@@ -124,17 +124,9 @@ class EngineFields(BaseModel):
             judge=self.judge_model if "judge" not in remote else None,
             embedding=self.embedding_model if "embedding" not in remote else None,
         )
-        spec = RuntimeSpec(
-            models,
-            self.engine_args,
-            self.draft_engine_args,
-            self.judge_engine_args,
-            remote,
-            self.token_speculation if "target" not in remote else "none",
-            self.precision,
-            self.draft_precision,
-            self.cores,
-        )
+        arguments = (self.engine_args, self.draft_engine_args, self.judge_engine_args)
+        speculation = self.token_speculation if "target" not in remote else "none"
+        spec = RuntimeSpec(models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores)
         # Behind a server, what the target costs is not known here: steps are the only way to win something.
         steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]
         return Runtime.shared(spec, expects_draft=any(steps))

@@ -125,14 +125,8 @@ def run(
         "depths": options.numbers(depths, int, "--depths") if depths is not None else None,
     }
     arguments = options.engine_arguments(engine_arg)
-    of_bench: dict[str, Any] = {
-        "token_speculation": token_speculation,
-        "temperature": temperature,
-        "seed": seed,
-        "precision": precision,
-        "engine_args": arguments or None,
-        "draft_engine_args": arguments or None,
-    }
+    of_bench: dict[str, Any] = {"token_speculation": token_speculation, "temperature": temperature, "seed": seed}
+    of_bench |= {"precision": precision, "engine_args": arguments or None, "draft_engine_args": arguments or None}
     results = _measure(_merged(config, shared, of_task, of_bench), out)
     if with_parity and not _show_parity(parity(results)):
         raise typer.Exit(1)

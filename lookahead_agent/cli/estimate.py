@@ -183,10 +183,7 @@ def estimate(
     acceptance = replace(found, **{name: value for name, value in given.items() if value is not None})
     settings = best_settings(measured, acceptance)
     if as_json:
-        result: dict[str, Any] = {
-            "settings": [asdict(setting) for setting in settings],
-            "acceptance": asdict(acceptance),
-        }
+        result: dict[str, Any] = {"settings": [asdict(each) for each in settings], "acceptance": asdict(acceptance)}
         result |= {"c": measured.c, "free_batch": measured.beside.free_batch(), "costs": measured.model_dump()}
         typer.echo(json.dumps(result))
     else:
