@@ -12,8 +12,7 @@ from typing import Any
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import read_lines, read_value
 
-OWN = "own"
-"""The packaged problems: word problems in several steps. A program made them: no model has been trained on them."""
+OWN = "own"  # the packaged problems: a program made them, and no model has been trained on them
 
 _NUMBER = r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+"
 _TOLERANCE = 0.006

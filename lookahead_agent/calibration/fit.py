@@ -18,8 +18,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import JudgeVerifier
 from lookahead_agent.verifiers.prefilter import rejection
 
-Measure = Literal["similarity", "p_aligned", "p_swapped"]
-"""Cosine similarity; the judge's p(aligned), and the same with the two steps in each other's place."""
+Measure = Literal["similarity", "p_aligned", "p_swapped"]  # cosine; the judge's p(aligned); that of swapped steps
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 

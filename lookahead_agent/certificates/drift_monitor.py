@@ -33,8 +33,7 @@ class DriftTest:
     """Whether a share has grown over the one of the calibration; `level` is δ."""
 
     def __init__(self, disputed: int, accepted: int, level: float = _LEVEL) -> None:
-        self.bound = upper_bound(accepted, disputed, _BASE_LEVEL)
-        """Disputed share that the calibration allows (Clopper and Pearson's upper bound at the level 0.05)."""
+        self.bound = upper_bound(accepted, disputed, _BASE_LEVEL)  # of the share that the calibration allows
         self._alternatives = [self.bound + (1 - self.bound) * part for part in _PARTS]
         self._logs = [0.0] * len(_PARTS)
         self._alarm = math.log(len(_PARTS) / level)

@@ -16,8 +16,7 @@ _DEPTHS, _WIDTHS, _TOKEN_DEPTHS, _SHARED_DRAFT_DEPTHS = (1, 2, 4, 6, 8), (1, 2),
 
 ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with step speculation
-Speed = Callable[[int], float]
-"""Tokens per second of each of so many target steps at once, over those of the target alone."""
+Speed = Callable[[int], float]  # tokens per second of each of so many target steps, over the target's alone
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -37,40 +37,33 @@ from lookahead_agent.runtime.weights import Platform, kv_cache_bytes_per_token, 
 Role = Literal["target", "draft"]
 
 
+@dataclass(eq=False)
 class Pair:
-    """Target and draft, fetched; no engine is started yet.
+    """Target and draft, fetched; no engine is started yet."""
 
-    Args:
-        dummy_weights: Make weights up from the models' configurations, so that only these need to be there.
-        engine_args: Arguments of both engines.
-        precision: Of the target's weights, as `draft_precision` of the draft's: see `chosen_kernels`.
-        kv_cache_tokens: Tokens for which each engine on a GPU keeps a KV cache; None: a share of the GPU's memory.
-    """
+    model: str
+    draft_model: str | None
+    _: KW_ONLY
+    dummy_weights: bool  # whether weights are made up from the models' configurations, which alone need to be there
+    engine_args: Mapping[str, Any]  # arguments of both engines
+    precision: Precision | None  # of the target's weights: see `chosen_kernels`
+    draft_precision: Precision | None  # of the draft's
+    progress: Progress
+    kv_cache_tokens: int | None = None  # of each engine's cache on a GPU; None: a share of the GPU's memory
 
-    def __init__(
-        self,
-        model: str,
-        draft_model: str | None,
-        *,
-        dummy_weights: bool,
-        engine_args: Mapping[str, Any],
-        precision: Precision | None,
-        draft_precision: Precision | None,
-        progress: Progress,
-        kv_cache_tokens: int | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         require_vllm()
-        if dummy_weights and "int8" in (precision, draft_precision):
+        dummy_weights, progress = self.dummy_weights, self.progress
+        precisions: dict[Role, Precision | None] = {"target": self.precision, "draft": self.draft_precision}
+        if dummy_weights and "int8" in precisions.values():
             raise ConfigurationError("int8 is read from a folder, and made-up weights have none: choose int8-weights")
-        models = choose_models(model, draft_model)
+        models = choose_models(self.model, self.draft_model)
         assert models.draft is not None  # one was asked for
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
-        precisions: dict[Role, Precision | None] = {"target": precision, "draft": draft_precision}
-        kernels = chosen_kernels(models, precisions, engine_args, fetched, dummy_weights)
+        kernels = chosen_kernels(models, precisions, self.engine_args, fetched, dummy_weights)
         self.names = {str(role): each.name for role, each in facts.items()}
-        self.dummy_weights = dummy_weights
-        self.precision = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
+        self.kernels = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         self.divided = runs_on_cpu()  # Whether target and draft have cores of their own: a GPU is shared
         self.every_core: str | None = None
         self.shares: dict[Role, str | None] = {"target": None, "draft": None}  # Of the cores; None on a GPU
@@ -86,10 +79,8 @@ class Pair:
         for role, folder in fetched.items():
             weights = weights_in(folder, kernels[role], Platform.detect())
             self._folders[role] = folder if dummy_weights else weights.write(progress)
-            self.arguments[role] = {**weights.arguments, **engine_args, **made_up}
-        self._progress = progress
-        self._kv_cache_tokens = kv_cache_tokens
-        if kv_cache_tokens is None and not self.divided:
+            self.arguments[role] = {**weights.arguments, **self.engine_args, **made_up}
+        if self.kv_cache_tokens is None and not self.divided:
             engines = {role: (self._folders[role], self.arguments[role]) for role in fetched}
             for name, share in memory_shares(engines).items():
                 self.arguments[name].setdefault("gpu_memory_utilization", share)
@@ -100,12 +91,12 @@ class Pair:
     def engine(self, role: Role, cores: str | None, **arguments: Any) -> Iterator[VLLMEngine]:
         """An engine of one of the models; shut down with the last that has it."""
         arguments = self.arguments[role] | arguments
-        if self._kv_cache_tokens is not None:
+        if self.kv_cache_tokens is not None:
             # A cache of known size needs no measurement of free memory, so that engines may start at the same time.
-            size = self._kv_cache_tokens * kv_cache_bytes_per_token(self._folders[role], arguments)
+            size = self.kv_cache_tokens * kv_cache_bytes_per_token(self._folders[role], arguments)
             arguments = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": size} | arguments
         config = VLLMConfig(self._folders[role], cores, as_arguments(arguments), beside_draft=role == "target")
-        with self._progress.task(f"Loading {role} model {self.names[role]}"):
+        with self.progress.task(f"Loading {role} model {self.names[role]}"):
             started = POOL.acquire(config)
         try:
             yield started
@@ -158,7 +149,7 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
         draft_alone=alone["draft"],
         environment=environment(),
         models=dict(pair.names),
-        precision=pair.precision,
+        precision=pair.kernels,
         dummy_weights=pair.dummy_weights,
     )
 

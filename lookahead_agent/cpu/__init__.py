@@ -8,12 +8,10 @@ under which vLLM knows what is added, and the division of the CPU's cores betwee
 from collections.abc import Sequence
 
 ENTRY_POINT = "lookahead_cpu"  # of the plugin, in the group `vllm.general_plugins`
-VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"
-"""Environment variable without which the plugin does nothing: "1" in the processes of this library's engines."""
+VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"  # "1" in the processes of this library's engines: else the plugin does nothing
 INT8 = "lookahead_int8"  # W8A8 with the output layer in int8 too: see `int8`
 INT8_WEIGHTS = "lookahead_int8_weights"  # weights as integers, activations in floating point: see `int8`
-NO_DRAFT = "lookahead_no_draft"
-"""Key of a request's `extra_args` for which a draft model in the engine neither reads nor proposes."""
+NO_DRAFT = "lookahead_no_draft"  # in a request's `extra_args`: the engine's draft model neither reads nor proposes
 PROVIDER = "lookahead_cpu"  # Provider of the operations in `operations`, for vLLM's `ir_op_priority`
 
 

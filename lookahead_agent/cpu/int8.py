@@ -28,8 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from lookahead_agent.cpu import INT8, INT8_WEIGHTS
 
 _MOST_TOKENS = 32  # that the kernel is prepared for; it takes more, too
-_BLOCK = 1 << 17
-"""Weights that are rounded at a time: few enough to be in a core's cache from one operation to the next."""
+_BLOCK = 1 << 17  # weights that are rounded at a time: few enough to stay in a core's cache from step to step
 
 
 Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]

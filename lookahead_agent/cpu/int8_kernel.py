@@ -17,12 +17,9 @@ from numba.extending import intrinsic
 from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread, threads
 
 LANES = 8  # columns that are multiplied at once; a matrix has a multiple of these
-_PACK = 6
-"""Rows that lie beside each other in memory, LANES columns at a time, so that it is read from beginning to end."""
-_ROWS = {1: 6, 2: 6, 3: 3, 4: 3}
-"""Rows of a tile by its tokens: as many sums as a processor has registers for (measured). They divide _PACK."""
-_BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048
-"""What is multiplied by all tokens before the next is read: few enough to stay in a core's cache."""
+_PACK = 6  # rows that lie beside each other in memory, LANES columns at a time, so that it is read in order
+_ROWS = {1: 6, 2: 6, 3: 3, 4: 3}  # of a tile, by its tokens: as many sums as there are registers; they divide _PACK
+_BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048  # multiplied by all tokens before the next: it stays in a core's cache
 
 _FIELDS = 7  # of what one multiplication works on: addresses and sizes
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()

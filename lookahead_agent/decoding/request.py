@@ -102,7 +102,6 @@ class StepEvent:
     score: float | None = None
 
 
-STEP_EVENT = "lookahead_step"
-"""Name of LangChain's custom events with a `StepEvent`'s fields, and `call`, `path` and `policy` of the reply."""
+STEP_EVENT = "lookahead_step"  # LangChain's custom events: a `StepEvent`'s fields, and the reply's call, path, policy
 
 OnStep = Callable[[StepEvent], None]

@@ -31,8 +31,7 @@ class LookaheadScheduler:
     awaits_thinking: bool = False
     front: Node = field(default_factory=lambda: Node(position=0))
     finished: bool = False
-    speculation_disabled: str | None = None
-    """Why speculation was turned off before the end: a failure's reason, None if it was not."""
+    speculation_disabled: str | None = None  # the reason of the failure that turned speculation off
 
     def __post_init__(self) -> None:
         self._speculating = self.depth > 0 and not self.awaits_thinking

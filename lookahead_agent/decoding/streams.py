@@ -89,8 +89,7 @@ class Streams:
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}
-        self.draft_waited = 0.0
-        """Seconds for which the draft wrote nothing in steps that were aborted: the target may end each before."""
+        self.draft_waited = 0.0  # seconds of the draft without a token, in steps that the target ended before
         self._draft_since = 0.0
 
     def start(

@@ -9,8 +9,7 @@ from typing import Any
 from lookahead_agent.errors import ConfigurationError
 
 Message = Mapping[str, Any]  # in OpenAI's format, the arguments of its tool calls as mappings
-FINISHED = "finished"
-"""Field of an assistant's message that its model has ended, so that a reply is another turn; no template reads it."""
+FINISHED = "finished"  # field of an assistant's message that its model has ended; no template reads it
 _LONGEST_ARGUMENTS = 1 << 16  # characters of template arguments in JSON
 
 

@@ -8,6 +8,7 @@ import multiprocessing.util  # noqa: F401
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from lookahead_agent.engines.processes import refuse_starts
 from lookahead_agent.engines.vllm_config import VLLMConfig
@@ -22,16 +23,14 @@ class _Entry:
         self.users = 0
 
 
+@dataclass(eq=False)
 class EnginePool:
     """Starts each configuration once, by `start`; `refuse_starts` ends what is starting when the pool is closed."""
 
-    def __init__(
-        self,
-        start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine,
-        refuse_starts: Callable[[], None] = refuse_starts,
-    ) -> None:
-        self._start = start
-        self._refuse_starts = refuse_starts
+    start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine
+    refuse_starts: Callable[[], None] = refuse_starts
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._closed = False
@@ -53,7 +52,7 @@ class EnginePool:
                     entry.engine.close()
                     entry.engine = None
                 if entry.engine is None:
-                    entry.engine = self._start(config)
+                    entry.engine = self.start(config)
                     # vLLM has registered exit handlers by now; handlers run in reverse order, and ours must be first:
                     # an engine that is taken apart from below reports it as a crash.
                     atexit.unregister(self.close)
@@ -91,7 +90,7 @@ class EnginePool:
         for entry in entries:
             if entry.engine is not None:
                 entry.engine.close()
-        self._refuse_starts()
+        self.refuse_starts()
 
     def begin_anew(self) -> None:
         """Leave all engines to the parent, in a process that was forked: here they cannot be asked, nor closed."""

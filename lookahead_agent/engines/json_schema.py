@@ -43,15 +43,12 @@ _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4"
 MOST_BYTES = 256 * 1024
 MOST_PARTS = 4_000  # objects and lists
 DEEPEST = 64  # levels of objects and lists, as vLLM bounds them
-_DEEPEST_WITH_REFS = 600
-"""Levels of everything that is referred to, one in another: llguidance reads them recursively, and overflows its stack
-from about 2,500."""
+_DEEPEST_WITH_REFS = 600  # with everything referred to: llguidance recurses, and fails from about 2,500
 MOST_ENUM = 10_000
 MOST_ITEMS = 10_000
 _MOST_ITEMS_IN_ALL = 20_000
 MOST_ALTERNATIVES = 400  # of what may come next: llguidance gives up in the middle of a reply from about 500
-_MOST_COMBINED = 50
-"""Alternatives that are combined with each other, as by `allOf`: each is read as an object of its own."""
+_MOST_COMBINED = 50  # alternatives combined with each other, as by `allOf`: each is read as an object of its own
 _LARGEST_COUNT = 2**31 - 1
 _LARGEST_FACTORS = 10_000
 

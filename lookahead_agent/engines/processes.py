@@ -24,8 +24,7 @@ import psutil
 
 from lookahead_agent.errors import EngineError
 
-PARENT = "LOOKAHEAD_AGENT_PARENT"
-"""Environment variable of vLLM's processes: the number of the process that has started them."""
+PARENT = "LOOKAHEAD_AGENT_PARENT"  # variable of vLLM's processes: the number of the one that has started them
 _LONGEST_FOLDER = 45  # characters of a folder for temporary files in which a socket's address has room
 _SPAWN: Callable[..., int] = util.spawnv_passfds
 _QUIET = {

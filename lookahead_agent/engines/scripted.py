@@ -27,8 +27,7 @@ class ScriptedStep:
     ids: tuple[int, ...] | None = None  # token ids that it writes in place of the text's, which may be in no vocabulary
 
 
-Script = Callable[[str, str], Sequence[ScriptedStep]]
-"""Given the prompt and the reply so far, all that the engine would write next."""
+Script = Callable[[str, str], Sequence[ScriptedStep]]  # by the prompt and the reply so far, all that is written next
 
 
 class ScriptedTokenizer:

@@ -10,8 +10,7 @@ import numpy as np
 from lookahead_agent.engines.shared_draft import Ids, checksum, open_buffer
 
 BUFFER = "lookahead_shared_draft"  # entry of vLLM's `additional_config`: the buffer's file
-COSTS = "lookahead_pass_costs"
-"""Entry of vLLM's `additional_config`: the cost of a pass by its number of tokens, as pairs."""
+COSTS = "lookahead_pass_costs"  # another entry of it: the cost of a pass by its number of tokens, as pairs
 PATH = f"{__name__}.SharedDraftProposer"
 
 # A pass of few tokens costs about as much as one of a single token, until arithmetic takes longer than reading the

@@ -89,8 +89,7 @@ _CONTEXT_TOKENS = 8
 # Special tokens that part a reply: they are shown as text, so that whoever looks for them finds them.
 _PARTS_A_REPLY = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
 _PIECE_LENGTH = 1 << 14  # characters that are encoded at once of a text that may be too long
-_LOST_AT_CUT = 16
-"""Tokens by which a cut can lengthen a text, generously: characters on both sides would have been one token."""
+_LOST_AT_CUT = 16  # tokens by which a cut can lengthen a text: characters on both sides would be one token
 
 
 def prompt_too_long(longest: int) -> ContextLengthError:

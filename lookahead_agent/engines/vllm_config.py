@@ -37,8 +37,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "shared_draft": {"num_speculative_tokens": 12},
 }
 
-CPU_CONTEXT = 8192
-"""Tokens of prompt and reply for which an engine on a CPU keeps room, unless max_model_len says how many."""
+CPU_CONTEXT = 8192  # tokens of prompt and reply for which a CPU's engine has room, unless max_model_len says it
 
 
 def require_vllm() -> None:

@@ -11,8 +11,7 @@ from typing import Literal, get_args
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.inventory import processor
 
-Kernel = Literal["bf16", "fp32", "int8", "int8-weights"]
-"""Precision of weights, and of activations too but for "int8-weights", where they are in floating point."""
+Kernel = Literal["bf16", "fp32", "int8", "int8-weights"]  # "int8-weights" computes in floating point
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Precision = Literal["auto", "bf16", "fp32", "int8", "int8-weights"]
 """Of a model's weights: "int8" has activations in int8 too, "int8-weights" not. "auto" is the fastest without

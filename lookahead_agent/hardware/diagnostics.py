@@ -20,8 +20,7 @@ from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import locate
 from lookahead_agent.sandbox import choose
 
-State = Literal["ok", "missing", "optional"]
-"""Of a check: "missing": no reply can be written; "optional": some features are unavailable."""
+State = Literal["ok", "missing", "optional"]  # missing: no reply can be written; optional: some features cannot be had
 
 _EXTRAS = {
     "mcp": "tools of MCP servers",

@@ -6,6 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -85,12 +86,9 @@ class CPUTime:
             if core in cores:
                 total += sum(times) - sum(getattr(times, name, 0.0) for name in _NOT_WORK)
         for process in (this, *this.children(recursive=True)):
-            try:
+            with suppress(psutil.Error):  # it has ended, or cannot be read
                 used = process.cpu_times()
-            except psutil.Error:
-                logger.debug("process %d has ended, or cannot be read", process.pid)
-                continue
-            own += used.user + used.system
+                own += used.user + used.system
         return cls(total, own, time.monotonic())
 
     def share_of_others(self, before: "CPUTime") -> float:

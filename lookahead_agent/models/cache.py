@@ -22,8 +22,7 @@ from lookahead_agent.progress import Advance
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
-GGUF = "model.gguf"
-"""Weights in the folder of a model that came as packages; its configuration and tokenizer are beside them."""
+GGUF = "model.gguf"  # weights of a model that came as packages; configuration and tokenizer are beside them
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _INDEX = "model.safetensors.index.json"
 _JSON = (

@@ -20,8 +20,7 @@ from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 
-_MOST_CERTIFICATES = 256
-"""Searches for a certificate that are remembered: a server's clients may choose risks and delimiters."""
+_MOST_CERTIFICATES = 256  # searches that are remembered: a server's clients may choose risks and delimiters
 
 
 class EngineSet:
@@ -44,8 +43,7 @@ class EngineSet:
         self.target = target
         self.draft = draft
         self.embedder = embedder
-        self.judge: JudgeModel | None = judge or EngineJudge(target)
-        """None if the one that was wanted could not be started."""
+        self.judge: JudgeModel | None = judge or EngineJudge(target)  # None: the wanted one did not start
         self.engine_setup = engine_setup
         self.names = dict(names or {})
         self.cpu_time = cpu_time  # reads what programs have used
@@ -56,8 +54,7 @@ class EngineSet:
         self.replies = self.replies_at_once = 0  # replies that were begun, and those of them that are being written
         self.modes = ModeChooser()  # which way of writing each node's replies get, where that is free
         self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
-        self.problems: dict[str, str] = {}
-        """Why there is no draft, judge or embedding model although one was wanted, by role."""
+        self.problems: dict[str, str] = {}  # why a wanted draft, judge or embedding model is missing, by role
 
     @property
     def problem(self) -> str | None:

@@ -15,8 +15,7 @@ from lookahead_agent.progress import Progress
 Role = TypeVar("Role", bound=str)
 
 USABLE = 0.92  # share of the memory that all engines take together: vLLM's own default for one
-_OVERHEAD = 5 << 29
-"""Bytes that each engine needs besides weights and cache: activations, CUDA graphs, the CUDA context."""
+_OVERHEAD = 5 << 29  # bytes of each engine besides weights and cache: activations, CUDA graphs, CUDA's context
 _SHARE = "gpu_memory_utilization"
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 _BYTES = {"float32": 4, "fp8": 1}  # of a value; 2 where none is named here
