@@ -74,7 +74,11 @@ def validation_message(error: ValidationError) -> str:
 
 
 def check_encodable(value: Any, name: str) -> None:
-    """Raise ConfigurationError if a text, or one in lists and mappings, has a lone surrogate; it is called `name`."""
+    """Check that every text in a text, or in lists and mappings of them, can be encoded; errors call it `name`.
+
+    Raises:
+        ConfigurationError: A text has a lone surrogate, which is half a character; the message says where.
+    """
     left: list[tuple[Any, str]] = [(value, name)]
     while left:
         value, name = left.pop()

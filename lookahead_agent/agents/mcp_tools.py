@@ -56,7 +56,9 @@ class _McpFile(BaseModel):
 def read_servers(file: Path) -> dict[str, McpServer]:
     """The servers of an `mcpServers` file by name, with `${NAME}` and `${NAME:-default}` from the environment.
 
-    Raises ConfigurationError if there is no such file, it is not of that form, or a variable is not set.
+    Raises:
+        ConfigurationError: There is no such file, it is not of that form, a variable is not set, or a server has
+            neither a command nor an address, or both.
     """
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
@@ -93,7 +95,10 @@ def open_mcp_tools(servers: Mapping[str, McpServer]) -> Iterator[list[tuple[str,
 
     Yields the tools, each with its server's name; their metadata are MCP's annotations, such as `readOnlyHint`. They
     work in `invoke` and in `ainvoke` of any loop. Calls of a server that has ended fail, with a result that says so.
-    Raises MissingExtraError without `mcp`, ConfigurationError if a server does not start, or answer within 30 s.
+
+    Raises:
+        MissingExtraError: `mcp` is not installed.
+        ConfigurationError: A server does not start, or does not answer within 30 s.
     """
     try:
         from anyio.from_thread import start_blocking_portal

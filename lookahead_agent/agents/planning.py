@@ -73,7 +73,7 @@ class PlanMiddleware(TurnMiddleware):
     The planner writes thoughts, which its policy may speculate on, and behind "Plan:" one call per line, which only the
     target writes. A call runs as it stands once the results that it names are there. A model writes the calls of lines
     that leave something open, and writes a failed call anew, with its error and the tool's schema. The labels of the
-    model's calls are "planner", "executor" and "finisher". Raises ValueError without tools.
+    model's calls are "planner", "executor" and "finisher".
 
     Args:
         tools: The agent's tools.
@@ -82,6 +82,9 @@ class PlanMiddleware(TurnMiddleware):
         max_plans: Plans of one question; a further one is made when a call failed in the end.
         ordered: Whether lines run in their order unless their tools are read-only; else only tools that declare
             `metadata={"readOnlyHint": False}` keep the order, and other lines wait for nothing but what they name.
+
+    Raises:
+        ValueError: No tools, or a limit out of its range.
     """
 
     name = "planning"

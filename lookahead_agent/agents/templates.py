@@ -26,7 +26,11 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def template_path(kind: str, name: str) -> Path:
-    """The place of a template's file: `kind` is "graphs" or "tools", `name` the file's without `.py`."""
+    """Where a template file is: `kind` is "graphs" or "tools", `name` the file's without `.py`.
+
+    Raises:
+        FileNotFoundError: There is no such template.
+    """
     for folder in (_PACKAGE / "_templates", _PACKAGE.parent):
         path = folder / kind / f"{name}.py"
         if path.is_file():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from langchain_core.tools import BaseTool, tool
 
@@ -48,11 +48,19 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     return _without_clashes(_loaded(sources))
 
 
-def specialists(tools: Iterable[Any]) -> dict[str, list[Any]]:
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Tool = TypeVar("Tool", bound=_Named)
+
+
+def specialists(tools: Iterable[Tool]) -> dict[str, list[Tool]]:
     """The specialists of a supervisor with their tools: one for each tool, one for all that work in a folder."""
     given = list(tools)
     together = {"read_file", "write_file", "python"} if any(tool.name == "read_file" for tool in given) else set()
-    teams: dict[str, list[Any]] = {}
+    teams: dict[str, list[Tool]] = {}
     for made in given:
         teams.setdefault("files_expert" if made.name in together else f"{made.name}_expert", []).append(made)
     return teams
@@ -60,7 +68,10 @@ def specialists(tools: Iterable[Any]) -> dict[str, list[Any]]:
 
 @contextmanager
 def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
-    """As `load_tools`, with those of an `mcpServers` file's servers, whose connections are closed at the end."""
+    """As `load_tools`, with the tools of MCP servers after them, whose connections are closed at the end.
+
+    `servers` is an `mcpServers` file. Raises what `read_servers` and `open_mcp_tools` raise as well.
+    """
     loaded = _loaded(sources)
     opened: AbstractContextManager[list[tuple[str, BaseTool]]] = nullcontext([])
     if servers is not None:

@@ -22,9 +22,12 @@ Given = ParamSpec("Given")
 
 
 def cut(text: str, rest: str, most: int = LONGEST_RESULT) -> str:
-    """The `most` first characters of a text that is too long for a model, with a last line of how much is left out.
+    """The beginning of a text that is too long for a model, with a last line that says how much is left out.
 
-    `rest` says how the model gets that, such as "ask for fewer rows". Lone surrogates become "?".
+    Args:
+        text: The text. Lone surrogates, which no message can carry, become "?".
+        rest: How the model gets the rest, such as "ask for fewer rows".
+        most: Characters that are shown; with the last line there are never more than `LONGEST_RESULT`.
     """
     text = text.encode(errors="replace").decode()
     if len(text) <= min(most, LONGEST_RESULT):

@@ -127,6 +127,9 @@ class FinalAnswerMiddleware(TurnMiddleware):
     The model gets a last turn, without tools, in which it says what the results say and what is missing. This follows
     the last but one of its turns, calls that repeat the turn before or that failed before (they are not made again),
     several turns whose calls failed, and an empty reply. All of that is read from the messages since the last question.
+
+    Raises:
+        ValueError: No turn.
     """
 
     model_calls: int = MODEL_CALLS  # turns of the model on one question, the last included; at least 1

@@ -57,9 +57,11 @@ class CallDefaults(SamplingArguments, EngineFields):
         *,
         run_manager: RunManager | None = None,
     ) -> GenerateRequest:
-        """Decide everything about a call with these options; `run_manager` knows which node makes it."""
-        # A prompt of text or token ids does without a chat template. The reply continues a last message of the model's
-        # own, unless that was a finished reply.
+        """Decide everything about a call with these options; `run_manager` knows which node makes it.
+
+        `prompt` may do without a chat template, as text or token ids. The reply continues a last message of the model's
+        own, unless that was a finished reply.
+        """
         policy, node = self._chosen_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None
         text_or_ids: str | list[int] = ""

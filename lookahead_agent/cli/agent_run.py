@@ -118,7 +118,9 @@ class RunView(BaseCallbackHandler):
         self._waiting: dict[str, str] = {}
         self._pieces = PlainTextStream()
 
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
         """Note the name of a call."""
         named = (kwargs.get("invocation_params") or {}).get("node")
         self._names[str(run_id)] = str(named or (kwargs.get("metadata") or {}).get("langgraph_node", "model"))

@@ -35,10 +35,18 @@ _KERNEL_MEMORY = 64 << 20  # Bytes that the kernel may need for a run, where a c
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 Isolation = Literal["auto", "bubblewrap", "landlock", "none"]
-"""The backend that keeps a program from the machine; the reference's page "Tools" says what each keeps from what.
+"""The backend that keeps a program from the machine.
 
-"landlock" (Linux 6.2 or newer) lets the code write no file, because Landlock counts none. "none" is **no sandbox**: the
-code runs with all rights of the user who runs the agent. "auto" is the first of the first two that works here.
+- "bubblewrap": the program `bwrap`, with namespaces, a root that has Python's library to read and one empty folder in
+  memory, and a filter of system calls.
+- "landlock": Linux's Landlock (6.2 or newer) and a stricter filter of system calls: there is no network, no other
+  program, and no file but Python's library. The code can write no file, because Landlock counts none. It sees the
+  machine's name and process numbers, and can tell by `stat` whether a file exists.
+- "none": **no sandbox**. The code runs with all rights of the user who runs the agent: it can read and write that
+  user's files, use the network and start programs. Only its time, memory, output and size of a file are limited. For
+  code that you would run yourself, and for machines that are sandboxes already (a container or virtual machine with
+  nothing in it).
+- "auto": the first of the first two that works here.
 """
 
 _BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "landlock")
@@ -46,7 +54,11 @@ _BY_STRENGTH: tuple[Isolation, ...] = ("bubblewrap", "landlock")
 
 @dataclass(frozen=True)
 class PythonLimits:
-    """What code may use; 0 seconds or no memory are an error, for the kernel would read that as no limit."""
+    """What code may use.
+
+    Raises:
+        ConfigurationError: A number is negative, or seconds or memory are 0: the kernel would read that as no limit.
+    """
 
     seconds: float = 20  # wall-clock time, Python's start included
     memory: int = 512 << 20  # address space in bytes
@@ -120,7 +132,12 @@ def available() -> dict[Isolation, str | None]:
 
 
 def choose(isolation: Isolation) -> Isolation:
-    """The backend that is meant, of "auto" the strongest; IsolationError if it does not work here, or none does."""
+    """The backend that is meant, of "auto" the strongest that works here.
+
+    Raises:
+        ConfigurationError: There is none of that name.
+        IsolationError: It does not work here, or none does.
+    """
     if isolation not in get_args(Isolation):
         raise ConfigurationError(f"there is no isolation {isolation!r}: {', '.join(get_args(Isolation))}")
     if isolation == "auto":

@@ -53,8 +53,15 @@ def run_child(
 ) -> ChildResult:
     """Run a program with a standard input, and end it and its process group when its time is over.
 
-    Its `output` has so many bytes, or its `results`, for which it is given a descriptor as its last argument. `changes`
-    are the bytes for a second one; `descriptors` are inherited, and `environment` is all that it has.
+    Args:
+        output: Bytes that it may print, or of its results.
+        results: Whether its last argument is a descriptor for results; its output goes nowhere then.
+        environment: All of its environment; None: nothing but an empty PATH.
+        changes: Bytes that it may write to a second descriptor, whose number is its last argument; None: it has none.
+        descriptors: Descriptors that it inherits.
+
+    Raises:
+        OSError: The program is not there.
     """
     end = time.monotonic() + seconds
     with ExitStack() as stack:
