@@ -209,14 +209,9 @@ class ReplyGenerator:
 
     def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
         end, tags = self._end_of(prompt), self.thinking
-        return ReplyReader(
-            tags,
-            inside=tags is not None and tags.opened_by(end),
-            after=tags is not None and tags.closed_by(end),
-            parser=self.parser if with_calls and self.request.tools else None,
-            tools=self.request.tools,
-            emit=self.emit,
-        )
+        inside, after = (tags.opened_by(end), tags.closed_by(end)) if tags is not None else (False, False)
+        parser = self.parser if with_calls and self.request.tools else None
+        return ReplyReader(tags, inside, after, parser, self.request.tools, self.emit)
 
     def _end_of(self, prompt: list[int]) -> str:
         return self.engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
@@ -345,9 +340,7 @@ class ConstrainedGenerator(ReplyGenerator):
 
     def _in_own_format(self, written: Reply) -> ParsedReply:
         """A reply without thinking, read in the model's own format."""
-        reader = ReplyReader(
-            None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=_ignore
-        )
+        reader = ReplyReader(None, False, False, self.parser, self.request.tools, _ignore)
         reader.push(written.text)
         return reader.finish(written.cut).parsed
 
