@@ -8,8 +8,8 @@ from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
 from typing import Any, cast
 
-from langchain.agents.middleware import ModelRequest, ModelResponse, ToolCallRequest
-from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, BaseMessage, ToolCall, ToolMessage
+from langchain.agents.middleware import ModelResponse, ToolCallRequest
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
@@ -41,7 +41,7 @@ class EarlyCallMiddleware(PlanMiddleware):
         """Ask the model; a plan's calls run meanwhile, and their messages follow the plan."""
         if asked.plan is None:
             return super().ask(asked, handler)
-        early, running, results = _EarlyCalls(self, asked), set[Future[None]](), _results(asked.request)
+        early, running = _EarlyCalls(self, asked), set[Future[None]]()
 
         def start(*, complete: bool = False) -> None:
             for one in early.ready(complete=complete):
@@ -51,12 +51,12 @@ class EarlyCallMiddleware(PlanMiddleware):
         def call(made: ToolCallRequest) -> Any:
             return cast(BaseTool, made.tool).invoke(made.tool_call)
 
-        def make(one: _Ready) -> None:
+        def make(one: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):  # it asks a person: the tool node's part
-                early.record(one[0], results.wrap_tool_call(one[1], call))
+                early.record(early.readable.wrap_tool_call(one, call))
             start()
 
-        stream: Any = asked.request.model.stream(_prompt(asked.request), **asked.request.model_settings)
+        stream: Any = asked.request.model.stream(early.prompt, **asked.request.model_settings)
         with ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="early-call") as threads, closing(stream) as chunks:
             for chunk in chunks:
                 early.read(chunk)
@@ -71,7 +71,7 @@ class EarlyCallMiddleware(PlanMiddleware):
         """`ask` in an event loop."""
         if asked.plan is None:
             return await super().aask(asked, handler)
-        early, running, results = _EarlyCalls(self, asked), set[asyncio.Task[None]](), _results(asked.request)
+        early, running = _EarlyCalls(self, asked), set[asyncio.Task[None]]()
 
         def start(*, complete: bool = False) -> None:
             for one in early.ready(complete=complete):
@@ -80,12 +80,12 @@ class EarlyCallMiddleware(PlanMiddleware):
         async def call(made: ToolCallRequest) -> Any:
             return await cast(BaseTool, made.tool).ainvoke(made.tool_call)
 
-        async def make(one: _Ready) -> None:
+        async def make(one: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):
-                early.record(one[0], await results.awrap_tool_call(one[1], call))
+                early.record(await early.readable.awrap_tool_call(one, call))
             start()
 
-        stream: Any = asked.request.model.astream(_prompt(asked.request), **asked.request.model_settings)
+        stream: Any = asked.request.model.astream(early.prompt, **asked.request.model_settings)
         try:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
@@ -102,16 +102,16 @@ class EarlyCallMiddleware(PlanMiddleware):
         return ModelResponse(result=early.messages())
 
 
-_Ready = tuple[int, ToolCallRequest]  # A line's number, and its call, whose references are known
-
-
 class _EarlyCalls:
     """Which calls of a plan can start, and the results of those that went well."""
 
     def __init__(self, middleware: EarlyCallMiddleware, asked: Asked) -> None:
         assert asked.plan is not None
         self._middleware = middleware
-        self._plan, self._request = asked.plan, asked.request
+        self._plan, self._request = asked.plan, (request := asked.request)
+        self.prompt = [*([request.system_message] if request.system_message is not None else []), *request.messages]
+        exact = bool(lookahead_settings(request.model, node="planner"))
+        self.readable = ToolResultMiddleware(request.model, exact=exact)
         self._reply = AIMessageChunk(content="")
         self._calls: dict[int, ToolCall] = {}
         self._results: dict[int, ToolMessage] = {}
@@ -121,11 +121,12 @@ class _EarlyCalls:
         with self._lock:
             self._reply += chunk
 
-    def record(self, number: int, result: Any) -> None:
+    def record(self, result: Any) -> None:
         """Keep a result; a call that failed is left to the tool node."""
         if isinstance(result, ToolMessage) and result.status != "error":
             with self._lock:
-                self._results[number] = result
+                numbers = {call["id"]: number for number, call in self._calls.items()}
+                self._results[numbers[result.tool_call_id]] = result
 
     def messages(self) -> list[BaseMessage]:
         """The reply, and the calls that went well with their results."""
@@ -136,13 +137,13 @@ class _EarlyCalls:
         calls = AIMessage("", name="executor", tool_calls=[self._calls[number] for number in made])
         return [reply, calls, *(self._results[number] for number in made)]
 
-    def ready(self, *, complete: bool) -> list[_Ready]:
+    def ready(self, *, complete: bool) -> list[ToolCallRequest]:
         """The calls that can start now, each once; the last line of a reply that is not complete may go on."""
         with self._lock:
             text = str(self._reply.text)
             lines = read_plan(text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name)
             results = {number: message.text for number, message in self._results.items()}
-            found: list[_Ready] = []
+            found: list[ToolCallRequest] = []
             for line in lines:
                 tool = self._middleware.early.get(line.tool or "")
                 if tool is None:
@@ -153,16 +154,8 @@ class _EarlyCalls:
                     call = plan_call(self._plan, line.number, tool.name, arguments)
                     self._calls[line.number] = call
                     given = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
-                    found.append((line.number, given))
+                    found.append(given)
             return found
-
-
-def _results(request: ModelRequest[Any]) -> ToolResultMiddleware:
-    return ToolResultMiddleware(request.model, exact=bool(lookahead_settings(request.model, node="planner")))
-
-
-def _prompt(request: ModelRequest[Any]) -> list[AnyMessage]:
-    return [request.system_message, *request.messages] if request.system_message is not None else request.messages
 
 
 def _is_injected(tool: BaseTool) -> bool:

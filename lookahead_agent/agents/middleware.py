@@ -60,21 +60,16 @@ def standard_middleware(
     if unknown := sorted(set(ask_before) - {tool.name for tool in tools}):
         raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
     ours = bool(lookahead_settings(llm, node=node))
+    repeatable: list[BaseTool | str] = [tool for tool in tools if tool.name not in ask_before]
     made: list[AgentMiddleware[Any, Any, Any]] = [
         ToolResultMiddleware(llm, exact=ours),
         ToolErrorMiddleware(lambda error, _: error_text(error)),
         *middleware,
-    ]
-    # What a person has approved is done once.
-    if repeatable := [tool.name for tool in tools if tool.name not in ask_before]:
-        made.append(
-            ToolRetryMiddleware(
-                max_retries=1, tools=[*repeatable], retry_on=(ConnectionError,), on_failure="error", initial_delay=0.1
-            )
-        )
-    if ask_before:
-        made.append(HumanInTheLoopMiddleware(dict.fromkeys(ask_before, True)))
-    made += [
+        # What a person has approved is done once.
+        ToolRetryMiddleware(
+            max_retries=1, tools=repeatable, retry_on=(ConnectionError,), on_failure="error", initial_delay=0.1
+        ),
+        *([HumanInTheLoopMiddleware(dict.fromkeys(ask_before, True))] if ask_before else []),
         # `FinalAnswerMiddleware` ends the run before this one does.
         InvalidToolCallMiddleware(max_retries=model_calls),
         FitContextMiddleware(llm, exact=ours),
