@@ -229,11 +229,8 @@ class ReplyGenerator:
             except ConfigurationError as error:  # never worse than the target alone
                 verifier, refused = None, f"the draft cannot take the prompt: {error}"
         sampling = replace(sampling, drafted=self._chosen.mode != "off")
-        settings = replace(
-            decoding_settings(request.policy),
-            target_timeout=request.target_timeout,
-            shared_draft=self._chosen.mode in ("sd", "lr+sd"),
-        )
+        shared, patience = self._chosen.mode in ("sd", "lr+sd"), request.target_timeout
+        settings = replace(decoding_settings(request.policy), target_timeout=patience, shared_draft=shared)
         asked = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
         reply = await lookahead(asked, engines.target, draft, verifier, settings, on_text, self.emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or refused
