@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,15 +23,16 @@ TEMPLATES = ("plan_execute", "react", "rewoo", "llm_compiler", "reflection", "su
 """The templates in `graphs/`."""
 
 _PACKAGE = Path(__file__).parents[1]
+_FOLDERS = (_PACKAGE / "_templates", _PACKAGE.parent)
 
 
-def template_path(kind: str, name: str) -> Path:
+def template_path(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> Path:
     """Where a template file is: `kind` is "graphs" or "tools", `name` the file's without `.py`.
 
     Raises:
         FileNotFoundError: There is no such template.
     """
-    for folder in (_PACKAGE / "_templates", _PACKAGE.parent):
+    for folder in folders:
         path = folder / kind / f"{name}.py"
         if path.is_file():
             return path
@@ -42,13 +43,13 @@ _loading = threading.RLock()
 """Held while a template is loaded, which may load others: no thread gets a module that is half loaded."""
 
 
-def template(kind: str, name: str) -> ModuleType:
+def template(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> ModuleType:
     """Load a template file; see `template_path`. Threads that ask at once wait for one of them to load it."""
     module_name = f"lookahead_agent._templates.{kind}.{name}"
     with _loading:
         if (loaded := sys.modules.get(module_name)) is not None:
             return loaded
-        spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name))
+        spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name, folders))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
