@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,15 @@ class IsolationError(LookaheadError):
 
 class MissingExtraError(LookaheadError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+@contextmanager
+def extra_imports(message: str) -> Iterator[None]:
+    """Raise MissingExtraError with this message if an import within the context fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(message) from error
 
 
 class ModelError(LookaheadError):

@@ -13,7 +13,7 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.errors import ConfigurationError, extra_imports
 
 _SQLITE = b"SQLite format 3\0"
 # Named, for agents import no chat model.
@@ -66,11 +66,7 @@ def _sqlite(file: Path) -> tuple[AbstractContextManager[Any], type[Exception]]:
 
 
 def _postgres(address: str) -> tuple[AbstractContextManager[Any], type[Exception]]:
-    try:
+    with extra_imports("checkpoints in PostgreSQL need its driver: pip install 'lookahead-agent[postgres]'"):
         import psycopg
         from langgraph.checkpoint.postgres import PostgresSaver
-    except ImportError as error:
-        raise MissingExtraError(
-            "checkpoints in PostgreSQL need its driver: pip install 'lookahead-agent[postgres]'"
-        ) from error
     return PostgresSaver.from_conn_string(address), psycopg.Error

@@ -22,7 +22,7 @@ from langchain_core.tools import BaseTool, ToolException
 from pydantic import BaseModel, Field, ValidationError
 
 from lookahead_agent.agents.tool_use import cut
-from lookahead_agent.errors import ConfigurationError, MissingExtraError, validation_message
+from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -100,11 +100,9 @@ def open_mcp_tools(servers: Mapping[str, McpServer]) -> Iterator[list[tuple[str,
         MissingExtraError: `mcp` is not installed.
         ConfigurationError: A server does not start, or does not answer within 30 s.
     """
-    try:
+    with extra_imports("MCP servers need mcp 2: pip install 'lookahead-agent[mcp]'"):
         from anyio.from_thread import start_blocking_portal
         from mcp.client.client import Client
-    except ImportError as error:
-        raise MissingExtraError("MCP servers need mcp 2: pip install 'lookahead-agent[mcp]'") from error
     # Closed without the error that may end the caller's work: task groups would wrap it.
     with closing(ExitStack()) as stack:
         portal = stack.enter_context(start_blocking_portal(name="lookahead-agent-mcp"))

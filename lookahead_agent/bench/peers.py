@@ -8,13 +8,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatGenerationChunk
 
 from lookahead_agent.bench.config import BenchConfig, Configuration, TaskConfig
-from lookahead_agent.errors import ConfigurationError, EngineError, MissingExtraError
+from lookahead_agent.errors import ConfigurationError, EngineError, extra_imports
 
-try:
+with extra_imports("peers need langchain-openai: pip install 'lookahead-agent[bench]'"):
     from langchain_openai import ChatOpenAI
     from openai import APIConnectionError
-except ImportError as error:
-    raise MissingExtraError("peers need langchain-openai: pip install 'lookahead-agent[bench]'") from error
 
 _PATIENCE_S = 10.0
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lookahead_agent.bench.config import BASELINE, PEER
 from lookahead_agent.bench.samples import CallRecord, Sample, acceptance_of
-from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.errors import extra_imports
 from lookahead_agent.trace.node_times import FIGURES, Span
 
 Pairs = Sequence[tuple[Sample, Sample]]  # samples of the same problem, number and block
@@ -205,10 +205,8 @@ def estimate(statistic: Callable[..., Any], *columns: Sequence[float]) -> Estima
     value = float(statistic(*arrays, axis=-1))
     if len(arrays[0]) < 2:
         return Estimate(value)
-    try:
+    with extra_imports("reports need SciPy: pip install 'lookahead-agent[bench]'"):
         from scipy.stats import bootstrap
-    except ImportError as error:
-        raise MissingExtraError("reports need SciPy: pip install 'lookahead-agent[bench]'") from error
     # The percentile method, since the others have no answer where all samples are equal.
     found: Any = bootstrap(
         arrays,

@@ -17,7 +17,7 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
 from lookahead_agent.engines import background
-from lookahead_agent.errors import ConfigurationError, EngineError, MissingExtraError
+from lookahead_agent.errors import ConfigurationError, EngineError, extra_imports
 from lookahead_agent.generation.server_backend import server_status
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.daemon import bound_socket, daemon_settings, log_path, private_dir, start_daemon, start_lock
@@ -93,10 +93,8 @@ def serve(
 
 def server_runner() -> Callable[[ChatLookahead, ServerSettings, socket.socket, int], None]:
     """The function that runs a server."""
-    try:
+    with extra_imports("the server needs its extra: pip install 'lookahead-agent[server]'"):
         from lookahead_agent.server.uvicorn_server import run_server
-    except ImportError as error:
-        raise MissingExtraError("the server needs its extra: pip install 'lookahead-agent[server]'") from error
     return run_server
 
 

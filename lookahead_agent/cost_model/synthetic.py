@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from lookahead_agent.bench.report import Table, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, ModeName, predicted_speed
-from lookahead_agent.errors import MissingExtraError
+from lookahead_agent.errors import extra_imports
 from lookahead_agent.models.cache import writable, write_whole
 
 Speculation = Literal["none", "draft_model", "shared_draft"]  # how a target's engine speculates on tokens
@@ -228,11 +228,9 @@ def write_synthetic_report(
 def _picture(found: Sequence[SyntheticResult]) -> str:
     """Speed by depth as an SVG element, the same for the same results."""
     panels = list(dict.fromkeys((one.config.mode, one.config.replies) for one in found if one.config.depth))
-    try:
+    with extra_imports("pictures need Matplotlib: pip install 'lookahead-agent[bench]'"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("pictures need Matplotlib: pip install 'lookahead-agent[bench]'") from error
     figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
     squares = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for (mode, replies), axes in zip(panels, squares, strict=True):

@@ -1,7 +1,6 @@
 """Tokens from vLLM, in a child process of this one."""
 
 import asyncio
-import logging
 import multiprocessing.process
 import threading
 import uuid
@@ -21,8 +20,6 @@ from lookahead_agent.engines.shared_draft_proposer import BUFFER
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig
 from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
-
-logger = logging.getLogger(__name__)
 
 _SHUT_DOWN = "the engine was shut down"
 

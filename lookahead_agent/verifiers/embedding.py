@@ -12,7 +12,7 @@ import httpx
 
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
 from lookahead_agent.engines.servers import RemoteModel, Server
-from lookahead_agent.errors import EngineError, MissingExtraError, ModelError
+from lookahead_agent.errors import EngineError, ModelError, extra_imports
 
 
 class Embedder(Protocol):
@@ -86,12 +86,9 @@ class SentenceEmbedder(_BatchingEmbedder):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        try:
+        needed = "the embedding verifier needs sentence-transformers: pip install 'lookahead-agent[cpu]' or '[gpu]'"
+        with extra_imports(needed):
             from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise MissingExtraError(
-                "the embedding verifier needs sentence-transformers: pip install 'lookahead-agent[cpu]' or '[gpu]'"
-            ) from error
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()
