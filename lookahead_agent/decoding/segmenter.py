@@ -29,12 +29,6 @@ class Segmentation:
     stop: tuple[str, ...] = ()  # the request's stop strings
     eos_ids: Collection[int] = ()  # that end the reply
 
-    @property
-    def lookback(self) -> int:
-        """Characters before a step that may be the beginning of a marker or stop string that ends in it."""
-        tags = [text for text in (self.thinking_marker, self.boundary) if text is not None]
-        return max((len(text) for text in (*self.stop, *self.action_markers, *tags)), default=1) - 1
-
 
 def open_block(text: str, inside: str | None = None) -> str | None:
     """The mark that closes the block at a text's end, None outside of any; `inside` is that of its beginning."""
@@ -109,7 +103,7 @@ class ThinkingState:
 class PrefixContext:
     """The part of the reply before a step that decides where the step ends, however long the reply is."""
 
-    room: int = 0  # characters that may be the beginning of a marker that ends in the step: `Segmentation.lookback`
+    room: int = 0  # characters that may be the beginning of a marker or stop string that ends in the step
     tail: str = ""  # that many of the reply's last characters
     line: str = ""  # the last line: where a step is cut, a mark of a block may be cut in two
     block: str | None = None  # what would close the block that is open where the line begins
@@ -130,7 +124,7 @@ class Segmenter:
     def __init__(self, rules: Segmentation, text: TextStream, before: PrefixContext, budget: int) -> None:
         self._rules = rules
         self._stream = text
-        self._before = before.tail[-rules.lookback :] if rules.lookback else ""
+        self._before = before.tail
         self._context = before
         self._budget = budget
         self.token_ids: list[int] = []

@@ -13,6 +13,8 @@ from lookahead_agent.delimiters import delimiter_finder
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
 
+ROOM = 64  # characters: longer than any marker here
+
 
 def segment(text: str, rules: Segmentation, budget: int = 10_000, eos: bool = True) -> list[Step]:
     tokenizer = ScriptedTokenizer()
@@ -20,7 +22,7 @@ def segment(text: str, rules: Segmentation, budget: int = 10_000, eos: bool = Tr
     rules = replace(rules, eos_ids=frozenset({ScriptedTokenizer.EOS}))
     steps: list[Step] = []
     stream = tokenizer.stream()
-    before = PrefixContext(rules.lookback)
+    before = PrefixContext(ROOM)
     segmenter = Segmenter(rules, stream, before, budget)
     for token in ids:
         if (step := segmenter.push(token)) is not None:
@@ -98,7 +100,7 @@ def cut(pieces: list[str], rules: Segmentation | None = None) -> list[str]:
     """Texts of the complete steps, and of what is left."""
     stream, texts = Pieces(*pieces), [""]
     rules = rules or Segmentation()
-    before = PrefixContext(rules.lookback)
+    before = PrefixContext(ROOM)
     segmenter = Segmenter(rules, stream, before, 1000)
     for token in range(len(pieces)):
         step = segmenter.push(token)
@@ -165,7 +167,7 @@ def test_the_tag_that_closes_the_thinking_ends_a_step_even_in_a_block() -> None:
 def test_the_tag_that_opens_the_thinking_ends_a_step() -> None:
     rules = Segmentation(thinking_marker="<think>")
     stream = Pieces("<think>", "\n")
-    step = Segmenter(rules, stream, PrefixContext(rules.lookback), 10).push(0)
+    step = Segmenter(rules, stream, PrefixContext(ROOM), 10).push(0)
     assert step is not None
     assert step.end is StepEnd.THINKING
 
@@ -173,12 +175,12 @@ def test_the_tag_that_opens_the_thinking_ends_a_step() -> None:
 def test_a_marker_cut_by_the_length_limit_is_still_found() -> None:
     rules = Segmentation(action_markers=("<tool_call>",), max_step_tokens=2)
     stream = Pieces("I", " call <tool", "_call>", "{}")
-    first = Segmenter(rules, stream, PrefixContext(rules.lookback), 10)
+    first = Segmenter(rules, stream, PrefixContext(ROOM), 10)
     assert first.push(0) is None
     step = first.push(1)
     assert step is not None
     assert step.end is StepEnd.LIMIT
-    step = Segmenter(rules, stream, PrefixContext(rules.lookback).then(step.text), 8).push(2)
+    step = Segmenter(rules, stream, PrefixContext(ROOM).then(step.text), 8).push(2)
     assert step is not None
     assert step.end is StepEnd.ACTION
 
