@@ -55,13 +55,8 @@ def _plain_errors() -> Iterator[None]:
 class _Commands(TyperGroup):
     """The commands, each imported when it is called: importing all of them takes longer than a short reply."""
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        with _plain_errors():
-            return super().make_context(*args, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _plain_errors():
-            return super().invoke(ctx)
+    make_context = _plain_errors()(TyperGroup.make_context)
+    invoke = _plain_errors()(TyperGroup.invoke)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
