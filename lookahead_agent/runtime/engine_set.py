@@ -114,16 +114,11 @@ class EngineSet:
                 return RandomVerifier(policy.probability)
         if (policy.asks_judge and self.judge is None) or (policy.embeds and self.embedder is None):
             return None
-        return PrefilterVerifier(self._by_meaning(policy), same_results=policy.compares_results)
-
-    def _by_meaning(self, policy: VerifierPolicy) -> Verifier:
-        judge = None
-        if policy.asks_judge:
-            assert self.judge is not None
-            judge = JudgeVerifier(self.judge, policy.p_aligned, both_orders=policy.both_orders)
-            if policy.verifier == "judge":
-                return judge
-        assert self.embedder is not None
-        if judge is None or policy.ask_judge_from is None:
-            return EmbeddingVerifier(self.embedder, policy.similarity)
-        return EmbeddingVerifier(self.embedder, policy.similarity, judge, policy.ask_judge_from)
+        by_meaning: Verifier | None = None
+        if policy.asks_judge and self.judge is not None:
+            by_meaning = JudgeVerifier(self.judge, policy.p_aligned, both_orders=policy.both_orders)
+        if policy.verifier != "judge" and self.embedder is not None:
+            asked_from = -1.0 if policy.ask_judge_from is None else policy.ask_judge_from
+            by_meaning = EmbeddingVerifier(self.embedder, policy.similarity, by_meaning, asked_from)
+        assert by_meaning is not None
+        return PrefilterVerifier(by_meaning, same_results=policy.compares_results)
