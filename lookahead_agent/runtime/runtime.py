@@ -23,6 +23,7 @@ from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher, Loaders
+from lookahead_agent.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Runtime:
 
     def _begin(self, progress: Progress, loaders: Loaders) -> None:
         self.launcher = EngineLauncher(self.spec, progress, loaders)
+        self._supervisor = Supervisor(self.spec, self.launcher)
         self.running: EngineSet | None = None  # the engines, if they have been started
         self._calls = 0
         self._changed = asyncio.Condition()
@@ -114,7 +116,7 @@ class Runtime:
                 await self._start(policy)
             engines = self.running
             assert engines is not None
-            await self.launcher.attend(engines, policy)
+            await self._supervisor.attend(engines, policy)
             self._calls += 1
         try:
             yield engines
@@ -145,7 +147,7 @@ class Runtime:
             logger.warning("the target's process has ended: starting the engines again")
         self._with_draft = self._with_draft or policy.forces_speculation
         self.running = None
-        launcher.reset()
+        self._supervisor.reset()
         await in_daemon_thread(launcher.release)
         target_folder, (draft_folder, problem) = await asyncio.gather(self._fetch_target(), self._fetch_draft())
         try:
@@ -172,7 +174,7 @@ class Runtime:
             logger.warning("running without the draft model: %s", problem)
             engines.problems["draft"] = problem
         if not spec.runs_here("draft") and self._may_use_draft():
-            await self.launcher.connect_draft(engines)
+            await self._supervisor.connect_draft(engines)
         self.running = engines
 
     async def _start_engines(self) -> tuple[Engine, Engine | LookaheadError | None]:
@@ -180,7 +182,7 @@ class Runtime:
         await self.launcher.divide_memory()
         starts = [self._start_target()]
         if self.launcher.setup.draft is not None and self.launcher.setup.draft_engine:
-            starts.append(self.launcher.start_draft())
+            starts.append(self._supervisor.start_draft())
         # Waited for both, so that none is left behind.
         target, *drafts = await asyncio.gather(*starts, return_exceptions=True)
         draft = drafts[0] if drafts else None
@@ -233,7 +235,7 @@ class Runtime:
 
     def begin_anew(self) -> None:
         """Leave engines and connections to the parent, in a process that was forked."""
-        _OF_PARENTS.extend([self.running, self.launcher])
+        _OF_PARENTS.extend([self.running, self.launcher, self._supervisor])
         self._begin(self.launcher.progress, self.launcher.loaders)
 
     def close(self) -> None:
