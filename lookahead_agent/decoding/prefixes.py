@@ -25,16 +25,23 @@ class ReplyText:
     def __post_init__(self) -> None:
         self._stream = self.tokenizer.stream(self.prompt_ids)
         self._held = max((len(text) for text in self.stop), default=1) - 1
-        self.text = ""  # everything committed, a stop string included
+        self._pieces: list[str] = []  # joined when the text is asked for: adding to it would copy all of it each time
         self._waiting = ""  # committed and not passed on: a stop string would begin in it
-        self._passed_on = 0
+        self._length = self._passed_on = 0
+
+    @property
+    def text(self) -> str:
+        """Everything committed, a stop string included."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Add tokens that are certain to be part of the reply."""
         for token_id in token_ids:
             self.token_ids.append(token_id)
             self._add(self._stream.push(token_id))
-            self.text_ends.append(len(self.text))
+            self.text_ends.append(self._length)
         self._pass_on(min(self._end(), len(self._waiting) - self._held))
 
     def finish(self) -> str:
@@ -45,7 +52,8 @@ class ReplyText:
 
     def _add(self, text: str) -> None:
         text = encodable(text)
-        self.text += text
+        self._pieces.append(text)
+        self._length += len(text)
         self._waiting += text
 
     def _end(self) -> int:
