@@ -65,7 +65,7 @@ def standard_middleware(
         ToolResultMiddleware(llm, exact=ours),
         ToolErrorMiddleware(lambda error, _: error_text(error)),
         *middleware,
-        # What a person has approved is done once.
+        # A call that a person has approved is made once.
         ToolRetryMiddleware(
             max_retries=1, tools=repeatable, retry_on=(ConnectionError,), on_failure="error", initial_delay=0.1
         ),

@@ -58,8 +58,10 @@ class PlanLine:
         return _REFERENCE.sub(lambda match: "..." if int(match[1]) in named else match[0], self.text)
 
     def filled(self, results: Mapping[int, str]) -> dict[str, Any] | None:
-        """The arguments with results, by the number of their line, in the place of the numbers."""
-        # None: a model writes them, for they are left open, or a result of several lines would stand in a longer text.
+        """The arguments with results, by the number of their line, in the place of the numbers.
+
+        None: a model writes them, for they are left open, or a result of several lines would stand in a longer text.
+        """
         if self.arguments is None:
             return None
         fits = True
@@ -279,7 +281,7 @@ class Conversation:
 
     @classmethod
     def read(cls, messages: Sequence[BaseMessage], tools: Mapping[str, BaseTool]) -> Self:
-        """What messages say of questions, answers and plans; `tools` are by name."""
+        """Read the questions, answers and plans in messages; `tools` are by name."""
         now = this_question(messages)
         before: list[AnyMessage] = [
             message

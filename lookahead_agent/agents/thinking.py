@@ -144,7 +144,9 @@ class CallOrAnswerMiddleware(TurnMiddleware):
     def _answer(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         settings = {**request.model_settings, **lookahead_settings(request.model, node=self.finisher)}
         messages = [
-            message.model_copy(update={"content": message.additional_kwargs.get(_BEFORE_THOUGHT, message.content)})
+            message.model_copy(update={"content": message.additional_kwargs[_BEFORE_THOUGHT]})
+            if _BEFORE_THOUGHT in message.additional_kwargs
+            else message
             for message in request.messages
         ]
         answer = request.override(tools=[], model_settings=settings, messages=messages)

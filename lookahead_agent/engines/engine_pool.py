@@ -70,14 +70,15 @@ class EnginePool:
 
     def release(self, config: VLLMConfig) -> None:
         """Say that an engine is no longer needed; the last user's release shuts it down."""
+        key = repr(config)
         with self._lock:
-            entry = self._entries.get(repr(config))
+            entry = self._entries.get(key)
             if entry is None:
                 return
             entry.users -= 1
             if entry.users > 0:
                 return
-            del self._entries[repr(config)]
+            del self._entries[key]
         if entry.engine is not None:
             entry.engine.close()
 

@@ -209,9 +209,14 @@ class ReplyGenerator:
 
     def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
         end, tags = self._end_of(prompt), self.thinking
-        inside, after = (tags.opened_by(end), tags.closed_by(end)) if tags is not None else (False, False)
-        parser = self.parser if with_calls and self.request.tools else None
-        return ReplyReader(tags, inside, after, parser, self.request.tools, self.emit)
+        return ReplyReader(
+            tags,
+            inside=tags is not None and tags.opened_by(end),
+            after=tags is not None and tags.closed_by(end),
+            parser=self.parser if with_calls and self.request.tools else None,
+            tools=self.request.tools,
+            emit=self.emit,
+        )
 
     def _end_of(self, prompt: list[int]) -> str:
         return self.engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
@@ -229,8 +234,11 @@ class ReplyGenerator:
             except ConfigurationError as error:  # never worse than the target alone
                 verifier, refused = None, f"the draft cannot take the prompt: {error}"
         sampling = replace(sampling, drafted=self._chosen.mode != "off")
-        shared, patience = self._chosen.mode in ("sd", "lr+sd"), request.target_timeout
-        settings = replace(decoding_settings(request.policy), target_timeout=patience, shared_draft=shared)
+        settings = replace(
+            decoding_settings(request.policy),
+            target_timeout=request.target_timeout,
+            shared_draft=self._chosen.mode in ("sd", "lr+sd"),
+        )
         asked = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
         reply = await lookahead(asked, engines.target, draft, verifier, settings, on_text, self.emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or refused
@@ -337,7 +345,9 @@ class ConstrainedGenerator(ReplyGenerator):
 
     def _in_own_format(self, written: Reply) -> ParsedReply:
         """A reply without thinking, read in the model's own format."""
-        reader = ReplyReader(None, False, False, self.parser, self.request.tools, _ignore)
+        reader = ReplyReader(
+            None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=_ignore
+        )
         reader.push(written.text)
         return reader.finish(written.cut).parsed
 

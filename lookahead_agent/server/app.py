@@ -23,13 +23,7 @@ from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
-from lookahead_agent.generation.server_backend import (
-    CHAT_PATH,
-    ENGINES_HEADER,
-    STATUS_PATH,
-    WARM_PATH,
-    ServerStatus,
-)
+from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, WARM_PATH, ServerStatus
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.body import BodyReader
 from lookahead_agent.server.errors import ErrorReplies, RefusedError

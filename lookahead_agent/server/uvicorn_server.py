@@ -41,11 +41,14 @@ class _OncePerMinute(logging.Filter):
         self._last = dict.fromkeys(self.KINDS, -math.inf)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = next((kind for kind in self.KINDS if str(record.msg).startswith(kind)), "")
-        if kind and time.monotonic() - self._last[kind] < _QUIET_SECONDS:
-            return False
-        self._last[kind] = time.monotonic()
-        return True
+        kind = next((kind for kind in self.KINDS if str(record.msg).startswith(kind)), None)
+        if kind is None:
+            return True
+        now = time.monotonic()
+        passes = now - self._last[kind] >= _QUIET_SECONDS
+        if passes:
+            self._last[kind] = now
+        return passes
 
 
 class ServerConfig(uvicorn.Config):

@@ -57,7 +57,9 @@ class RunRecorder(BaseCallbackHandler):
         """Seconds since the run began."""
         return self._now() - self._began
 
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
         """Note a prompt."""
         given = kwargs.get("invocation_params") or {}
         text, new_share = shape_of_prompt(messages[0] if messages else [], given.get("tools"))
@@ -76,9 +78,18 @@ class RunRecorder(BaseCallbackHandler):
             text, known = self._prompts.pop(run_id, ("", {}))
         return known | {"lookup_passes": lookup_passes(text, text_of(message))}
 
-    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Note the begin of a tool's run, and its arguments."""
-        where, inputs = kwargs.get("metadata") or {}, kwargs.get("inputs")
+        where = metadata or {}
         row = {
             "path": node_path(where) or None,
             "step": where.get("langgraph_step"),
