@@ -1,4 +1,4 @@
-"""The server on real engines: many clients at once, some of whom leave; and as a process of its own."""
+"""The server on real engines as a process of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -16,76 +15,10 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import EngineError
-from tests.integration.command_line import COMMAND, command
+from tests.integration.command_line import command
 from tests.integration.conftest import descendants
 from tests.integration.servers import free_port
-from tests.integration.tiny_models import questions
-from tests.unit.serving import serving
-from tests.waiting import becomes
-
-STREAMS = 64
-
-
-async def listen(client: httpx.AsyncClient, url: str, question: str, leave_after: int | None) -> int:
-    """Read a streamed reply, or the beginning of it; returns how many events came."""
-    body = {"messages": [{"role": "user", "content": question}], "stream": True, "max_tokens": 60}
-    seen = 0
-    async with client.stream("POST", url + "/v1/chat/completions", json=body) as response:
-        assert response.status_code == 200
-        async for line in response.aiter_lines():
-            seen += line.startswith("data: ")
-            if seen == leave_after:
-                return seen
-            assert "error" not in line
-    assert line == "" or line.endswith("[DONE]")
-    return seen
-
-
-async def load(url: str, seed: int) -> list[int]:
-    """Sixty-four clients at once, of whom a third leave midway."""
-    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as client:
-        asked = enumerate(questions(STREAMS, seed))
-        return await asyncio.gather(
-            *(listen(client, url, question, 2 if number % 3 == 0 else None) for number, question in asked)
-        )
-
-
-def memory() -> tuple[float, float]:
-    """Resident memory of this process, and of its engines, in MiB."""
-    own, *engines = psutil.Process(), *psutil.Process().children(recursive=True)
-    return own.memory_info().rss / 2**20, sum(process.memory_info().rss for process in engines) / 2**20
-
-
-def unfinished(engine: Any) -> int:
-    """Requests that vLLM itself still has."""
-    assert isinstance(engine, VLLMEngine)
-    count: int = engine._llm.output_processor.get_num_unfinished_requests()
-    return count
-
-
-@pytest.mark.timeout(900)
-async def test_sixty_four_streams_of_which_a_third_leave(tiny: ChatLookahead) -> None:
-    figures: list[tuple[float, float]] = []
-    with serving(tiny, concurrent=24, queue=STREAMS) as (url, writer):
-        engines = tiny.backend.runtime.running  # type: ignore[union-attr]
-        assert engines is not None
-        pair = (engines.target, engines.draft)
-        for seed in range(5):
-            counts = await load(url, seed)
-            assert sum(count == 2 for count in counts) >= STREAMS // 3
-            await becomes(lambda: writer.admission.running == writer.admission.waiting == 0)
-            await becomes(lambda: all(engine is not None and engine.in_flight == 0 for engine in pair))
-            await becomes(lambda: all(unfinished(engine) == 0 for engine in pair))
-            figures.append(memory())
-        async with httpx.AsyncClient() as client:
-            text = (await client.get(url + "/metrics")).text
-    print("MiB of server and engines after each round:", *(f"{own:.0f}+{engines:.0f}" for own, engines in figures))
-    assert figures[-1][0] < figures[1][0] * 1.02
-    # vLLM's workers keep something for every size of a batch that they meet, less and less of it.
-    assert figures[-1][1] < figures[1][1] * 1.1
-    assert "lookahead_running 0.0" in text
 
 
 def serve(pair: tuple[Path, Path], port: int) -> subprocess.Popen[str]:
@@ -187,22 +120,3 @@ def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_n
 
 async def becomes_healthy(client: httpx.AsyncClient, url: str) -> None:
     assert (await client.get(url + "/health")).json() == {"status": "ok", "running": 0, "waiting": 0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--host", "0.0.0.0"], "LOOKAHEAD_SERVER_KEY"),
-        (["--port", "99999"], "--port"),
-        (["--node-policy", "planner"], "NODE=POLICY"),
-        (["--node-policy", "planner=lenient"], "lenient"),
-        (["--base-url", "server:8000"], "http://"),
-        (["--queue", "-1"], "--queue"),
-    ],
-)
-def test_bad_arguments(arguments: list[str], message: str) -> None:
-    process = subprocess.run(
-        [str(COMMAND), "serve", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert process.returncode == 2
-    assert message in " ".join(process.stderr.split())

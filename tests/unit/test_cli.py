@@ -75,11 +75,18 @@ def run(*arguments: str, chat_class: Callable[..., Any] | None = None) -> int:
         (["agent", "x", "--trace", "run.txt"], "run.txt"),
         (["trace", "none.jsonl"], "cannot be read"),
         (["bench", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["serve", "--host", "0.0.0.0"], "LOOKAHEAD_SERVER_KEY"),
+        (["serve", "--port", "99999"], "--port"),
+        (["serve", "--node-policy", "planner"], "NODE=POLICY"),
+        (["serve", "--node-policy", "planner=lenient"], "lenient"),
+        (["serve", "--base-url", "server:8000"], "http://"),
+        (["serve", "--queue", "-1"], "--queue"),
     ],
 )
 def test_bad_arguments_exit_with_2_before_anything_loads(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("LOOKAHEAD_SERVER_KEY", raising=False)
     assert run(*arguments) == 2
     captured = capsys.readouterr()
     assert message.lower() in captured.err.replace("\n", " ").lower()
