@@ -1,4 +1,4 @@
-"""`bench` as a whole process on a tiny pair in real vLLM."""
+"""`bench` on a tiny pair in real vLLM, once as a whole process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.jsonl import RowFile
-from tests.integration.command_line import command
+from tests.integration.command_line import command, run_here
 from tests.integration.conftest import descendants
 
 
@@ -24,7 +24,7 @@ def results(file: Path) -> list[Sample]:
 
 @pytest.mark.timeout(900)
 def test_an_interrupted_benchmark_leaves_nothing_and_is_completed_by_the_next(
-    tiny_pair: tuple[Path, Path], tmp_path: Path
+    tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r.jsonl"
     options = ["--limit", "4", "--modes", "lr,specreason", "--policies", "exact", "--max-tokens", "24"]
@@ -46,7 +46,7 @@ def test_an_interrupted_benchmark_leaves_nothing_and_is_completed_by_the_next(
     assert not alive
     before = [sample.key for sample in results(out)]
     assert 3 <= len(before) < 12
-    again = subprocess.run(bench, capture_output=True, text=True, timeout=600, check=False)
+    again = run_here(bench, capsys)
     assert again.returncode == 0, again.stderr
     assert f"{len(before)} of 12 samples" in again.stderr
     measured = results(out)

@@ -1,4 +1,4 @@
-"""`plan` as a whole process on a tiny pair in real vLLM."""
+"""`estimate` on a tiny pair in real vLLM, once as a whole process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import command
+from tests.integration.command_line import command, run_here
 
 
 @pytest.mark.timeout(900)
 def test_a_pair_is_planned_from_its_configurations_and_from_itself(
-    tiny_pair: tuple[Path, Path], tmp_path: Path
+    tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = []
     for folder in tiny_pair:
@@ -43,10 +43,9 @@ def test_a_pair_is_planned_from_its_configurations_and_from_itself(
     assert all(seconds > 0 for seconds in planned["costs"]["target"]["seconds"].values())
     assert costs.is_file()
     # What is accepted is measured on the models themselves; what they cost is known.
-    plan = command(tiny_pair, "estimate", "--costs", str(costs), "--limit", "2", "--json")
-    process = subprocess.run(plan, capture_output=True, text=True, timeout=600, check=False)
-    assert process.returncode == 0, process.stderr
-    measured = json.loads(process.stdout)
+    here = run_here(command(tiny_pair, "estimate", "--costs", str(costs), "--limit", "2", "--json"), capsys)
+    assert here.returncode == 0, here.stderr
+    measured = json.loads(here.stdout)
     assert measured["costs"] == planned["costs"]
     assert planned["costs"]["precision"] == {}, "made-up weights are as vLLM has them"
     assert 0 <= measured["acceptance"]["steps"] <= 1
