@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +9,6 @@ import torch
 from vllm import ir
 
 from lookahead_agent.cpu import operations as cpu_operations
-from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
-from lookahead_agent.engines.vllm_engine import VLLMEngine
-from tests.integration.conftest import TINY_ENGINE
 
 
 def _call(operation: Any, *arguments: Any) -> Any:
@@ -48,11 +43,3 @@ def test_a_batch_changes_nothing() -> None:
     assert all(
         torch.equal(_call(cpu_operations.rms_norm, x[row : row + 1], weight, 1e-6)[0], many[row]) for row in range(33)
     )
-
-
-def test_an_engine_has_others_if_it_is_told(tiny_pair: tuple[Path, Path]) -> None:
-    """That it has these otherwise is in test_vllm_engine.py, on an engine that runs there."""
-    told = {**TINY_ENGINE, "ir_op_priority": {"rms_norm": ["native"]}}
-    with closing(VLLMEngine(VLLMConfig(tiny_pair[0], None, as_arguments(told)))) as engine:
-        priority = engine._llm.vllm_config.kernel_config.ir_op_priority
-        assert priority.rms_norm[0] == "native"

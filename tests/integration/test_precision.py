@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import statistics
@@ -17,7 +16,8 @@ from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cpu import vnni_kernel
-from lookahead_agent.engines.protocol import Sampling
+from lookahead_agent.engines import background
+from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConversionError
@@ -30,6 +30,7 @@ from tests.integration.tiny_models import questions
 
 ASKED = questions(12, seed=31)
 ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
+KERNEL: Precision = "int8" if multiplies_int8() else "int8-weights"
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +42,58 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+async def logprobs(engine: Engine) -> list[float]:
+    """Log-probabilities of the same tokens."""
+    ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
+    async with aclosing(engine.generate(ids, Sampling(max_tokens=1, temperature=0, prompt_logprobs=True))) as deltas:
+        async for delta in deltas:
+            assert delta.prompt_logprobs is not None
+            return [logprob for logprob in delta.prompt_logprobs if logprob is not None]
+    raise AssertionError
+
+
 def logprobs_in(folder: Path, **arguments: Any) -> list[float]:
-    """Log-probabilities of the same tokens, by an engine of its own."""
+    """The same by an engine of its own."""
     with closing(VLLMEngine(VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments)))) as engine:
-        ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
-        return asyncio.run(_logprobs(engine, ids))
+        return background.run(logprobs(engine))
+
+
+def in_integers(pair: tuple[Path, Path], token_speculation: str) -> ChatLookahead:
+    """The pair with weights as integers, whose engines are started when they are needed."""
+    return ChatLookahead(
+        model=str(pair[0]),
+        draft_model=str(pair[1]),
+        depth=4,
+        precision=KERNEL,
+        draft_precision=KERNEL,
+        token_speculation=token_speculation,
+        temperature=0,
+        max_tokens=64,
+        engine_args=ENGINE,
+        draft_engine_args=ENGINE,
+        return_token_ids=True,
+    )
 
 
 @pytest.fixture(scope="module")
-def in_int8(cache: Path, tiny_pair: tuple[Path, Path]) -> list[float]:
+def llm(cache: Path, tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
+    """The pair in integers, without draft tokens."""
+    with in_integers(tiny_pair, "none") as llm:
+        llm.start()
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def in_int8(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> list[float]:
     """Those of the target in int8."""
     weights = weights_in(tiny_pair[0], "int8", Platform.detect())
     folder, arguments = weights.write(LogProgress()), weights.arguments
     assert "quantization" in arguments
-    return logprobs_in(folder, **arguments)
+    if KERNEL != "int8":
+        return logprobs_in(folder, **arguments)
+    engines = llm.backend.running  # it is that of the pair
+    assert engines is not None
+    return background.run(logprobs(engines.target))
 
 
 def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
@@ -215,28 +254,15 @@ def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path], p
         assert precision in llm.explain()
 
 
-def test_exact_is_the_targets_reply_in_int8(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
+def test_exact_is_the_targets_reply_in_int8(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
     """Integers sum the same in every batch, so what is written ahead and beside guesses is token for token the same."""
-    kernel: Precision = "int8" if multiplies_int8() else "int8-weights"
     written: dict[tuple[str, str], list[list[int]]] = {}
-    for speculation_method in ("none", "shared_draft"):
-        with ChatLookahead(
-            model=str(tiny_pair[0]),
-            draft_model=str(tiny_pair[1]),
-            depth=4,
-            precision=kernel,
-            draft_precision=kernel,
-            token_speculation=speculation_method,
-            temperature=0,
-            max_tokens=64,
-            engine_args=ENGINE,
-            draft_engine_args=ENGINE,
-            return_token_ids=True,
-        ) as llm:
+    with in_integers(tiny_pair, "shared_draft") as guessing:  # its draft is that of the other
+        for speculation_method, each in (("none", llm), ("shared_draft", guessing)):
             for policy in ("off", "exact", "exact:synchronous=true"):
-                told = [message.response_metadata for message in llm.batch(questions(24, seed=5), policy=policy)]
+                told = [message.response_metadata for message in each.batch(questions(24, seed=5), policy=policy)]
                 written[speculation_method, policy] = [one["token_ids"] for one in told]
-            assert told[0]["lookahead"]["engines"]["precision"] == {"target": kernel, "draft": kernel}
+            assert told[0]["lookahead"]["engines"]["precision"] == {"target": KERNEL, "draft": KERNEL}
             # In rounds the target waits for its draft, so that steps of it stand on any machine.
             assert sum(one["lookahead"]["accepted"] for one in told) > 0
     alone = written.pop(("none", "off"))
@@ -252,11 +278,3 @@ def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pa
     apart = statistics.mean(abs(one - other) for one, other in zip(exact, in_int8, strict=True))
     assert apart < 0.25 * statistics.stdev(exact)
     assert apart > 0, "it is another precision"
-
-
-async def _logprobs(engine: VLLMEngine, ids: list[int]) -> list[float]:
-    async with aclosing(engine.generate(ids, Sampling(max_tokens=1, temperature=0, prompt_logprobs=True))) as deltas:
-        async for delta in deltas:
-            assert delta.prompt_logprobs is not None
-            return [logprob for logprob in delta.prompt_logprobs if logprob is not None]
-    raise AssertionError

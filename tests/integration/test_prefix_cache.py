@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def pair(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
         save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
         folders.append(str(own))
     return folders
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(pair: list[str]) -> Iterator[None]:
+    """The target alone, whose engine stays for the models that start the same one."""
+    with ChatLookahead(
+        model=pair[0], draft_model=None, policy="off", token_speculation="none", engine_args=TINY_ENGINE
+    ) as llm:
+        llm.start()
+        yield
 
 
 def test_eight_conversations_in_turns_read_only_what_is_new(pair: list[str]) -> None:
@@ -119,7 +130,7 @@ def test_the_engines_of_the_daemon_read_ahead_for_its_clients(
     (tmp_path / "config.json").write_text("{}")
     client = ChatLookahead(model=str(tmp_path), policy="off", temperature=0, max_tokens=8)  # it could start no engine
     assert client.backend.runtime is not None
-    beginning = SystemMessage("".join(random.Random(8).choices(WORDS, k=200)))
+    beginning = SystemMessage("".join(random.Random(10).choices(WORDS, k=200)))
     client.warm([beginning, HumanMessage("")])  # nobody is there, which is no error
     with (
         ChatLookahead(
@@ -129,8 +140,9 @@ def test_the_engines_of_the_daemon_read_ahead_for_its_clients(
     ):
         engines = llm.backend.running
         assert engines is not None
+        warmer, before = engines.warmer, len(engines.warmer.known)
         client.warm([beginning, HumanMessage("")])
-        background.run(becomes(lambda: len(engines.warmer.known) == 1 and engines.warmer.reading is None))
+        background.run(becomes(lambda: len(warmer.known) == before + 1 and warmer.reading is None))
         usage = client.invoke([beginning, HumanMessage(" apples")]).usage_metadata
         assert usage is not None
         assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK > 100

@@ -23,6 +23,8 @@ from tests.integration.conftest import TINY_ENGINE
 
 BLOCK = 32
 ARGUMENTS = TINY_ENGINE | {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 28}
+# Another operation than engines have otherwise: which one it is changes nothing of what is read.
+ARGUMENTS |= {"ir_op_priority": {"rms_norm": ["native"]}}
 
 
 class Recording:
@@ -66,6 +68,11 @@ def build(name: str, llm: ChatLookahead) -> Any:
     if name in ("reflection", "self_consistency"):
         return made(llm, checkpointer=InMemorySaver())
     return made(llm, {"counter": tools} if name == "supervisor" else tools, InMemorySaver())
+
+
+def test_an_engine_has_other_operations_if_it_is_told(engine: VLLMEngine) -> None:
+    """That it has ours otherwise is in test_vllm_engine.py."""
+    assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == "native"
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
