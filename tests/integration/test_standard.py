@@ -36,6 +36,11 @@ class TestRealPair(ChatModelIntegrationTests):
         return {"method": "json_schema"}
 
     @property
+    def supports_model_override(self) -> bool:
+        """An engine has one model."""
+        return False
+
+    @property
     def supports_anthropic_inputs(self) -> bool:
         return True
 
