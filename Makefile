@@ -50,7 +50,7 @@ bench: models ## Measure the default and fixed configurations on this machine (D
 
 test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those with real models
 	$(TIMED) "unit tests" $(UNIT_TESTS)
-	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not packaged" tests/integration
+	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not packaged" tests/integration
 	$(TIMED) "tests on the packaged models" $(BIN)/python -m pytest -m packaged tests/integration
 	$(SHOWN)
 

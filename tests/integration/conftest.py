@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir
@@ -19,38 +21,66 @@ logging.getLogger("lookahead_agent").setLevel(logging.INFO)
 TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_len": 1024}
 
 
-# Files that take minutes, the longest first: begun last, one of them would leave the other workers waiting.
-LONGEST = (
-    "precision",
-    "processes",
-    "crash_report",
-    "token_speculation",
-    "sampling",
-    "remote",
-    "daemon",
-    "synthetic",
-    "bench",
-    "lossless",
-)
+# Files whose tests share the tiny pair's engines, which one worker starts.
+SHARE_TINY = frozenset({"lossless", "token_speculation", "tiny_pair", "forms", "streams", "synthetic", "remote"})
+TINY = "tiny"
+# Groups of tests that take minutes, the longest first: begun last, one would leave the other workers waiting.
+LONGEST = (TINY, "precision", "processes", "crash_report", "sampling", "daemon", "bench", "estimate", "serve")
+CALLS = ("invoke", "ainvoke", "stream", "astream")
+# Properties by which LangChain's standard suite is told what a model can, where a test's name does not say it.
+PROPERTIES = {
+    "test_stream_time": "enable_vcr_tests",
+    **{f"test_{call}_with_model_override": "supports_model_override" for call in CALLS},
+}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class Groups(LoadFileScheduling):
+    """Gives a worker all tests of a group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(Path(nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)
+
+
+def _group(file: Path) -> str:
+    name = file.stem.removeprefix("test_")
+    return TINY if name in SHARE_TINY else name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            names = getattr(item, "fixturenames", ())
-            if item.path.name == "test_smollm.py" or {"real", "by_itself"} & set(names):
+            if item.path.name == "test_smollm.py" or {"real", "by_itself"} & _fixtures(item):
                 item.add_marker(pytest.mark.packaged)
+            assert "tiny" not in _fixtures(item) or _group(item.path) == TINY, f"SHARE_TINY lacks {item.path.stem}"
+    deselected = [item for item in items if _is_unsupported(item)]
+    items[:] = [item for item in items if item not in deselected]
+    config.hook.pytest_deselected(items=deselected)
     # Engines of the packaged pair stay in memory once they are there, and a third pair would not fit beside two.
-    items.sort(
-        key=lambda item: ["by_itself" in (names := getattr(item, "fixturenames", ())), "real" in names, _rank(item)]
-    )
+    items.sort(key=lambda item: ["by_itself" in _fixtures(item), "real" in _fixtures(item), _rank(item)])
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
 
 
 def _rank(item: pytest.Item) -> int:
-    name = item.path.stem.removeprefix("test_")
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+    group = _group(item.path)
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
+
+
+def _is_unsupported(item: pytest.Item) -> bool:
+    """Whether a test of LangChain's standard suite is of what its class says that the model cannot."""
+    suite, name = getattr(item, "cls", None), getattr(item, "originalname", item.name)
+    if not hasattr(suite, "supports_model_override"):
+        return False
+    return not getattr(suite(), PROPERTIES.get(name, name.replace("test_", "supports_", 1)), True)
 
 
 @pytest.fixture(scope="session", autouse=True)
