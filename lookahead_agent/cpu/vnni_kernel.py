@@ -7,7 +7,7 @@ is summed are integers, so a token's outputs do not depend on how many tokens ar
 import ctypes
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import llvmlite.binding
@@ -154,12 +154,17 @@ for _size in (1, 2, 3, 4, 6, 8, _MOST_TOKENS):
     _panel = _panel_with(_size, _panel)
 
 
-@compiled
 def _share(work):  # type: ignore[no-untyped-def]
     """A thread's share of a multiplication: some of the panels."""
     panels, mine, shares = work[7] // ROWS, np.int64(thread()), np.int64(threads())
     for panel in range(panels * mine // shares, panels * (mine + 1) // shares):
         _panel(work, panel * ROWS, 0)
+
+
+@cache
+def _compiled_share() -> Any:
+    """Its machine code, made for the first matrix: on a processor without the instruction LLVM ends the process."""
+    return compiled(_share)
 
 
 def fits(outputs: int, inputs: int, activations: torch.dtype, out: torch.dtype) -> bool:
@@ -187,7 +192,7 @@ def multiplication(
     nothing = torch.zeros(rows, dtype=torch.float32)
     kept = weights, scales, excess
     of_weights, of_scales, of_excess = (each.data_ptr() for each in kept)
-    halves = out == torch.bfloat16
+    halves, share = out == torch.bfloat16, _compiled_share()
 
     def multiply(tokens: torch.Tensor, bias: torch.Tensor | None, _: object = kept) -> torch.Tensor:
         tokens = tokens.contiguous()
@@ -200,7 +205,7 @@ def multiplication(
         given = of_weights, place + 4 * count, place, of_scales, of_excess, biases.data_ptr()
         _round_tokens.ctypes(tokens.data_ptr(), place + 4 * count, place, count, columns)
         work = _Work(*given, result.data_ptr(), rows, count, columns, halves)
-        parallel_for(_share, work)
+        parallel_for(share, work)
         return result
 
     return multiply
